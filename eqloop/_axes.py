@@ -1,0 +1,176 @@
+"""Which axis of which leaf a loop or map runs over, and how long that axis is."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ._partition import describe, flatten, is_dynamic, paths
+
+Axis = int | None
+# Trees of these are prefixes of the trees whose leaves they are about.
+AxisSpec = int | Callable[[Any], Axis] | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _HashableTree:
+    """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
+
+    leaves: tuple[AxisSpec, ...]
+    treedef: jtu.PyTreeDef
+
+    @property
+    def tree(self) -> Any:
+        return jtu.tree_unflatten(self.treedef, self.leaves)
+
+    def __repr__(self) -> str:
+        return repr(self.tree)
+
+
+def hashable_axes(spec: Any) -> Hashable:
+    """Makes a prefix tree of axes fit to be a static field: its converter.
+
+    >>> spec = {"a": 0, "b": [None, 1]}
+    >>> hashable_axes(spec), hash(hashable_axes(spec)) == hash(hashable_axes(spec))
+    ({'a': 0, 'b': [None, 1]}, True)
+    """
+    try:
+        hash(spec)
+    except TypeError:
+        leaves, treedef = flatten(spec)
+        return _HashableTree(tuple(leaves), treedef)
+    return spec
+
+
+def axes_tree(spec: Any) -> Any:
+    """The prefix tree that was given to `hashable_axes`."""
+    return spec.tree if isinstance(spec, _HashableTree) else spec
+
+
+def resolve_axes(
+    tree: Any, spec: Any, *, tree_name: str, spec_name: str, new: bool = False
+) -> list[Axis]:
+    """The axis of every leaf of a tree, counted from the front, or `None`.
+
+    Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
+
+    Args:
+        tree: any PyTree.
+        spec: a prefix tree of `int`, `None` and callables `leaf -> int | None`.
+        tree_name: what the tree is called in error messages (`"xs"`).
+        spec_name: what the prefix tree is called (`"in_axes"`).
+        new: whether an axis is one that is still to be inserted (as in `out_axes`), so
+            that there is one place more to choose from.
+
+    Returns:
+        A list with an entry for each leaf, in the order of [`flatten`][], for which
+        `None` is a leaf.
+
+    Raises:
+        TypeError: if the prefix tree holds anything else, or a callable returns it.
+        ValueError: if it is no prefix of the tree, or an axis is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> tree = {"a": jnp.zeros((2, 3)), "b": "static"}
+    >>> resolve_axes(tree, -1, tree_name="xs", spec_name="in_axes")
+    [1, None]
+    """
+    leaves, _ = flatten(tree)
+    names = paths(tree, tree_name)
+    specs = _broadcast(axes_tree(spec), tree, tree_name, spec_name)
+    return [
+        _resolve(leaf, name, *spec, extra=int(new))
+        for leaf, name, spec in zip(leaves, names, specs, strict=True)
+    ]
+
+
+def common_length(
+    name: str, sizes: Mapping[str, int], length: int | None = None
+) -> int:
+    """The length that all the mapped axes have in common.
+
+    Args:
+        name: the name of the transform, for error messages.
+        sizes: the path of every leaf that has a mapped axis, to the size of that axis.
+        length: the length that was asked for, if any.
+
+    Raises:
+        ValueError: if the sizes disagree, or there is nothing to tell the length from.
+
+    >>> common_length("Scan", {"xs[0]": 3, "xs[1]": 3})
+    3
+    """
+    if length is not None:
+        sizes = {"length": length, **sizes}
+    if not sizes:
+        raise ValueError(
+            f"{name}: no leaf is scanned over, so the number of steps is unknown: pass "
+            f"`length=`."
+        )
+    if len(set(sizes.values())) > 1:
+        listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
+        raise ValueError(
+            f"{name}: these lengths must all be the same:\n{listing}\nCheck the axes "
+            f"that are scanned, or give a leaf that is not scanned the axis None."
+        )
+    return next(iter(sizes.values()))
+
+
+def as_length(name: str, length: Any) -> int | None:
+    """Checks a `length=` that a user passed."""
+    if length is None:
+        return None
+    if isinstance(length, bool):
+        raise TypeError(f"{name}: `length` must be an int, not the bool {length}.")
+    try:
+        length = operator.index(length)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: `length` must be an int that is known when tracing, but it is "
+            f"{describe(length)}, of type {type(length).__name__}."
+        ) from error
+    if length < 0:
+        raise ValueError(f"{name}: `length` must be at least 0, but it is {length}.")
+    return length
+
+
+def _broadcast(
+    spec: Any, tree: Any, tree_name: str, spec_name: str
+) -> list[tuple[AxisSpec, str]]:
+    # For every leaf of the tree, the leaf of the prefix tree above it, and its path.
+    spec_leaves, spec_treedef = flatten(spec)
+    try:
+        subtrees = spec_treedef.flatten_up_to(tree)
+    except ValueError as error:
+        raise ValueError(
+            f"{spec_name}={spec!r} is not a prefix of {tree_name}, whose structure is "
+            f"{flatten(tree)[1]}. Give one axis for all leaves, or the same containers "
+            f"as in {tree_name}, from the top down. ({error})"
+        ) from error
+    broadcast: list[tuple[AxisSpec, str]] = []
+    for leaf, path, subtree in zip(
+        spec_leaves, paths(spec, spec_name), subtrees, strict=True
+    ):
+        broadcast += [(leaf, path)] * len(flatten(subtree)[0])
+    return broadcast
+
+
+def _resolve(leaf: Any, name: str, spec: AxisSpec, spec_name: str, extra: int) -> Axis:
+    axis = spec(leaf) if callable(spec) else spec
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(
+            f"{spec_name} must be an int, None, or a callable from a leaf to either, "
+            f"but for {name} it is {axis!r}, of type {type(axis).__name__}."
+        )
+    if axis is None or not is_dynamic(leaf):
+        return None
+    ndim = leaf.ndim + extra
+    if not -ndim <= axis < ndim:
+        allowed = f"the axes {-ndim} to {ndim - 1}" if ndim else "no axis"
+        raise ValueError(
+            f"{spec_name} gives axis {axis} for {name}, which is {describe(leaf)} and "
+            f"has {allowed}. Give it an axis that it has, or None."
+        )
+    return axis % ndim

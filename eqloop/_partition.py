@@ -1,0 +1,133 @@
+"""Dynamic and static leaves: telling them apart, splitting trees, naming leaves.
+
+A leaf is dynamic if it is an array (a JAX array, which includes PRNG keys and tracers,
+a NumPy array or a NumPy scalar); any other is static. `None` counts as a static leaf
+here, so that a `None` which turns into an array is told from a change of structure.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+
+def is_dynamic(leaf: Any) -> bool:
+    """Whether a leaf flows through a transform as an array."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def is_scalar(leaf: Any) -> bool:
+    """Whether a leaf is a Python number: static or dynamic as the context has it."""
+    # Not `isinstance`, as an `enum.IntEnum` is no number that anybody wants traced.
+    return type(leaf) in (bool, int, float, complex)
+
+
+def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
+    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
+
+    Args:
+        tree: any PyTree.
+        scalars: whether Python numbers become (weakly typed) arrays as well.
+    """
+
+    def convert(leaf: Any) -> Any:
+        return (
+            jnp.asarray(leaf)
+            if is_dynamic(leaf) or (scalars and is_scalar(leaf))
+            else leaf
+        )
+
+    return jax.tree.map(convert, tree)
+
+
+def same_static(before: Any, after: Any) -> bool:
+    """Whether two static leaves are the very same value.
+
+    >>> same_static(float("nan"), float("nan")), same_static(1, 1.0)
+    (True, False)
+    """
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if is_scalar(before):
+        # By their text, for which NaN is NaN and -0.0 is not 0.0.
+        return repr(before) == repr(after)
+    try:
+        return bool(before == after)
+    except Exception:  # a type whose `==` has no truth value: only identity is sure
+        return False
+
+
+def flatten(tree: Any) -> tuple[list[Any], jtu.PyTreeDef]:
+    """`jax.tree.flatten` for which `None` is a leaf."""
+    return jtu.tree_flatten(tree, is_leaf=_is_none)
+
+
+def paths(tree: Any, name: str) -> list[str]:
+    """The name of every leaf, as one would write it in Python.
+
+    >>> paths({"h": (1, None)}, "carry")
+    ["carry['h'][0]", "carry['h'][1]"]
+    """
+    leaves, _ = jtu.tree_flatten_with_path(tree, is_leaf=_is_none)
+    return [name + jtu.keystr(path) for path, _ in leaves]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """What is left of a tree when some of its leaves have been taken out by `split`."""
+
+    treedef: jtu.PyTreeDef
+    leaves: tuple[Any, ...]
+    taken: tuple[bool, ...]
+
+    def join(self, taken: Sequence[Any]) -> Any:
+        """Puts leaves in the places of those that were taken out."""
+        fill = iter(taken)
+        leaves = [
+            next(fill) if is_taken else leaf
+            for leaf, is_taken in zip(self.leaves, self.taken, strict=True)
+        ]
+        return jtu.tree_unflatten(self.treedef, leaves)
+
+
+def split(tree: Any, take: Sequence[bool]) -> tuple[list[Any], Rest]:
+    """Takes leaves out of a tree.
+
+    Args:
+        tree: any PyTree.
+        take: for every leaf, `None` included, whether it is taken.
+
+    Returns:
+        The leaves that were taken, and the rest, whose `join` puts leaves in their
+        places.
+
+    >>> taken, rest = split({"a": 1, "b": "static"}, [True, False])
+    >>> taken, rest.join([2])
+    ([1], {'a': 2, 'b': 'static'})
+    """
+    leaves, treedef = flatten(tree)
+    taken = [leaf for leaf, is_taken in zip(leaves, take, strict=True) if is_taken]
+    kept = tuple(None if t else leaf for leaf, t in zip(leaves, take, strict=True))
+    return taken, Rest(treedef, kept, tuple(take))
+
+
+def describe(leaf: Any) -> str:
+    """A leaf for an error message: the dtype and shape of an array, or else the value.
+
+    >>> describe(jnp.zeros((2, 3))), describe("relu")
+    ('float32[2,3]', "'relu'")
+    """
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_none(node: Any) -> bool:
+    return node is None

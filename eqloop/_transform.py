@@ -1,0 +1,109 @@
+"""The base class of every transform: a PyTree around the function it transforms."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+
+
+@dataclasses.dataclass(frozen=True)
+class Decorator:
+    """A transform with its settings and without its function, to be used as `@...`.
+
+    This is what `el.ChunkedVmap(chunk_size=32)` gives; calling it with the function
+    gives the transform.
+    """
+
+    transform: type["AbstractTransform"]
+    settings: dict[str, Any]
+
+    def __call__(self, f: Callable[..., Any], /) -> Any:
+        return self.transform(f, **self.settings)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(
+            f"{name}={value!r}" for name, value in self.settings.items()
+        )
+        return f"{self.transform.__name__}({settings})"
+
+
+class _TransformMeta(type(eqx.Module)):  # pyright: ignore
+    # A class's `__new__` has to return an instance of the class in Equinox, so it is
+    # here that a call which lacks `f` is told from one that has it.
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        __tracebackhide__ = True
+        if args or "f" in settings:
+            return super().__call__(*args, **settings)
+        _reject_unknown(cls, settings)
+        return Decorator(cls, settings)
+
+
+class AbstractTransform(eqx.Module, metaclass=_TransformMeta):
+    """A function `f`, and what is to be done when it is called.
+
+    A transform is a PyTree: the arrays of `f` are its arrays, so it can be a layer of a
+    model, be differentiated, partitioned, edited with [`equinox.tree_at`][], serialised
+    and printed. Its settings are static.
+
+    Subclasses are final. They declare `f` as their first field, their other settings
+    after it, and implement `__call__`. From this class they have that
+
+    - leaving out `f` gives a decorator with the settings: `@el.Scan(unroll=4)`;
+    - in the body of a class they bind like a function: in
+      `model.step(...)`, `model` is passed to `f` first, and its arrays are arrays of
+      the transform.
+    """
+
+    f: eqx.AbstractVar[Callable[..., Any]]
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f`, transformed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__bases__:
+            if issubclass(base, AbstractTransform) and not is_abstract(base):
+                raise TypeError(
+                    f"{cls.__name__} cannot subclass {base.__name__}, which is final: "
+                    f"wrap a function or module with it instead."
+                )
+
+    def __check_init__(self) -> None:
+        if not callable(self.f):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}: `f` must be callable, but {self.f!r} is not. (Settings are "
+                f"given by keyword; `@{name}(...)` without `f` is a decorator.)"
+            )
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Self:
+        if instance is None:
+            return self
+        return dataclasses.replace(self, f=_bind(self.f, instance, owner))
+
+
+def is_abstract(transform: type[AbstractTransform]) -> bool:
+    """Whether a class is one of the contracts rather than one of the transforms."""
+    return transform.__name__.startswith("Abstract")
+
+
+def _bind(
+    f: Callable[..., Any], instance: Any, owner: type | None
+) -> Callable[..., Any]:
+    # A transform of a transform leaves the binding to the innermost, which is the one
+    # that knows that `self` is no argument to be mapped.
+    if isinstance(f, AbstractTransform):
+        return f.__get__(instance, owner)
+    return eqx.Partial(f, instance)
+
+
+def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in settings.keys() - known:
+        raise TypeError(
+            f"{cls.__name__} has no setting {name!r}. Its settings are: "
+            f"{', '.join(sorted(known - {'f'}))}."
+        )
