@@ -1,0 +1,133 @@
+"""Types at the border: jaxtyping and beartype, and what their errors say.
+
+Public calls are decorated with `typed`. The functions that users hand to a loop are
+called through `enforce_annotations`, so that their jaxtyping annotations hold although
+they were not decorated. All of it happens while tracing; compiled code checks nothing.
+"""
+
+import contextlib
+import functools
+import inspect
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jaxtyping
+from beartype import beartype
+from jaxtyping import jaxtyped
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def typed(fn: _Function) -> _Function:
+    """Checks the annotations of a public call."""
+    return jaxtyped(typechecker=beartype)(fn)
+
+
+def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does as `f` does, and holds `f` to its jaxtyping annotations.
+
+    In one call the names of axes bind across arguments and results. Annotations that
+    hold no jaxtyping type are not enforced: a `float` in a signature often is an array
+    by the time that it is traced. Those that cannot be resolved are not either.
+
+    Args:
+        f: a function, a bound method, a partial of these (of `functools` or Equinox),
+            or an object whose class defines `__call__`.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxtyping import Array, Float
+    >>> def double(x: Float[Array, "n"]) -> Float[Array, "n"]:
+    ...     return jnp.concatenate([x, x])
+    >>> enforce_annotations(double)(jnp.ones(3))
+    Traceback (most recent call last):
+    jaxtyping.TypeCheckError: Type-check error whilst checking the return value ...
+    """
+    if isinstance(f, types.FunctionType):
+        return _enforced(f)
+    if isinstance(f, functools.partial | eqx.Partial):
+        inner = enforce_annotations(f.func)
+        if inner is f.func:
+            return f
+        return functools.partial(inner, *f.args, **f.keywords)
+    bound_to = getattr(f, "__self__", None)
+    function = getattr(f, "__func__", None)
+    if bound_to is None or function is None:
+        bound_to, function = f, getattr(type(f), "__call__", None)
+    if not isinstance(function, types.FunctionType):
+        return f
+    inner = _enforced(function)
+    return f if inner is function else functools.partial(inner, bound_to)
+
+
+@contextlib.contextmanager
+def explained(note: str) -> Iterator[None]:
+    """Adds a note, on what was going on, to the errors of code that is not ours."""
+    try:
+        yield
+    except Exception as error:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
+
+
+_cache: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]]
+_cache = weakref.WeakKeyDictionary()
+
+
+def _enforced(fn: types.FunctionType) -> Callable[..., Any]:
+    if fn.__globals__.get("__name__", "").startswith("jaxtyping."):
+        return fn  # a wrapper of `jaxtyped`: its function is checked already
+    try:
+        return _cache[fn]
+    except KeyError:
+        _cache[fn] = result = _enforce(fn)
+        return result
+
+
+def _enforce(fn: types.FunctionType) -> Callable[..., Any]:
+    hints = {
+        name: hint
+        for name, annotation in getattr(fn, "__annotations__", {}).items()
+        if _mentions_jaxtyping(hint := _evaluate(annotation, fn))
+    }
+    if not hints:
+        return fn
+    # The wrapper must not keep alive the function that is its key in the cache.
+    weak = weakref.ref(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return weak()(*args, **kwargs)  # pyright: ignore
+
+    del call.__wrapped__
+    signature = inspect.signature(fn)
+    call.__signature__ = signature.replace(  # pyright: ignore
+        parameters=[
+            parameter.replace(annotation=hints.get(name, Any))
+            for name, parameter in signature.parameters.items()
+        ],
+        return_annotation=hints.get("return", inspect.Signature.empty),
+    )
+    return typed(call)
+
+
+def _evaluate(annotation: Any, fn: types.FunctionType) -> Any:
+    # One by one, so that one which names something local does not lose us the others.
+    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
+    try:
+        hints = typing.get_type_hints(holder, fn.__globals__, include_extras=True)
+    except Exception:
+        return None
+    return hints["hint"]
+
+
+def _mentions_jaxtyping(hint: Any) -> bool:
+    if inspect.isclass(hint) and issubclass(
+        hint, jaxtyping.AbstractArray | jaxtyping.PyTree
+    ):
+        return True
+    return any(map(_mentions_jaxtyping, typing.get_args(hint)))
