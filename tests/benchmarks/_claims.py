@@ -1,0 +1,81 @@
+"""What a comparison claims: one number from the measurements, and its bound."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ._measure import Measurement
+
+Measurements = Mapping[str, Measurement]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Claim:
+    """A figure that stays under a bound.
+
+    Args:
+        text: what is claimed, in words.
+        figure: computes it from the measurements.
+        at_most: the bound.
+        unit: written after figure and bound.
+        cases: the names that `figure` reads; without one of them there is no claim.
+    """
+
+    text: str
+    figure: Callable[[Measurements], float]
+    at_most: float
+    unit: str
+    cases: tuple[str, ...]
+
+
+def memory(name: str, at_most_bytes: float) -> Claim:
+    """The temporary memory of a case."""
+    return Claim(
+        f"temporary memory of {name}",
+        lambda measured: measured[name].temp_bytes / 1e6,
+        at_most_bytes / 1e6,
+        " MB",
+        (name,),
+    )
+
+
+def memory_ratio(ours: str, theirs: str, at_most: float) -> Claim:
+    """The temporary memory of one case over that of another."""
+    return Claim(
+        f"temporary memory, {ours} over {theirs}",
+        lambda measured: measured[ours].temp_bytes / measured[theirs].temp_bytes,
+        at_most,
+        "x",
+        (ours, theirs),
+    )
+
+
+def time_ratio(ours: str, theirs: str, at_most: float, *, scale: float = 1.0) -> Claim:
+    """The time of one case over that of another, times `scale`.
+
+    It is the median over the rounds of the ratio within a round: what slows the machine
+    for a while slows both.
+    """
+    return Claim(
+        f"time, {ours} over {theirs}" + (" per step" if scale != 1 else ""),
+        lambda measured: (
+            scale * float(np.median(measured[ours].seconds / measured[theirs].seconds))
+        ),
+        at_most,
+        "x",
+        (ours, theirs),
+    )
+
+
+def compile_ratio(ours: str, theirs: str, at_most: float) -> Claim:
+    """The time to trace and compile one case over that of another."""
+    return Claim(
+        f"trace and compile, {ours} over {theirs}",
+        lambda measured: float(
+            np.median(measured[ours].compile_seconds / measured[theirs].compile_seconds)
+        ),
+        at_most,
+        "x",
+        (ours, theirs),
+    )

@@ -1,0 +1,156 @@
+"""Measures a few programs beside one another, in turn, on the same machine."""
+
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A function on arrays, with the arguments it is measured at.
+
+    Cases that hold the very same `args` compute the same thing: their results are
+    compared with those of the first of them.
+
+    Args:
+        name: the row of the table.
+        fn: any function of PyTrees of arrays that `jax.jit` takes.
+        args: its arguments.
+        requires: the package that `fn` comes from, if it is not this one or JAX.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    requires: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+    """What one case took.
+
+    Attributes:
+        seconds: one run per round; entries of equal index, across cases, were taken
+            one after the other.
+        compile_seconds: tracing, lowering and compiling, once per round of those.
+        temp_bytes: what XLA allocates besides arguments and results.
+        error: the greatest difference of a result from the reference, relative to the
+            greatest entry of that array of the reference.
+    """
+
+    seconds: np.ndarray
+    compile_seconds: np.ndarray
+    temp_bytes: int
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A case whose package is not installed."""
+
+    requires: str
+
+
+def measure(
+    cases: Sequence[Case], *, rounds: int = 15, compile_rounds: int = 1
+) -> dict[str, Measurement | Skipped]:
+    """Compiles and runs the cases A B C A B C ..., so that all share the noise.
+
+    Args:
+        cases: what to measure; names are unique.
+        rounds: how many times each is run, after one run that is not counted.
+        compile_rounds: how many times each is compiled from nothing.
+
+    Returns:
+        For each name, in order, what was measured, or that the case was skipped.
+    """
+    runnable = [case for case in cases if _is_installed(case.requires)]
+    compile_seconds, programs = _compile(runnable, compile_rounds)
+    results = {case.name: programs[case.name](*case.args) for case in runnable}
+    errors = _errors(runnable, results)
+    del results
+    seconds = np.empty((len(runnable), rounds))
+    for turn in range(rounds):
+        for row, case in enumerate(runnable):
+            seconds[row, turn] = _seconds(programs[case.name], *case.args)
+    measured = {
+        case.name: Measurement(
+            seconds=seconds[row],
+            compile_seconds=compile_seconds[row],
+            temp_bytes=temp_bytes(programs[case.name]),
+            error=errors[case.name],
+        )
+        for row, case in enumerate(runnable)
+    }
+    return {case.name: measured.get(case.name, _skip(case)) for case in cases}
+
+
+def temp_bytes(program: jax.stages.Compiled) -> int:
+    """Bytes that XLA allocates for a program besides its arguments and results."""
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def _is_installed(package: str | None) -> bool:
+    """Imports a case's package beforehand, so that no measurement contains that."""
+    if package is None:
+        return True
+    x64 = jax.config.jax_enable_x64
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError:
+        return False
+    # netket turns float64 on for everybody.
+    jax.config.update("jax_enable_x64", x64)
+    return True
+
+
+def _skip(case: Case) -> Skipped:
+    return Skipped(case.requires or "")
+
+
+def _compile(
+    cases: Sequence[Case], rounds: int
+) -> tuple[np.ndarray, dict[str, jax.stages.Compiled]]:
+    seconds = np.empty((len(cases), rounds))
+    programs = {}
+    for turn in range(rounds):
+        for row, case in enumerate(cases):
+            jax.clear_caches()
+            start = time.perf_counter()
+            programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
+            seconds[row, turn] = time.perf_counter() - start
+    return seconds, programs
+
+
+def _seconds(program: jax.stages.Compiled, *args: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program(*args))
+    return time.perf_counter() - start
+
+
+def _errors(cases: Sequence[Case], results: dict[str, Any]) -> dict[str, float]:
+    references: dict[int, Any] = {}
+    return {
+        case.name: _error(
+            results[case.name],
+            references.setdefault(id(case.args), results[case.name]),
+        )
+        for case in cases
+    }
+
+
+def _error(result: Any, reference: Any) -> float:
+    """Compares leaf by leaf; a `nan` anywhere is an infinite error."""
+
+    def leaf_error(leaf: jax.Array, expected: jax.Array) -> float:
+        scale = float(jnp.max(jnp.abs(expected), initial=0.0)) or 1.0
+        error = float(jnp.max(jnp.abs(leaf - expected), initial=0.0)) / scale
+        return error if np.isfinite(error) else float("inf")
+
+    return max(jax.tree.leaves(jax.tree.map(leaf_error, result, reference)), default=0)

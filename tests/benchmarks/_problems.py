@@ -1,0 +1,116 @@
+"""Steps to loop over, with the inputs of a loop: small and large, dense and sparse.
+
+Each builder returns `(cell, init, xs)`; `cell(carry, x)` returns `(carry, None)`, and
+all leaves of the three are float32 arrays.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+
+class Recurrent(eqx.Module):
+    """The step `h <- tanh(W tanh(W h + x))`: cheap, with residuals of six carries."""
+
+    weight: jax.Array
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(self.weight @ jnp.tanh(self.weight @ h + x)), None
+
+
+class Gru(eqx.Module):
+    """A gated recurrent unit: many small residuals."""
+
+    cell: eqx.nn.GRUCell
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return self.cell(x, h), None
+
+
+class Wave(eqx.Module):
+    """Leapfrog of the wave equation on a torus: a large carry, a small x."""
+
+    speed: jax.Array
+
+    def __call__(
+        self, fields: tuple[jax.Array, jax.Array], source: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+        now, before = fields
+        neighbours = sum(
+            jnp.roll(now, shift, axis) for shift in (-1, 1) for axis in (0, 1)
+        )
+        after = 2 * now - before + self.speed**2 * (neighbours - 4 * now)
+        return (after.at[0, 0].add(source), now), None
+
+
+class Lorenz(eqx.Module):
+    """An Euler step of Lorenz's three variables, forced: next to no work at all."""
+
+    parameters: jax.Array
+    dt: float = eqx.field(static=True, default=1e-4)
+
+    def __call__(self, u: jax.Array, force: jax.Array) -> tuple[jax.Array, None]:
+        sigma, rho, beta = self.parameters
+        x, y, z = u
+        velocity = jnp.stack([sigma * (y - x), x * (rho - z) - y, x * y - beta * z])
+        return u + self.dt * (velocity + force), None
+
+
+def recurrent(length: int, width: int = 64) -> tuple[Recurrent, jax.Array, jax.Array]:
+    """The step by which the peers are known; `xs` is `(length, width)`.
+
+    An orthogonal weight, a little above one, and small inputs hold the cell at the edge
+    of chaos. With weights drawn at random all but the last gradients underflow to zero,
+    and nobody would notice a loop that gets the others wrong.
+    """
+    w_key, h_key, x_key = jr.split(jr.key(0), 3)
+    return (
+        Recurrent(1.05 * jr.orthogonal(w_key, width)),
+        jr.normal(h_key, (width,)),
+        0.01 * jr.normal(x_key, (length, width)),
+    )
+
+
+def gru(length: int, width: int = 32) -> tuple[Gru, jax.Array, jax.Array]:
+    """A GRU; `xs` is `(length, width)`.
+
+    The bias holds the update gate nearly shut, so that the memory spans the loop.
+    """
+    cell_key, h_key, x_key = jr.split(jr.key(1), 3)
+    cell = eqx.nn.GRUCell(width, width, key=cell_key)
+    bias = cell.bias.at[width : 2 * width].set(6.0)
+    cell = eqx.tree_at(lambda cell: cell.bias, cell, bias)
+    return Gru(cell), jr.normal(h_key, (width,)), jr.normal(x_key, (length, width))
+
+
+def wave(length: int, size: int) -> tuple[Wave, Any, jax.Array]:
+    """A `(size, size)` field of which two time levels are carried."""
+    field_key, x_key = jr.split(jr.key(2))
+    field = jr.normal(field_key, (size, size))
+    speed = jnp.full((size, size), 0.5)
+    return Wave(speed), (field, field), jr.normal(x_key, (length,))
+
+
+def lorenz(length: int) -> tuple[Lorenz, jax.Array, jax.Array]:
+    """Three numbers a step; `xs` is `(length, 3)`."""
+    forces = jr.normal(jr.key(3), (length, 3))
+    return Lorenz(jnp.array([10.0, 28.0, 8 / 3])), jnp.ones(3), forces
+
+
+def loss(run: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """The sum of squares of the last carry that a loop comes to."""
+
+    def function(cell: Any, init: Any, xs: Any) -> jax.Array:
+        carry, _ = run(cell, init, xs)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(carry))
+
+    return function
+
+
+def gradient(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of `loss` in the cell, the initial carry and the inputs."""
+    return jax.grad(loss(run), argnums=(0, 1, 2))

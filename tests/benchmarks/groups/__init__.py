@@ -1,0 +1,20 @@
+"""The comparisons, a family of them a file. No measuring happens here."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from .._comparison import Comparison
+from ._budget import budget, million
+from ._chunked_vmap import chunked_vmap
+from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+
+GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
+    "recurrent": recurrent,
+    "scaling": scaling,
+    "compilation": compilation,
+    "batched": batched,
+    "modes": modes,
+    "heavy": heavy,
+    "budget": budget,
+    "million": million,
+    "vmap": chunked_vmap,
+}

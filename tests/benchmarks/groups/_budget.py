@@ -1,0 +1,79 @@
+"""Gradients within a given memory."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import eqloop as el
+
+from .. import _loops as loops
+from .._claims import Claim, memory, time_ratio
+from .._comparison import Comparison
+from .._problems import gradient, gru, lorenz, recurrent, wave
+
+MEBI = 2**20
+
+
+def budget() -> Sequence[Comparison]:
+    """Every budget by factors of two, on four quite different steps."""
+    return [
+        _sweep("recurrent step, 4096 steps, width 64", recurrent(4096)),
+        _sweep("GRU, 2048 steps, width 32", gru(2048)),
+        _sweep("wave equation on 32 x 32, 512 steps", wave(512, 32)),
+        _sweep("Lorenz, 16384 steps", lorenz(16384)),
+    ]
+
+
+def million() -> Sequence[Comparison]:
+    """A million steps in 64 MiB."""
+    args = recurrent(1_000_000)
+    scan = loops.ours(el.Budget(64 * MEBI))
+    return [
+        Comparison(
+            "Gradient of W, h0 and xs: recurrent step, 1,000,000 steps, width 64",
+            [loop.case(gradient, args) for loop in (loops.nested(1000, 1000), scan)],
+            [memory(scan.name, 64 * MEBI)],
+            rounds=1,
+        )
+    ]
+
+
+def _sweep(title: str, args: tuple[Any, ...]) -> Comparison:
+    plain = loops.lax_scan()
+    scans = {nbytes: loops.ours(el.Budget(nbytes)) for nbytes in _budgets(args)}
+    growing = itertools.pairwise(scan.name for scan in scans.values())
+    return Comparison(
+        f"Budgets: {title}",
+        [loop.case(gradient, args) for loop in (plain, *scans.values())],
+        [
+            *(memory(scan.name, nbytes) for nbytes, scan in scans.items()),
+            *(_prediction(scan.name, nbytes, args) for nbytes, scan in scans.items()),
+            *(time_ratio(more, less, 1.1) for less, more in growing),
+            time_ratio(scans[8 * MEBI].name, plain.name, 1.0),
+        ],
+    )
+
+
+def _budgets(args: tuple[Any, ...]) -> list[int]:
+    """From the least that is feasible, then powers of two up to 64 MiB, in bytes."""
+    cell, init, xs = args
+    plans = el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)
+    least = min(plan.peak_bytes for plan in plans)
+    doublings = (2**power for power in range(int(np.log2(least)) + 1, 27))
+    return [least, *doublings]
+
+
+def _prediction(name: str, nbytes: int, args: tuple[Any, ...]) -> Claim:
+    """How far the plan is from the compiled program, where 1 is all it may be."""
+    cell, init, xs = args
+    predicted = el.Scan(cell, schedule=el.Budget(nbytes)).plan(init, xs).peak_bytes
+    allowed = max(0.15 * predicted, 16 * 2**10)
+    return Claim(
+        f"prediction of {name}, {predicted / 1e6:.3f} MB, off by, of what is allowed",
+        lambda measured: abs(measured[name].temp_bytes - predicted) / allowed,
+        1.0,
+        "",
+        (name,),
+    )
