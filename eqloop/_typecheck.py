@@ -56,7 +56,7 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
     bound_to = getattr(f, "__self__", None)
     function = getattr(f, "__func__", None)
     if bound_to is None or function is None:
-        bound_to, function = f, getattr(type(f), "__call__", None)
+        bound_to, function = f, type(f).__call__
     if not isinstance(function, types.FunctionType):
         return f
     inner = _enforced(function)

@@ -1,0 +1,262 @@
+"""The frame of every loop: from the user's call to a step on arrays, and back.
+
+A loop is called with PyTrees and runs on flat lists of arrays. `Frame.open` takes the
+call apart: it finds out which axes are scanned and how long they are, splits the keys,
+traces `f` into a step, and checks that the carry keeps its type. The result holds what
+`checkpointing.run` needs, and puts the arrays which that returns into their places.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._axes import Axis, as_length, common_length, resolve_axes
+from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
+from .._typecheck import enforce_annotations, explained
+from ..checkpointing import Loop, Step, trace_step
+from ._carry import Carry, types_of
+from ._invariant import drop_outputs, evaluate_outputs, varying_outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A call of a loop, taken apart.
+
+    Attributes:
+        step: the traced `f`.
+        consts: the arrays that are the same for every step.
+        init: the leaves of the carry that vary.
+        xs: the leaves that are scanned.
+        loop: how `step` is repeated.
+        close: turns `(carry, ys)`, each a list of arrays, into what the user gets.
+    """
+
+    step: Step
+    consts: list[Any]
+    init: list[Any]
+    xs: list[Any]
+    loop: Loop
+    close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """How a loop reads its call: the settings that all loops share.
+
+    Attributes:
+        name: the name of the transform, for error messages.
+        in_axes: a prefix tree of axes for `xs`.
+        out_axes: a prefix tree of axes for `ys`.
+        f_axes: a prefix tree of axes for `f`.
+        f_transform: what is done to `f` in the body, before it is called.
+        split_keys: whether each step gets a key of its own.
+        reverse: whether the last step comes first.
+        unroll: how many steps one iteration runs; `True` for all of them.
+    """
+
+    name: str
+    in_axes: Any
+    out_axes: Any
+    f_axes: Any
+    f_transform: Callable[[Any], Any] | None
+    split_keys: bool
+    reverse: bool
+    unroll: int | bool
+
+    def open(
+        self,
+        f: Callable[..., Any],
+        init: Any,
+        xs: Any,
+        *,
+        length: SupportsIndex | None,
+        key: Any,
+    ) -> Opened:
+        """Takes a call of the loop apart."""
+        inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
+        unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
+        loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes)
+        body, step, consts = self._trace(inputs, Carry.of(self.name, init), loop)
+        outputs = body.outputs
+        invariant = [axis is None for axis in outputs.axes]
+        constant: list[Any] = []
+        if any(invariant):
+            outputs.check_invariant(self.name, varying_outputs(step))
+            constant = evaluate_outputs(step, consts, invariant)
+            step = drop_outputs(step, invariant)
+
+        def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+            return body.carry.join(carry), outputs.join(ys, constant)
+
+        return Opened(step, consts, body.carry.arrays, inputs.arrays, loop, close)
+
+    def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> "_Inputs":
+        axes = resolve_axes(f, self.f_axes, tree_name="f", spec_name="f_axes")
+        axes += resolve_axes(xs, self.in_axes, tree_name="xs", spec_name="in_axes")
+        leaves, _ = flatten((f, xs))
+        names = paths(f, "f") + paths(xs, "xs")
+        sizes = {
+            name: leaf.shape[axis]
+            for name, leaf, axis in zip(names, leaves, axes, strict=True)
+            if axis is not None
+        }
+        length = common_length(self.name, sizes, length)
+        key_axis = None
+        if key is not None:
+            _check_key(self.name, key)
+            if self.split_keys:
+                key, key_axis = jax.random.split(key, length), 0
+        axes.append(key_axis)
+        scanned, rest = split((f, xs, key), [axis is not None for axis in axes])
+        arrays = [jnp.asarray(leaf) for leaf in scanned]
+        return _Inputs(arrays, tuple(a for a in axes if a is not None), rest, length)
+
+    def _trace(
+        self, inputs: "_Inputs", carry: Carry, loop: Loop
+    ) -> tuple["_Body", Step, list[Any]]:
+        """Traces `f` until the carry that it hands back fits the one that it got."""
+        x_types = loop.x_types([jax.typeof(x) for x in inputs.arrays])
+        while True:
+            body = _Body(self, inputs, carry)
+            carry_types = [jax.typeof(x) for x in carry.arrays]
+            try:
+                step, consts = trace_step(body, carry_types, x_types)
+            except Exception:
+                # What is right for an array may be wrong for a Python number, which
+                # has no `.astype`: if there are any, they may have to be arrays.
+                if body.has_returned or not carry.has_scalars:
+                    raise
+                carry = carry.varying()
+                continue
+            settled = carry.settle(body.new_carry)
+            if settled is carry:
+                return body, step, consts
+            carry = settled
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """What `f` is called with, apart from the carry: the tree `(f, xs, key)`.
+
+    The leaves that are scanned are in `arrays`; every step gets the others whole.
+    """
+
+    arrays: list[jax.Array]
+    axes: tuple[int, ...]
+    rest: Rest
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """What `f` returns beside the carry; `axes` are those of its arrays."""
+
+    axes: tuple[Axis, ...]
+    names: tuple[str, ...]
+    rest: Rest
+
+    def check_invariant(self, owner: str, varying: list[bool]) -> None:
+        lines = [
+            f"  {name}"
+            for name, axis, varies in zip(self.names, self.axes, varying, strict=True)
+            if axis is None and varies
+        ]
+        if lines:
+            listing = "\n".join(lines)
+            raise ValueError(
+                f"{owner}: out_axes gives None for outputs that depend on the carry, "
+                f"on x or on the key, and so differ from step to step:\n{listing}\n"
+                f"Give them an int, the axis along which they are to be stacked."
+            )
+
+    def join(self, stacked: list[Any], constant: list[Any]) -> Any:
+        stacks, constants = iter(stacked), iter(constant)
+        return self.rest.join(
+            [
+                next(constants) if axis is None else jnp.moveaxis(next(stacks), 0, axis)
+                for axis in self.axes
+            ]
+        )
+
+
+class _Body:
+    """`f` on flat lists of arrays; remembers what else there was in what it returned.
+
+    Attributes:
+        has_returned: whether `f` has been called, and has returned.
+        new_carry: the types of the carry that `f` returned.
+        outputs: what `f` returned beside the carry.
+    """
+
+    new_carry: Any
+    outputs: _Outputs
+
+    def __init__(self, frame: Frame, inputs: _Inputs, carry: Carry) -> None:
+        self.frame = frame
+        self.inputs = inputs
+        self.carry = carry
+        self.has_returned = False
+
+    def __call__(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        out = self._call(self.carry.join(carry), *self.inputs.rest.join(x))
+        self.has_returned = True
+        new_carry, y = _pair(self.frame.name, out)
+        self.new_carry = types_of(new_carry)
+        y, self.outputs = _open_outputs(y, self.frame.out_axes)
+        return self.carry.take(new_carry), y
+
+    def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
+        keywords = {} if key is None else {"key": key}
+        call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
+        note = (
+            f"This was raised while {self.frame.name} traced `f({call})` with\n"
+            f"  carry = {eqx.tree_pformat(carry)}\n  x = {eqx.tree_pformat(x)}"
+        )
+        with explained(note):
+            if self.frame.f_transform is not None:
+                f = self.frame.f_transform(f)
+            return enforce_annotations(f)(carry, x, **keywords)
+
+
+def _open_outputs(y: Any, out_axes: Any) -> tuple[list[Any], _Outputs]:
+    y = as_arrays(y, scalars=True)
+    axes = resolve_axes(y, out_axes, tree_name="ys", spec_name="out_axes", new=True)
+    dynamic = [is_dynamic(leaf) for leaf in flatten(y)[0]]
+    arrays, rest = split(y, dynamic)
+    keep = lambda entries: tuple(e for e, d in zip(entries, dynamic, strict=True) if d)
+    return arrays, _Outputs(keep(axes), keep(paths(y, "ys")), rest)
+
+
+def _pair(owner: str, out: Any) -> tuple[Any, Any]:
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        what = f"a {type(out).__name__}"
+        if isinstance(out, tuple | list):
+            what += f" of {len(out)}"
+        raise TypeError(
+            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}: "
+            f"{eqx.tree_pformat(out)}. If there is nothing to stack, return "
+            f"`(carry, None)`."
+        )
+    return out[0], out[1]
+
+
+def _check_key(owner: str, key: Any) -> None:
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        ndim = 0
+    elif key.dtype == jnp.uint32:
+        ndim = 1
+    else:
+        raise TypeError(
+            f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
+            f"{describe(key)}."
+        )
+    if key.ndim != ndim:
+        raise ValueError(
+            f"{owner}: `key` must be one key, which is split for the steps, but it is "
+            f"{describe(key)}. To give each step a key of your own, pass the keys in "
+            f"`xs`."
+        )

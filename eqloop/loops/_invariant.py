@@ -1,0 +1,53 @@
+"""Outputs that are the same at every step: computed once, beside the loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from ..checkpointing import Step, make_step, reaching
+
+
+def varying_outputs(step: Step) -> list[bool]:
+    """For every leaf of `y`, whether it depends on the carry or on `x`."""
+    _, marks = reaching(
+        step,
+        consts=[False] * len(step.const_types),
+        carry=[True] * len(step.carry_types),
+        x=[True] * len(step.x_types),
+    )
+    return list(marks)
+
+
+def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -> list:
+    """The values of outputs that depend on consts only.
+
+    Just the equations that they need are evaluated, so that what the step does besides
+    is not done once too often.
+    """
+    jaxpr = step.jaxpr.jaxpr
+    y = jaxpr.outvars[step.num_carry :]
+    outvars = [var for var, wanted in zip(y, which, strict=True) if wanted]
+    needed = {var for var in outvars if not isinstance(var, jex.Literal)}
+    eqns = []
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            eqns.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    pruned = jaxpr.replace(
+        invars=jaxpr.invars[: step.num_consts],
+        outvars=outvars,
+        eqns=eqns[::-1],
+        debug_info=None,
+    )
+    return jex.jaxpr_as_fun(jex.ClosedJaxpr(pruned, ()))(*consts)
+
+
+def drop_outputs(step: Step, which: Sequence[bool]) -> Step:
+    """The step without some of the leaves of `y`."""
+
+    def rest(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list, list]:
+        carry, y = step(consts, carry, x)
+        return carry, [leaf for leaf, drop in zip(y, which, strict=True) if not drop]
+
+    return make_step(rest, step.const_types, step.carry_types, step.x_types)

@@ -1,0 +1,264 @@
+"""`Scan` and `CheckpointedScan`: `jax.lax.scan` as a PyTree around its function."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, SupportsIndex, TypeVar, final
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Key, PyTree, UInt32
+
+from .._axes import hashable_axes
+from .._transform import AbstractTransform
+from .._typecheck import typed
+from ..checkpointing import (
+    AbstractSchedule,
+    Plan,
+    Recursive,
+    StoreAll,
+    as_policy,
+    plan,
+    run,
+)
+from ._frame import Frame, Opened
+
+_Carry = TypeVar("_Carry")
+_Y = TypeVar("_Y")
+_PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
+
+
+def _setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
+    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
+
+
+class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
+    """A loop over the leading axis of arrays, that carries a state along.
+
+    What all scans have in common: these settings, `__call__` and `plan`. A final class
+    adds the schedule that it runs when `schedule` is not given.
+    """
+
+    f: Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
+    # No static field, so that `eqx.tree_at` reaches it.
+    policy: Any = eqx.field(default=None, kw_only=True)
+    schedule: AbstractSchedule | None = _setting(None)
+    in_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
+    out_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
+    f_axes: PyTree[Any] = _setting(None, hashable_axes)
+    f_transform: Callable[[Any], Any] | None = _setting(None)
+    reverse: bool = _setting(False)
+    unroll: int | bool = _setting(1)
+    split_keys: bool = _setting(True)
+
+    @abc.abstractmethod
+    def _schedule(self) -> AbstractSchedule:
+        """The schedule to run."""
+
+    @typed
+    def __call__(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: _PRNGKey | None = None,
+    ) -> tuple[_Carry, _Y]:
+        """Runs the loop.
+
+        Args:
+            init: the carry of the first step. Arrays, and the Python numbers that `f`
+                changes, vary; other leaves must come back as they went in.
+            xs: what is scanned. Each array leaf loses the axis `in_axes` gives it.
+            length: how many steps; needed only if there is nothing to scan.
+            key: a PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
+
+        Returns:
+            The last carry, and `ys`: what the steps returned beside the carry, stacked
+            along the axes that `out_axes` gives.
+
+        Raises:
+            TypeError: if the carry changes its type, if `f` does not return a pair, or
+                if a jaxtyping annotation of `f` is violated.
+            ValueError: if lengths disagree or are unknown, if an axis is out of range,
+                or if a static leaf of the carry changes.
+        """
+        opened = self._open(init, xs, length, key)
+        carry, ys = run(
+            opened.step,
+            opened.consts,
+            opened.init,
+            opened.xs,
+            loop=opened.loop,
+            schedule=self._schedule(),
+            policy=self.policy,
+        )
+        return opened.close(carry, ys)
+
+    @typed
+    def plan(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: PyTree = None,
+    ) -> Plan:
+        """The plan that a call with these arguments runs, without running it.
+
+        Args:
+            init: as for a call; here and below, any array can be given as a
+                `jax.ShapeDtypeStruct`.
+            xs: as for a call.
+            length: as for a call.
+            key: as for a call.
+
+        Returns:
+            The plan, which says how the schedule cuts up the loop and what that costs.
+        """
+
+        def make(scan: AbstractScan[Any, Any], init: Any, xs: Any, key: Any) -> Plan:
+            opened = scan._open(init, xs, length, key)
+            return plan(
+                opened.step, opened.loop, schedule=scan._schedule(), policy=scan.policy
+            )
+
+        return eqx.filter_eval_shape(make, self, init, xs, key)
+
+    def _open(self, init: Any, xs: Any, length: Any, key: Any) -> Opened:
+        frame = Frame(
+            name=type(self).__name__,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            f_axes=self.f_axes,
+            f_transform=self.f_transform,
+            split_keys=self.split_keys,
+            reverse=self.reverse,
+            unroll=self.unroll,
+        )
+        return frame.open(self.f, init, xs, length=length, key=key)
+
+    def __check_init__(self) -> None:
+        name = type(self).__name__
+        as_policy(self.policy)
+        if not isinstance(self.schedule, AbstractSchedule | None):
+            raise TypeError(
+                f"{name}: `schedule` must be a schedule, such as `el.Recursive(16)`, "
+                f"not {self.schedule!r}."
+            )
+        if not isinstance(self.unroll, int):
+            raise TypeError(
+                f"{name}: `unroll` must be an int or a bool, not {self.unroll!r}."
+            )
+        if self.unroll < 1 and self.unroll is not False:
+            raise ValueError(
+                f"{name}: `unroll` must be at least 1, but it is {self.unroll}. To "
+                f"unroll the whole loop, pass `unroll=True`."
+            )
+        for setting in ("reverse", "split_keys"):
+            value = getattr(self, setting)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}: `{setting}` must be a bool, not {value!r}.")
+        if self.f_transform is not None and not callable(self.f_transform):
+            raise TypeError(
+                f"{name}: `f_transform` must be a function from f to f, or None, not "
+                f"{self.f_transform!r}."
+            )
+
+
+@final
+class Scan(AbstractScan[_Carry, _Y]):
+    """As `jax.lax.scan`: a loop that carries a state along.
+
+    `f(carry, x) -> (carry, y)` is called for every element `x` of `xs` in turn. It may
+    be any callable; if it is a module, then its arrays are arrays of this module, and
+    are differentiated. `init` and `xs` may have leaves of any kind.
+
+    Args:
+        f: the step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
+            is given a key.
+        schedule: how to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored.
+        policy: which residuals of a step are stored when it is recomputed.
+        in_axes: the axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either. `None` gives each step the whole
+            leaf. By default axis 0 of every array.
+        out_axes: the axis of each leaf of `ys` along which the steps are stacked. A
+            leaf with `None` must be the same for all steps, and is not stacked.
+        f_axes: the same for the leaves of `f`: an axis scans a leaf, as is needed for
+            stacked layers, `None` gives it to each step whole.
+        f_transform: called on `f` in the body, just before `f` is called; it returns
+            what is called instead, for example with parameters that were cast.
+        reverse: whether to go from the last element of `xs` to the first; `ys` are in
+            the order of `xs` all the same.
+        unroll: how many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: whether each step is given a key of its own, split from the `key` of
+            the call, rather than that key itself.
+
+    Examples:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def step(total, x):
+        ...     return total + x, total
+        >>> el.Scan(step)(0.0, jnp.arange(4.0))
+        (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))
+
+        A cell with parameters, as a layer; these are its gradients:
+
+        >>> class Decay(eqx.Module):
+        ...     rate: jax.Array
+        ...     def __call__(self, h, x):
+        ...         return self.rate * h + x, None
+        >>> layer = el.Scan(Decay(jnp.array(0.5)))
+        >>> eqx.filter_grad(lambda scan: scan(0.0, jnp.ones(3))[0])(layer).f.rate
+        Array(2., dtype=float32, weak_type=True)
+
+    References:
+        [`jax.lax.scan`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.scan.html);
+        the settings that it lacks are those of
+        [`flax.linen.scan`](https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/transformations.html).
+    """
+
+    def _schedule(self) -> AbstractSchedule:
+        return StoreAll() if self.schedule is None else self.schedule
+
+
+@final
+class CheckpointedScan(AbstractScan[_Carry, _Y]):
+    """As [`Scan`][eqloop.Scan], in little memory when differentiated in reverse mode.
+
+    Instead of the residuals of every step, carries are stored at the starts of nested
+    segments, from which the steps in between are run again.
+
+    Args:
+        f: the step, `f(carry, x) -> (carry, y)`.
+        base: how many segments a level of nesting has. The loop stores about
+            `base * log(length, base)` carries and runs each step about
+            `log(length, base)` times more.
+        schedule: replaces `Recursive(base)`, if given.
+        policy: as for `Scan`, and so are the remaining settings.
+        in_axes: the axis of each leaf of `xs` that is scanned.
+        out_axes: the axis of each leaf of `ys` along which the steps are stacked.
+        f_axes: the axis of each leaf of `f` that is scanned.
+        f_transform: called on `f` in the body, just before `f` is called.
+        reverse: whether to go from the last element of `xs` to the first.
+        unroll: how many steps one iteration of the compiled loop runs.
+        split_keys: whether each step is given a key of its own.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @el.CheckpointedScan(base=4)
+        ... def orbit(x, r):
+        ...     return r * x * (1 - x), x
+        >>> last, path = orbit(0.5, jnp.full(100, 3.7))
+        >>> path.shape
+        (100,)
+    """
+
+    base: int = eqx.field(default=16, static=True)
+
+    def _schedule(self) -> AbstractSchedule:
+        return Recursive(self.base) if self.schedule is None else self.schedule
+
+    def __check_init__(self) -> None:
+        Recursive(self.base)  # raises, should `base` not be valid
