@@ -1,0 +1,348 @@
+"""Policies: which intermediate values a rematerialised function keeps.
+
+A policy is asked about each operation of the function and answers whether its result
+is kept for the backward pass, or moved to another memory, or else computed again.
+They all do what their counterparts in `jax.checkpoint_policies` do, and are values as
+well: equal when they are the same, hashable, and readable when printed. So a policy
+can be the setting of a module under `jax.jit` without being a reason to recompile.
+"""
+
+import difflib
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+from jax import ad_checkpoint, checkpoint_policies
+from jaxtyping import PyTree
+
+__all__ = [
+    "Policy",
+    "as_policy",
+    "either",
+    "name",
+    "offload_names",
+    "save_any_except",
+    "save_dots",
+    "save_dots_without_batch",
+    "save_everything",
+    "save_names",
+    "save_nothing",
+]
+
+
+@final
+class Policy:
+    """Which values to keep for the backward pass: an argument to [`eqloop.Remat`][].
+
+    Made by the functions of `eqloop.policies`, not directly. A policy can be passed to
+    `jax.checkpoint(..., policy=...)` as well.
+    """
+
+    def __init__(
+        self, rule: Callable[..., Any], text: str, *identity: Hashable
+    ) -> None:
+        self._rule = rule
+        self._text = text
+        self._identity = identity or (text,)
+
+    def __call__(self, prim: Any, /, *avals: Any, **params: Any) -> Any:
+        """What `jax.checkpoint` asks: the fate of one operation's result."""
+        return self._rule(prim, *avals, **params)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        return f"el.policies.{self._text}"
+
+
+save_nothing = Policy(checkpoint_policies.nothing_saveable, "save_nothing")
+"""Everything is computed again. What no policy at all means, too."""
+
+save_everything = Policy(checkpoint_policies.everything_saveable, "save_everything")
+"""Nothing is computed again, as if the function were not rematerialised."""
+
+save_dots = Policy(checkpoint_policies.dots_saveable, "save_dots")
+"""Keeps the results of matrix products and convolutions."""
+
+save_dots_without_batch = Policy(
+    checkpoint_policies.dots_with_no_batch_dims_saveable, "save_dots_without_batch"
+)
+"""Keeps the results of those matrix products that have no batch dimension.
+
+In a neural network these are the products with the weights: few and expensive, unlike
+those of, say, attention scores.
+"""
+
+
+def save_names(*names: str) -> Policy:
+    """Keeps the values that were tagged with one of these names by [`eqloop.name`][].
+
+    Args:
+        *names: One name or more.
+
+    Returns:
+        The policy.
+
+    Raises:
+        TypeError: A name is not a string.
+        ValueError: There are no names.
+
+    Examples:
+        >>> import eqloop as el
+        >>> el.policies.save_names("hidden", "gate")
+        el.policies.save_names('gate', 'hidden')
+    """
+    names = _at_least_one("save_names", names)
+    rule = checkpoint_policies.save_only_these_names(*names)
+    return Policy(rule, _written("save_names", names))
+
+
+def save_any_except(*names: str) -> Policy:
+    """Keeps every value that was tagged by [`eqloop.name`][], except by these names.
+
+    Values without a name are computed again. (To keep them as well would be no
+    exception at all: just before it is tagged, a value has no name.)
+
+    Args:
+        *names: The names. Without any, all tagged values are kept.
+
+    Returns:
+        The policy.
+
+    Raises:
+        TypeError: A name is not a string.
+    """
+    names = _checked("save_any_except", names)
+    rule = checkpoint_policies.save_any_names_but_these(*names)
+    return Policy(rule, _written("save_any_except", names))
+
+
+def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") -> Policy:
+    """Moves the values tagged with one of these names to another memory, and back.
+
+    Other values are computed again.
+
+    Args:
+        *names: One name or more.
+        src: The kind of memory that the values are in.
+        dst: The kind of memory that they are kept in until the backward pass.
+
+    Returns:
+        The policy.
+
+    Raises:
+        TypeError: A name is not a string.
+        ValueError: There are no names.
+    """
+    names = _at_least_one("offload_names", names)
+    rule = checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(),
+        names_which_can_be_offloaded=names,
+        offload_src=src,
+        offload_dst=dst,
+    )
+    defaults = offload_names.__kwdefaults__
+    settings = {"src": src, "dst": dst}
+    unusual = {k: v for k, v in settings.items() if v != defaults[k]}
+    return Policy(rule, _written("offload_names", names, **unusual))
+
+
+def either(
+    first: "Policy | Callable[..., Any] | str",
+    second: "Policy | Callable[..., Any] | str",
+) -> Policy:
+    """Keeps what one of two policies keeps, or both.
+
+    A value that one of them keeps and the other moves to another memory is kept.
+
+    Args:
+        first: A policy, as wherever one is taken: one of `eqloop.policies`, one of
+            `jax.checkpoint_policies`, or the name of one.
+        second: Another.
+
+    Returns:
+        The policy.
+
+    Raises:
+        TypeError: One of them is no policy.
+        ValueError: One of them is the name of no policy.
+
+    Examples:
+        >>> import eqloop as el
+        >>> el.policies.either(el.policies.save_dots, el.policies.save_names("gate"))
+        el.policies.either(el.policies.save_dots, el.policies.save_names('gate'))
+    """
+    a, b = _required("either", first), _required("either", second)
+
+    def rule(prim: Any, *avals: Any, **params: Any) -> Any:
+        answers = [_answer(policy(prim, *avals, **params)) for policy in (a, b)]
+        if ad_checkpoint.Saveable in answers:
+            return ad_checkpoint.Saveable
+        moved = (x for x in answers if isinstance(x, ad_checkpoint.Offloadable))
+        return next(moved, ad_checkpoint.Recompute)
+
+    return Policy(rule, f"either({a!r}, {b!r})", "either", a, b)
+
+
+def name(x: PyTree[Any], name: str) -> PyTree[Any]:
+    """Tags the arrays of a PyTree, for a policy to refer to them.
+
+    Args:
+        x: Any PyTree. Its leaves that are not arrays are left as they are.
+        name: The name.
+
+    Returns:
+        `x`, unchanged.
+
+    Raises:
+        TypeError: The name is not a string.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> @el.Remat(policy=el.policies.save_names("hidden"))
+        ... def f(x):
+        ...     hidden = el.name(jnp.sin(x), "hidden")
+        ...     return jnp.cos(hidden)
+        >>> f(0.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    _checked("name", (name,))
+    tag = lambda leaf: (
+        ad_checkpoint.checkpoint_name(leaf, name) if eqx.is_array(leaf) else leaf
+    )
+    return jax.tree.map(tag, x)
+
+
+def as_policy(
+    policy: "Policy | Callable[..., Any] | str | None",
+) -> "Policy | Callable[..., Any] | None":
+    """The policy that is meant by whatever a user may give as one.
+
+    Args:
+        policy: `None`, one of `eqloop.policies`, one of `jax.checkpoint_policies`, a
+            function like theirs, or the name of one of those that take no arguments.
+
+    Returns:
+        `None`, or a callable that can be given to `jax.checkpoint` as its policy.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It is the name of no policy, or a function that makes policies,
+            such as `save_names`, without having been called.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    if (maker := _maker(policy)) is not None:
+        raise ValueError(_not_called(maker))
+    if isinstance(policy, str):
+        return _from_name(policy)
+    if not callable(policy):
+        raise TypeError(
+            f"A policy must be one of `eqloop.policies`, one of "
+            f"`jax.checkpoint_policies`, or the name of one, but {policy!r} is a "
+            f"{type(policy).__name__}. {_the_names()}"
+        )
+    return policy
+
+
+_VALUES: dict[str, Policy] = {
+    "save_nothing": save_nothing,
+    "save_everything": save_everything,
+    "save_dots": save_dots,
+    "save_dots_without_batch": save_dots_without_batch,
+    "nothing_saveable": save_nothing,
+    "everything_saveable": save_everything,
+    "dots_saveable": save_dots,
+    "checkpoint_dots": save_dots,
+    "dots_with_no_batch_dims_saveable": save_dots_without_batch,
+    "checkpoint_dots_with_no_batch_dims": save_dots_without_batch,
+}
+
+# What has to be called to get a policy: ours by name, and JAX's with ours to go by.
+_MAKERS: dict[str, Callable[..., Any]] = {
+    call.__name__: call for call in (save_names, save_any_except, offload_names, either)
+}
+_JAX_MAKERS = {
+    "save_only_these_names": "save_names",
+    "save_any_names_but_these": "save_any_except",
+    "save_anything_except_these_names": "save_any_except",
+    "save_and_offload_only_these_names": "offload_names",
+    "offload_dot_with_no_batch_dims": "offload_names",
+    "save_from_both_policies": "either",
+}
+
+
+def _maker(policy: Any) -> str | None:
+    """The name of the maker of policies that was given, if it is one, uncalled."""
+    for text, call in _MAKERS.items():
+        if policy == text or policy is call:
+            return text
+    for text in _JAX_MAKERS:
+        if policy == text or policy is getattr(checkpoint_policies, text, None):
+            return text
+    return None
+
+
+def _from_name(text: str) -> Policy:
+    if text in _VALUES:
+        return _VALUES[text]
+    near = difflib.get_close_matches(text, [*_VALUES, *_MAKERS], n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"There is no policy named {text!r}. {hint}{_the_names()}")
+
+
+def _the_names() -> str:
+    names = ", ".join(repr(text) for text in _VALUES)
+    makers = ", ".join(f"`{call}`" for call in _MAKERS)
+    return f"The names are {names}; see {makers} in `eqloop.policies` for others."
+
+
+def _not_called(maker: str) -> str:
+    call = _JAX_MAKERS.get(maker, maker)
+    arguments = "first, second" if call == "either" else "'a', 'b'"
+    return (
+        f"`{maker}` is no policy, but makes one from its arguments. Call it, or "
+        f"`eqloop.policies.{call}({arguments})`."
+    )
+
+
+def _required(where: str, policy: Any) -> "Policy | Callable[..., Any]":
+    found = as_policy(policy)
+    if found is None:
+        raise TypeError(f"`{where}` takes two policies, but got None.")
+    return found
+
+
+def _checked(where: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, each once and sorted: their order does not make another policy."""
+    for each in names:
+        if not isinstance(each, str):
+            raise TypeError(f"`{where}` takes names, which are strings, not {each!r}.")
+    return tuple(sorted(set(names)))
+
+
+def _at_least_one(where: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise ValueError(
+            f"`{where}` needs at least one name. (To keep nothing at all there is "
+            f"`eqloop.policies.save_nothing`.)"
+        )
+    return _checked(where, names)
+
+
+def _written(call: str, names: tuple[str, ...], **settings: str) -> str:
+    arguments = [*map(repr, names), *(f"{k}={v!r}" for k, v in settings.items())]
+    return f"{call}({', '.join(arguments)})"
+
+
+def _answer(answer: Any) -> Any:
+    if isinstance(answer, bool):
+        return ad_checkpoint.Saveable if answer else ad_checkpoint.Recompute
+    return answer

@@ -1,0 +1,117 @@
+"""`Remat`: a function whose residuals are computed again rather than stored."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsIndex, final
+
+import equinox as eqx
+import jax
+
+from .._partition import Rest, as_arrays, flatten, is_dynamic, split
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
+from ._policies import Policy, as_policy
+
+
+def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        if isinstance(argnums, SupportsIndex):
+            return (operator.index(argnums),)
+        return tuple(operator.index(argnum) for argnum in argnums)
+    except TypeError as error:
+        raise TypeError(
+            f"Remat: `static_argnums` must be an int or a tuple of ints, the positions "
+            f"of arguments, but it is {argnums!r}."
+        ) from error
+
+
+@final
+class Remat(AbstractTransform):
+    """Runs a function, computing its residuals again when it is differentiated.
+
+    The values that reverse-mode differentiation needs from inside `f` are not stored
+    while `f` runs: in the backward pass `f` is run again, from its arguments. So the
+    memory that it takes until then is that of its arguments, for the time of one more
+    evaluation. Outside of differentiation nothing changes, and the derivatives are the
+    same in every mode. `Checkpoint` is the same object.
+
+    Called as `f` is. Arguments and results are any PyTrees: their arrays, and those of
+    `f`, are differentiated; their other leaves reach `f`, and come back, as they are.
+
+    Args:
+        f: The function.
+        policy: Which of the values inside `f` are stored nevertheless: one of
+            `eqloop.policies`, a callable from `jax.checkpoint_policies`, or the name
+            of one of these. `None` stores none of them.
+        prevent_cse: Whether the compiler is kept from noticing that `f` is run twice,
+            which would undo what this is for. Inside the body of a loop it cannot
+            notice, and `False` leaves it more freedom.
+        static_argnums: The positions of arguments that are to be static as a whole:
+            their NumPy arrays reach `f` as NumPy arrays.
+
+    Raises:
+        TypeError: `policy` is no policy, or `static_argnums` are no ints.
+        ValueError: `policy` is the name of no policy, or, when called, `static_argnums`
+            has a position for which there is no argument.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> mlp = eqx.nn.MLP(2, "scalar", 64, depth=3, key=jax.random.key(0))
+        >>> model = el.Remat(mlp, policy=el.policies.save_dots)
+        >>> grads = eqx.filter_grad(lambda model, x: model(x))(model, jnp.ones(2))
+        >>> grads.f.layers[0].weight.shape
+        (64, 2)
+
+        As a decorator:
+
+        >>> @el.Remat(policy="dots_saveable")
+        ... def f(x):
+        ...     return jnp.sin(jnp.sin(x))
+    """
+
+    f: Callable[..., Any]
+    policy: Policy | Callable[..., Any] | None = eqx.field(
+        default=None, converter=as_policy, kw_only=True
+    )
+    prevent_cse: bool = eqx.field(default=True, static=True, kw_only=True)
+    static_argnums: tuple[int, ...] = eqx.field(
+        default=(), static=True, converter=_as_argnums, kw_only=True
+    )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f(*args, **kwargs)`."""
+        static = self._static_positions(len(args))
+        fixed = {i: arg for i, arg in enumerate(args) if i in static}
+        varying = tuple(None if i in static else arg for i, arg in enumerate(args))
+        leaves, call = _split_arrays((self.f, varying, kwargs))
+        returned: list[Rest] = []
+
+        def on_arrays(leaves: list[jax.Array]) -> list[jax.Array]:
+            f, args, kwargs = call.join(leaves)
+            args = [fixed.get(i, arg) for i, arg in enumerate(args)]
+            out, rest = _split_arrays(enforce_annotations(f)(*args, **kwargs))
+            returned.append(rest)
+            return out
+
+        out = jax.checkpoint(
+            on_arrays, prevent_cse=self.prevent_cse, policy=self.policy
+        )(leaves)
+        return returned[-1].join(out)
+
+    def _static_positions(self, count: int) -> set[int]:
+        for argnum in self.static_argnums:
+            if not -count <= argnum < count:
+                raise ValueError(
+                    f"Remat: `static_argnums` has {argnum}, but f was called with "
+                    f"{count} positional arguments. Arguments given by keyword have no "
+                    f"position."
+                )
+        return {argnum % count for argnum in self.static_argnums}
+
+
+Checkpoint = Remat
+
+
+def _split_arrays(tree: Any) -> tuple[list[jax.Array], Rest]:
+    tree = as_arrays(tree)
+    return split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
