@@ -19,7 +19,7 @@ class _HashableTree:
     """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
 
     leaves: tuple[AxisSpec, ...]
-    treedef: jtu.PyTreeDef
+    treedef: Any
 
     @property
     def tree(self) -> Any:

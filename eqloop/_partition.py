@@ -63,7 +63,7 @@ def same_static(before: Any, after: Any) -> bool:
         return False
 
 
-def flatten(tree: Any) -> tuple[list[Any], jtu.PyTreeDef]:
+def flatten(tree: Any) -> tuple[list[Any], Any]:
     """`jax.tree.flatten` for which `None` is a leaf."""
     return jtu.tree_flatten(tree, is_leaf=_is_none)
 
@@ -82,7 +82,7 @@ def paths(tree: Any, name: str) -> list[str]:
 class Rest:
     """What is left of a tree when some of its leaves have been taken out by `split`."""
 
-    treedef: jtu.PyTreeDef
+    treedef: Any
     leaves: tuple[Any, ...]
     taken: tuple[bool, ...]
 

@@ -3,9 +3,18 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 
 import equinox as eqx
+
+_Transform = TypeVar("_Transform", bound="AbstractTransform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +38,32 @@ class Decorator:
         return f"{self.transform.__name__}({settings})"
 
 
-class _TransformMeta(type(eqx.Module)):  # pyright: ignore
-    # A class's `__new__` has to return an instance of the class in Equinox, so it is
-    # here that a call which lacks `f` is told from one that has it.
+if TYPE_CHECKING:
+    from abc import ABCMeta as _ModuleMeta
+else:
+    _ModuleMeta = type(eqx.Module)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, eqx.field))
+class _TransformMeta(_ModuleMeta):
+    # In Equinox `__new__` must return an instance of the class, so it is here that a
+    # call which lacks `f` is told from one that has it.
+
+    @overload
+    def __call__(
+        cls: type[_Transform], f: Callable[..., Any], *args: Any, **settings: Any
+    ) -> _Transform: ...
+    @overload
+    def __call__(cls: type[_Transform], **settings: Any) -> Decorator: ...
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         __tracebackhide__ = True
         if args or "f" in settings:
             return super().__call__(*args, **settings)
         _reject_unknown(cls, settings)
-        return Decorator(cls, settings)
+        return Decorator(cls, settings)  # pyright: ignore
 
 
-class AbstractTransform(eqx.Module, metaclass=_TransformMeta):
+class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignore
     """A function `f`, and what is to be done when it is called.
 
     A transform is a PyTree: the arrays of `f` are its arrays, so it can be a layer of a

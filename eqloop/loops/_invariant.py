@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ..checkpointing import Step, make_step, reaching
+from ..checkpointing._step import Step, make_step, reaching
 
 
 def varying_outputs(step: Step) -> list[bool]:

@@ -13,11 +13,9 @@ from .._transform import AbstractTransform
 from .._typecheck import typed
 from ..checkpointing import (
     AbstractSchedule,
-    Plan,
     Recursive,
     StoreAll,
     as_policy,
-    plan,
     run,
 )
 from ._frame import Frame, Opened
@@ -93,36 +91,6 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             policy=self.policy,
         )
         return opened.close(carry, ys)
-
-    @typed
-    def plan(
-        self,
-        init: PyTree,
-        xs: PyTree = None,
-        *,
-        length: SupportsIndex | None = None,
-        key: PyTree = None,
-    ) -> Plan:
-        """The plan that a call with these arguments runs, without running it.
-
-        Args:
-            init: as for a call; here and below, any array can be given as a
-                `jax.ShapeDtypeStruct`.
-            xs: as for a call.
-            length: as for a call.
-            key: as for a call.
-
-        Returns:
-            The plan, which says how the schedule cuts up the loop and what that costs.
-        """
-
-        def make(scan: AbstractScan[Any, Any], init: Any, xs: Any, key: Any) -> Plan:
-            opened = scan._open(init, xs, length, key)
-            return plan(
-                opened.step, opened.loop, schedule=scan._schedule(), policy=scan.policy
-            )
-
-        return eqx.filter_eval_shape(make, self, init, xs, key)
 
     def _open(self, init: Any, xs: Any, length: Any, key: Any) -> Opened:
         frame = Frame(
