@@ -8,7 +8,6 @@ import pytest
 
 import eqloop as el
 
-
 OPTIONAL = ("tqdm", "matplotlib", "pydot", "optax")
 
 

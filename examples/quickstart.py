@@ -1,0 +1,183 @@
+"""Where will the North Pole be in half a year? A loop of 18,000 days in a model.
+
+The Earth turns about an axis that wobbles. Its pole wanders by some ten metres, in a
+yearly swing and in one of 433 days, which beat against each other every six years; it
+has been measured every day since 1962. The model reads the days one after the other, and
+says each day where the pole will be 182 days later. What it says rests on years of
+memory, so the gradient goes back through all of the days.
+
+    python -m pip install -e '.[examples]' && python examples/quickstart.py
+"""
+
+import timeit
+from pathlib import Path
+
+import astropy_iers_data
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+
+import eqloop as el
+
+AHEAD = 182  # days
+TRAIN, TEST = 18_000, 4_800  # days: 1962 to 2011, and on to 2024
+BEAT = 2_340  # days until the two swings stand as they stood
+SHOWN = 6 * 365  # days in the picture, which the model has not seen
+HIDDEN, STEPS, RATE = 32, 120, 1e-2
+
+XY = Float[Array, " xy"]
+Carry = tuple[Float[Array, " hidden"], XY]
+
+
+# The model: a cell, and a loop over the cell that is a layer like any other.
+
+
+class Day(eqx.Module):
+    """One step of the loop: take in today, say where the pole will be."""
+
+    gru: eqx.nn.GRUCell
+    readout: eqx.nn.Linear
+    log_memory: Float[Array, ""]  # of the running mean, in days
+
+    def __init__(self, *, key):
+        gru_key, readout_key = jax.random.split(key)
+        self.gru = eqx.nn.GRUCell(4, HIDDEN, key=gru_key)
+        self.readout = eqx.nn.Linear(HIDDEN, 2, key=readout_key)
+        self.log_memory = jnp.log(BEAT)
+
+    def __call__(self, carry: Carry, today: tuple[XY, XY]) -> tuple[Carry, XY]:
+        hidden, mean = carry
+        pole, season = today
+        mean = mean + (pole - mean) * jnp.exp(-self.log_memory)
+        hidden = self.gru(jnp.concatenate([pole - mean, season]), hidden)
+        return (hidden, mean), mean + 5 * self.readout(hidden)
+
+
+class Forecaster(eqx.Module):
+    """Reads all the days. The loop holds the cell, so its arrays are the parameters."""
+
+    loop: el.CheckpointedScan
+
+    def __call__(self, poles, seasons):
+        start = jnp.zeros(HIDDEN), jnp.mean(poles[:BEAT], axis=0)
+        _, forecasts = self.loop(start, (poles, seasons))
+        return forecasts
+
+
+# The data: where the pole was, in metres, and the time of year as a point of a circle.
+
+
+def read_days(count):
+    file = astropy_iers_data.IERS_B_FILE
+    day, x, y = np.loadtxt(file, usecols=(4, 5, 6))[:count].T
+    year = 2 * np.pi * day / 365.2422
+    poles = 30.9 * np.stack([x, y], axis=1)  # a second of arc is 30.9 m at the pole
+    seasons = np.stack([np.cos(year), np.sin(year)], axis=1)
+    return jnp.asarray(poles, jnp.float32), jnp.asarray(seasons, jnp.float32)
+
+
+def error(forecasts, poles):
+    """How far from the forecasts the pole then was: root mean square, in metres."""
+    missed = forecasts[:-AHEAD] - poles[AHEAD:]
+    return jnp.sqrt(jnp.mean(jnp.sum(missed**2, axis=1)))
+
+
+def loss(model, poles, seasons):
+    return error(model(poles, seasons), poles)
+
+
+# The same gradient, within less and less memory.
+
+
+def compare_schedules(cell, days):
+    print(f"{'schedule':<27}{'memory':>12}{'time':>9}{'gradient differs by':>22}")
+    reference = None
+    for schedule in (el.StoreAll(), el.Chunked(134), el.Recursive(16)):
+        model = Forecaster(el.CheckpointedScan(cell, schedule=schedule))
+        gradient = jax.jit(jax.grad(loss)).lower(model, *days).compile()
+        megabytes = gradient.memory_analysis().temp_size_in_bytes / 1e6
+        milliseconds = 1e3 * seconds(gradient, model, *days)
+        leaves = jax.tree.leaves(gradient(model, *days))
+        reference = reference or leaves
+        difference = max(map(relative_difference, leaves, reference))
+        print(
+            f"{schedule!r:<27}{megabytes:>9.2f} MB{milliseconds:>6.0f} ms"
+            f"{difference:>22.0e}"
+        )
+
+
+def seconds(f, *args):
+    """The time that a call takes: the best of five."""
+    call = lambda: jax.block_until_ready(f(*args))
+    return min(timeit.repeat(call, number=1, repeat=5))
+
+
+def relative_difference(a, b):
+    return float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
+
+
+# Training, as of any Equinox model.
+
+
+def train(model, days):
+    optimiser = optax.adam(optax.cosine_decay_schedule(RATE, STEPS))
+
+    @eqx.filter_jit
+    def step(model, state):
+        value, gradient = eqx.filter_value_and_grad(loss)(model, *days)
+        updates, state = optimiser.update(gradient, state)
+        return value, eqx.apply_updates(model, updates), state
+
+    state = optimiser.init(eqx.filter(model, eqx.is_array))
+    for i in range(STEPS):
+        value, model, state = step(model, state)
+        if i % 20 == 0 or i == STEPS - 1:
+            print(f"step {i:>3}: error {value:5.2f} m")
+    return model
+
+
+def draw(measured, forecast, file):
+    """Draws the pole's path, and its x against time."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    path, line = figure.subplots(1, 2, width_ratios=(1, 2.4))
+    years = 1962 + np.arange(TRAIN + TEST)[-len(measured) :] / 365.2422
+    for pole, style in (
+        (measured, {"color": "0.75", "lw": 4, "label": "measured"}),
+        (forecast, {"color": "C3", "lw": 1.2, "label": "said half a year before"}),
+    ):
+        path.plot(pole[:, 0], pole[:, 1], **style)
+        line.plot(years, pole[:, 0], **style)
+    path.set(xlabel="x (m)", ylabel="y (m)", aspect="equal", title="the pole's path")
+    line.set(xlabel="year", ylabel="x (m)", title="days that the model had not seen")
+    figure.legend(*line.get_legend_handles_labels(), loc="outside lower right", ncols=2)
+    figure.savefig(file, dpi=120)
+
+
+def main():
+    poles, seasons = read_days(TRAIN + TEST)
+    days = poles[:TRAIN], seasons[:TRAIN]
+    cell = Day(key=jax.random.key(0))
+
+    print(f"The gradient through a loop of {TRAIN:,} days")
+    compare_schedules(cell, days)
+
+    print("\nTraining")
+    model = train(Forecaster(el.CheckpointedScan(cell, base=16)), days)
+
+    forecasts = eqx.filter_jit(model)(poles, seasons)
+    unseen = slice(TRAIN - AHEAD, None)
+    print(f"\nHalf a year ahead, on the {TEST:,} days after those")
+    print(f"the model errs by        {error(forecasts[unseen], poles[unseen]):5.2f} m")
+    print(f"'it stays where it is'   {error(poles[unseen], poles[unseen]):5.2f} m")
+
+    file = Path(__file__).with_suffix(".png")
+    draw(poles[AHEAD:][-SHOWN:], forecasts[:-AHEAD][-SHOWN:], file)
+    print(f"\nThe last six years of them are drawn in {file}")
+
+
+if __name__ == "__main__":
+    main()
