@@ -1,0 +1,108 @@
+"""Binomial checkpointing: combinatorics in plain Python, no JAX.
+
+A chain of `n` steps is reversed with `s` slots, each of which can hold one carry; the
+first of them holds the start of the chain. Carries count: a slot is a stored carry,
+the initial one included. The unit of work is an *advance*: one step run only to get
+to a later carry. What is minimised is the number of advances; the reversal of each
+step costs the same whatever the plan.
+
+Two numbers rule everything (Griewank & Walther 2000):
+
+- `reach(s, r) = comb(s + r, s)`, the longest chain in which no step is advanced over
+  more than `r` times;
+- `advances(n, s)`, the least number of advances, which is convex and piecewise linear
+  in `n`: it grows by `r` a step while `reach(s, r - 1) <= n < reach(s, r)`.
+
+The `r` for which a chain is just long enough is called its *rank* here.
+
+References:
+    A. Griewank and A. Walther, *Algorithm 799: revolve*, ACM TOMS 26(1), 2000.
+"""
+
+from math import comb
+
+
+def reach(slots: int, rank: int) -> int:
+    """The longest chain that `rank` advances over each step can reverse."""
+    return comb(slots + rank, slots) if rank >= 0 else 0
+
+
+def rank_of(length: int, slots: int) -> int:
+    """The least rank at which `slots` slots reverse a chain of `length` steps."""
+    if slots == 1:
+        return max(length - 1, 0)
+    low, high = -1, 1
+    while reach(slots, high) < length:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reach(slots, middle) >= length else (middle, high)
+    return high if length > reach(slots, 0) else 0
+
+
+def advances(length: int, slots: int) -> int:
+    """The least number of advances that reverse a chain whose start is stored.
+
+    The closed form of `A(n, s) = min over m of m + A(n - m, s - 1) + A(m, s)`.
+    """
+    rank = rank_of(length, slots)
+    return rank * length - comb(slots + rank, slots + 1)
+
+
+def split(length: int, slots: int, rank: int) -> int:
+    """How far to advance before the next carry is stored; needs two slots or more.
+
+    Of the splits that are optimal it is the longest: fewest carries are stored.
+    """
+    return min(reach(slots, rank - 1), length - reach(slots - 1, rank - 1))
+
+
+def segments(length: int, slots: int) -> list[tuple[int, int]]:
+    """Where the primal, which passes every step anyway, leaves its slots.
+
+    Segment `i` starts at a stored carry and is reversed while the `i` slots before it
+    are taken, so its cost is `advances(n, slots - i)`. These costs are convex, so the
+    cheapest way to share out the steps is greedy: raise all segments rank by rank, and
+    spend what is left over at the last rank in any order.
+
+    Args:
+        length: The number of steps, at least 1.
+        slots: The number of slots, at least 1.
+
+    Returns:
+        The length of each segment, none of them 0, with its rank.
+    """
+    slots = min(slots, length)
+    rank = _rank_of_sweep(length, slots)
+    lengths = [reach(slots - i, rank - 1) for i in range(slots)]
+    left_over = length - sum(lengths)
+    result: list[tuple[int, int]] = []
+    for i, base in enumerate(lengths):
+        extra = min(left_over, reach(slots - i, rank) - base)
+        left_over -= extra
+        if base + extra:
+            result.append((base + extra, rank))
+    return result
+
+
+def _rank_of_sweep(length: int, slots: int) -> int:
+    """The least rank at which a primal with `slots` slots can pass `length` steps."""
+    # The sum over k = 1..s of reach(k, r) is reach(s, r + 1) - 1.
+    return max(rank_of(length + 1, slots) - 1, 0)
+
+
+def sweep_advances(length: int, slots: int) -> int:
+    """The least number of advances when the primal has left its slots on its way."""
+    parts = segments(length, slots)
+    count = min(slots, length)
+    return sum(advances(n, count - i) for i, (n, _) in enumerate(parts))
+
+
+def crossings(length: int, slots: int, rank: int) -> int:
+    """How often the first step of a chain is advanced over while it is reversed."""
+    if slots == 1:
+        return length - 1
+    count = 0
+    while length > 1:
+        length, rank, count = split(length, slots, rank), rank - 1, count + 1
+    return count

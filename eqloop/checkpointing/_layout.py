@@ -1,0 +1,119 @@
+"""Where the carries of a loop are stored and in which order it is reversed: no JAX.
+
+A layout is what a schedule comes down to for one loop, and all that the engine needs
+to know. There are three.
+"""
+
+import dataclasses
+from typing import TypeAlias
+
+from . import _binomial
+from ._levels import Nest
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Every residual is kept while the primal runs; nothing is run again."""
+
+    length: int
+
+    @property
+    def block(self) -> int:
+        return self.length
+
+    @property
+    def slots(self) -> int:
+        return 0
+
+    @property
+    def advances(self) -> int:
+        return 0
+
+    @property
+    def evaluations(self) -> int:
+        """How often the step is evaluated for a gradient: once by the primal."""
+        return self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """Nests one after the other; static trip counts throughout."""
+
+    nests: tuple[Nest, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(nest.length for nest in self.nests)
+
+    @property
+    def block(self) -> int:
+        return max((nest.block for nest in self.nests), default=1)
+
+    @property
+    def primal_slots(self) -> int:
+        """The carries that the primal leaves behind."""
+        return sum(nest.levels[0] for nest in self.nests)
+
+    @property
+    def slots(self) -> int:
+        """The carries that are stored at once, at the most."""
+        before = most = 0
+        for nest in self.nests:
+            most = max(most, before + nest.slots)
+            before += nest.levels[0]
+        return most
+
+    @property
+    def advances(self) -> int:
+        return sum(nest.advances for nest in self.nests)
+
+    @property
+    def evaluations(self) -> int:
+        """The primal, the reversal of every step, and the advances in between."""
+        return 2 * self.length + self.advances
+
+
+@dataclasses.dataclass(frozen=True)
+class Revolved:
+    """Binomial checkpointing: the fewest evaluations that the slots allow.
+
+    The chain is made of blocks; where their size does not divide the length the first
+    one is shorter. Trip counts depend on the position, so they are dynamic.
+    """
+
+    length: int
+    slots: int
+    block: int = 1
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.length // self.block)
+
+    @property
+    def missing(self) -> int:
+        """How many steps the first block is short of a full one."""
+        return self.blocks * self.block - self.length
+
+    @property
+    def primal_slots(self) -> int:
+        return len(self.segments)
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The length, in blocks, and the rank of what lies between the slots."""
+        return _binomial.segments(self.blocks, self.slots)
+
+    @property
+    def advances(self) -> int:
+        slots = min(self.slots, self.blocks)
+        crossings = _binomial.crossings(self.segments[0][0], slots, self.segments[0][1])
+        in_blocks = _binomial.sweep_advances(self.blocks, slots)
+        return in_blocks * self.block - crossings * self.missing
+
+    @property
+    def evaluations(self) -> int:
+        """The primal, the reversal of every step, and the advances in between."""
+        return 2 * self.length + self.advances
+
+
+Layout: TypeAlias = Stored | Nested | Revolved

@@ -1,0 +1,87 @@
+"""The loop around a step: how long it is, which way it runs, where its axes lie."""
+
+import dataclasses
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ._step import Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Everything about a loop but its step and its schedule.
+
+    A step is told apart by its position, which counts in the order of execution, and
+    by its index, which is its place in `xs` and `ys`; they differ under `reverse`.
+
+    Attributes:
+        length: How many steps.
+        reverse: Whether the last element of `xs` comes first.
+        unroll: How many steps the innermost loops run per iteration.
+        x_axes: For every leaf of `xs` the axis that is looped over. The leaves are
+            indexed along it where it lies: moving it to the front would copy them.
+    """
+
+    length: int
+    reverse: bool = False
+    unroll: int = 1
+    x_axes: tuple[int, ...] = ()
+
+    def index(self, position: Any) -> Any:
+        """The place in `xs` and `ys` of the step at a position."""
+        return self.length - 1 - position if self.reverse else position
+
+    def x(self, xs: Arrays, position: Any) -> list[Any]:
+        """The element of `xs` that the step at a position gets."""
+        at = self.index(position)
+        return [element(x, at, axis) for x, axis in zip(xs, self.x_axes, strict=True)]
+
+    def block(self, xs: Arrays, position: Any, count: int) -> list[Any]:
+        """The elements of `count` steps from a position on, as a smaller `xs`."""
+        start = self.block_start(position, count)
+        return [
+            lax.dynamic_slice_in_dim(x, start, count, axis)
+            for x, axis in zip(xs, self.x_axes, strict=True)
+        ]
+
+    def block_start(self, position: Any, count: int) -> Any:
+        """The smallest index among `count` steps from a position on."""
+        return self.length - count - position if self.reverse else position
+
+    def x_types(self, xs_types: Arrays) -> list[Any]:
+        """The types of one element of `xs`."""
+        return [
+            jex.mapped_aval(self.length, axis, aval)
+            for aval, axis in zip(xs_types, self.x_axes, strict=True)
+        ]
+
+    def part(self, length: int) -> "Loop":
+        """The same loop over fewer steps."""
+        return dataclasses.replace(self, length=length)
+
+
+def element(x: Any, index: Any, axis: int = 0) -> Any:
+    """`x[index]` along an axis, for an index that is known to be in range."""
+    return lax.dynamic_index_in_dim(
+        x, index, axis, keepdims=False, allow_negative_indices=False
+    )
+
+
+def store(buffer: Any, x: Any, index: Any, axis: int = 0) -> Any:
+    """`buffer` with `x` at an index along an axis; XLA does it in place."""
+    return lax.dynamic_update_index_in_dim(
+        buffer, x, index, axis, allow_negative_indices=False
+    )
+
+
+def stack_type(aval: Any, size: int) -> Any:
+    """The type of `size` values of one type along a new leading axis."""
+    return jex.unmapped_aval(size, 0, aval)
+
+
+def stack_of(x: Any, size: int) -> Any:
+    """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
+    return jnp.broadcast_to(x[None], (size, *x.shape))

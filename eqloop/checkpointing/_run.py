@@ -1,0 +1,48 @@
+"""Runs a loop under a schedule: what the loops of the library call."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ._engine import Policy, stored
+from ._loop import Loop
+from ._primitive import Problem, planned_loop
+from ._schedule import AbstractSchedule, StoreAll
+from ._step import Arrays, Step
+
+
+def run(
+    step: Step,
+    consts: Arrays,
+    init: Arrays,
+    xs: Arrays,
+    *,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: Policy = None,
+) -> tuple[list[Any], list[Any]]:
+    """Runs a step in a loop.
+
+    Args:
+        step: The step.
+        consts: What the step gets each time.
+        init: The initial carry.
+        xs: What the step gets one element at a time of, along `loop.x_axes`.
+        loop: The length and the direction of the loop.
+        schedule: How it is to be differentiated.
+        policy: Which residuals of a step may be stored, as `jax.checkpoint` has it.
+
+    Returns:
+        The final carry, and every `y` stacked along a new leading axis.
+    """
+    if isinstance(schedule, StoreAll):
+        return stored(step, loop, policy, consts, init, xs)
+    problem = Problem(step, loop, policy, schedule)
+    return planned_loop(problem, *([_strong(x) for x in g] for g in (consts, init, xs)))
+
+
+def _strong(x: Any) -> Any:
+    """The primitive's types are those of its inputs, and derivatives lose weak types."""
+    x = jnp.asarray(x)
+    return lax.convert_element_type(x, x.dtype) if x.weak_type else x

@@ -1,0 +1,188 @@
+"""A step: the body of a scan on flat lists of arrays, with everything explicit."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+Arrays = Sequence[Any]
+Flags = tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """`(consts, carry, x) -> (carry, y)`, traced once and for all.
+
+    Attributes:
+        jaxpr: The traced function. It closes over nothing: its inputs are
+            `[*consts, *carry, *x]` and its outputs `[*carry, *y]`.
+        num_consts: How many of the inputs are the same for every step.
+        num_carry: How many of the inputs, and of the outputs, are the carry.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    num_consts: int
+    num_carry: int
+
+    def __call__(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list, list]:
+        outs = jex.jaxpr_as_fun(self.jaxpr)(*consts, *carry, *x)
+        return split(outs, self.num_carry)
+
+    @property
+    def const_types(self) -> list[Any]:
+        return list(self.jaxpr.in_avals[: self.num_consts])
+
+    @property
+    def carry_types(self) -> list[Any]:
+        return list(self.jaxpr.in_avals[self.num_consts :][: self.num_carry])
+
+    @property
+    def x_types(self) -> list[Any]:
+        return list(self.jaxpr.in_avals[self.num_consts + self.num_carry :])
+
+    @property
+    def y_types(self) -> list[Any]:
+        return list(self.jaxpr.out_avals[self.num_carry :])
+
+
+def split(leaves: Sequence[Any], *counts: int) -> Any:
+    """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
+    pieces: list[list[Any]] = []
+    start = 0
+    for count in counts:
+        pieces.append(list(leaves[start : start + count]))
+        start += count
+    return (*pieces, list(leaves[start:]))
+
+
+def make_step(
+    f: Callable[[list, list, list], tuple[Arrays, Arrays]],
+    const_types: Sequence[Any],
+    carry_types: Sequence[Any],
+    x_types: Sequence[Any],
+) -> Step:
+    """Traces `f(consts, carry, x) -> (carry, y)`, which closes over no tracers."""
+    num_consts, num_carry = len(const_types), len(carry_types)
+
+    def flat(*leaves: Any) -> list[Any]:
+        carry, y = f(*split(leaves, num_consts, num_carry))
+        return [_strongly_typed(leaf) for leaf in (*carry, *y)]
+
+    jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
+    return Step(jaxpr, num_consts, num_carry)
+
+
+def trace_step(
+    f: Callable[[list, list], tuple[Arrays, Arrays]],
+    carry_types: Sequence[Any],
+    x_types: Sequence[Any],
+) -> tuple[Step, list[Any]]:
+    """Traces a function that may close over arrays, tracers among them.
+
+    Args:
+        f: `(carry, x) -> (carry, y)` on lists of arrays.
+        carry_types: The type of every leaf of the carry.
+        x_types: The type of every leaf of one element of `xs`.
+
+    Returns:
+        The step, and the arrays that `f` closed over: the consts to run it with.
+    """
+    num_carry = len(carry_types)
+
+    def flat(*leaves: Any) -> list[Any]:
+        carry, y = f(*split(leaves, num_carry))
+        return [*carry, *y]
+
+    closed = jax.make_jaxpr(flat)(*carry_types, *x_types)
+    consts = list(closed.consts)
+
+    def explicit(consts: list, carry: list, x: list) -> tuple[list, list]:
+        outs = jax.core.eval_jaxpr(closed.jaxpr, consts, *carry, *x)
+        return split(outs, num_carry)
+
+    const_types = [jax.typeof(const) for const in consts]
+    return make_step(explicit, const_types, carry_types, x_types), consts
+
+
+def _strongly_typed(leaf: Any) -> Any:
+    if getattr(jax.typeof(leaf), "weak_type", False):
+        return lax.convert_element_type(leaf, jnp.result_type(leaf))
+    return leaf
+
+
+# Which outputs depend on which inputs. An equation is taken to use all of its inputs
+# for each of its outputs: an answer that is too large costs work, never correctness.
+
+
+def reaching(
+    step: Step,
+    consts: Sequence[bool],
+    carry: Sequence[bool],
+    x: Sequence[bool],
+    *,
+    through: Callable[[Any], bool] = lambda aval: True,
+    axis_name: Hashable = None,
+) -> tuple[Flags, Flags]:
+    """Which leaves of carry and `y` depend on the marked inputs, over all steps.
+
+    Args:
+        step: The step.
+        consts: A mark for every const.
+        carry: A mark for every leaf of the initial carry.
+        x: A mark for every leaf of `x`.
+        through: Whether a dependence can pass through a value of this type.
+        axis_name: Mark whatever knows its place along this axis, too.
+
+    Returns:
+        The marks of the carry, which hold at every step, and those of `y`.
+    """
+    marked = tuple(carry)
+    while True:
+        inputs = (*consts, *marked, *x)
+        outs = _marks_out(step.jaxpr.jaxpr, inputs, through, axis_name)
+        carry_out, y = outs[: step.num_carry], outs[step.num_carry :]
+        merged = tuple(a or b for a, b in zip(marked, carry_out, strict=True))
+        if merged == marked:
+            return merged, tuple(y)
+        marked = merged
+
+
+def _marks_out(
+    jaxpr: Any,
+    inputs: Sequence[bool],
+    through: Callable[[Any], bool],
+    axis_name: Hashable,
+) -> list[bool]:
+    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+    is_marked = lambda atom: not isinstance(atom, jex.Literal) and atom in marked
+    for eqn in jaxpr.eqns:
+        inputs = [is_marked(atom) for atom in eqn.invars]
+        if eqn.primitive.name in ("jit", "pjit"):
+            inner = eqn.params["jaxpr"].jaxpr
+            outs = _marks_out(inner, inputs, through, axis_name)
+        else:
+            mark = any(inputs) or (axis_name is not None and _names(eqn, axis_name))
+            outs = [mark] * len(eqn.outvars)
+        marked.update(
+            var
+            for var, mark in zip(eqn.outvars, outs, strict=True)
+            if mark and through(var.aval)
+        )
+    return [is_marked(atom) for atom in jaxpr.outvars]
+
+
+def _names(eqn: Any, axis_name: Hashable) -> bool:
+    """Whether an equation, or one inside it, is a collective over that axis."""
+    for value in eqn.params.values():
+        names = value if isinstance(value, tuple) else (value,)
+        if any(type(name) is type(axis_name) and name == axis_name for name in names):
+            return True
+    return any(
+        _names(inner, axis_name)
+        for jaxpr in jex.jaxprs_in_params(eqn.params)
+        for inner in jaxpr.eqns
+    )
