@@ -2,8 +2,8 @@
 
 The Earth turns about an axis that wobbles. Its pole wanders by some ten metres, in a
 yearly swing and in one of 433 days, which beat against each other every six years; it
-has been measured every day since 1962. The model reads the days one after the other, and
-says each day where the pole will be 182 days later. What it says rests on years of
+has been measured every day since 1962. The model reads the days one after the other
+and says each day where the pole will be 182 days later. What it says rests on years of
 memory, so the gradient goes back through all of the days.
 
     python -m pip install -e '.[examples]' && python examples/quickstart.py
@@ -29,8 +29,8 @@ BEAT = 2_340  # days until the two swings stand as they stood
 SHOWN = 6 * 365  # days in the picture, which the model has not seen
 HIDDEN, STEPS, RATE = 32, 120, 1e-2
 
-XY = Float[Array, " xy"]
-Carry = tuple[Float[Array, " hidden"], XY]
+Point = Float[Array, "2"]
+Carry = tuple[Float[Array, " hidden"], Point]
 
 
 # The model: a cell, and a loop over the cell that is a layer like any other.
@@ -49,7 +49,7 @@ class Day(eqx.Module):
         self.readout = eqx.nn.Linear(HIDDEN, 2, key=readout_key)
         self.log_memory = jnp.log(BEAT)
 
-    def __call__(self, carry: Carry, today: tuple[XY, XY]) -> tuple[Carry, XY]:
+    def __call__(self, carry: Carry, today: tuple[Point, Point]) -> tuple[Carry, Point]:
         hidden, mean = carry
         pole, season = today
         mean = mean + (pole - mean) * jnp.exp(-self.log_memory)
