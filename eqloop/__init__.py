@@ -1,0 +1,35 @@
+"""Loop, map and differentiation transforms for JAX and Equinox.
+
+A transform is a PyTree: `CheckpointedScan(cell, base=16)` is an `equinox.Module` that
+holds the cell it loops over, and calling it runs the loop. You can differentiate
+through any loop within the memory that you have.
+"""
+
+from ._version import __version__
+from .checkpointing import (
+    Binomial,
+    Checkpoint,
+    Chunked,
+    Recursive,
+    Remat,
+    StoreAll,
+    name,
+    policies,
+)
+from .loops import CheckpointedScan, Scan
+from .mapping import ChunkedVmap
+
+__all__ = [
+    "Binomial",
+    "Checkpoint",
+    "CheckpointedScan",
+    "Chunked",
+    "ChunkedVmap",
+    "Recursive",
+    "Remat",
+    "Scan",
+    "StoreAll",
+    "__version__",
+    "name",
+    "policies",
+]
