@@ -41,7 +41,7 @@ def stored(policy, f=chain):
         (el.policies.save_names("act1"), jcp.save_only_these_names("act1")),
         (el.policies.save_any_except("act1"), jcp.save_any_names_but_these("act1")),
     ],
-    ids=repr,
+    ids=["nothing", "everything", "dots", "dots_without_batch", "names", "any_except"],
 )
 def test_stores_what_its_counterpart_in_jax_stores(policy, counterpart):
     assert stored(policy) == stored(counterpart)
