@@ -36,7 +36,7 @@ def run(
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
     """
-    if isinstance(schedule, StoreAll):
+    if isinstance(schedule, StoreAll) or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
     problem = Problem(step, loop, policy, schedule)
     return planned_loop(problem, *([_strong(x) for x in g] for g in (consts, init, xs)))
