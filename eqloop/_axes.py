@@ -57,11 +57,11 @@ def resolve_axes(
     Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
 
     Args:
-        tree: any PyTree.
-        spec: a prefix tree of `int`, `None` and callables `leaf -> int | None`.
-        tree_name: what the tree is called in error messages (`"xs"`).
-        spec_name: what the prefix tree is called (`"in_axes"`).
-        new: whether an axis is one that is still to be inserted (as in `out_axes`), so
+        tree: Any PyTree.
+        spec: A prefix tree of `int`, `None` and callables `leaf -> int | None`.
+        tree_name: What the tree is called in error messages (`"xs"`).
+        spec_name: What the prefix tree is called (`"in_axes"`).
+        new: Whether an axis is one that is still to be inserted (as in `out_axes`), so
             that there is one place more to choose from.
 
     Returns:
@@ -69,8 +69,8 @@ def resolve_axes(
         `None` is a leaf.
 
     Raises:
-        TypeError: if the prefix tree holds anything else, or a callable returns it.
-        ValueError: if it is no prefix of the tree, or an axis is out of range.
+        TypeError: If the prefix tree holds anything else, or a callable returns it.
+        ValueError: If it is no prefix of the tree, or an axis is out of range.
 
     >>> import jax.numpy as jnp
     >>> tree = {"a": jnp.zeros((2, 3)), "b": "static"}
@@ -92,12 +92,12 @@ def common_length(
     """The length that all the mapped axes have in common.
 
     Args:
-        name: the name of the transform, for error messages.
-        sizes: the path of every leaf that has a mapped axis, to the size of that axis.
-        length: the length that was asked for, if any.
+        name: The name of the transform, for error messages.
+        sizes: The path of every leaf that has a mapped axis, to the size of that axis.
+        length: The length that was asked for, if any.
 
     Raises:
-        ValueError: if the sizes disagree, or there is nothing to tell the length from.
+        ValueError: If the sizes disagree, or there is nothing to tell the length from.
 
     >>> common_length("Scan", {"xs[0]": 3, "xs[1]": 3})
     3

@@ -30,8 +30,8 @@ def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
     """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
 
     Args:
-        tree: any PyTree.
-        scalars: whether Python numbers become (weakly typed) arrays as well.
+        tree: Any PyTree.
+        scalars: Whether Python numbers become (weakly typed) arrays as well.
     """
 
     def convert(leaf: Any) -> Any:
@@ -100,8 +100,8 @@ def split(tree: Any, take: Sequence[bool]) -> tuple[list[Any], Rest]:
     """Takes leaves out of a tree.
 
     Args:
-        tree: any PyTree.
-        take: for every leaf, `None` included, whether it is taken.
+        tree: Any PyTree.
+        take: For every leaf, `None` included, whether it is taken.
 
     Returns:
         The leaves that were taken, and the rest, whose `join` puts leaves in their

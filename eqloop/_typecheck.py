@@ -35,7 +35,7 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
     by the time that it is traced. Those that cannot be resolved are not either.
 
     Args:
-        f: a function, a bound method, a partial of these (of `functools` or Equinox),
+        f: A function, a bound method, a partial of these (of `functools` or Equinox),
             or an object whose class defines `__call__`.
 
     >>> import jax.numpy as jnp

@@ -31,8 +31,8 @@ class Carry:
     """An initial carry, with the leaves that vary as arrays.
 
     Attributes:
-        owner: the name of the transform, for error messages.
-        tree: the carry; its arrays are JAX arrays.
+        owner: The name of the transform, for error messages.
+        tree: The carry; its arrays are JAX arrays.
     """
 
     owner: str
@@ -80,14 +80,14 @@ class Carry:
         """Compares this carry with the one that `f` made of it.
 
         Args:
-            out: the carry that came out, as `types_of` gives it.
+            out: The carry that came out, as `types_of` gives it.
 
         Returns:
             This very object, if the two fit; else the carry to try instead.
 
         Raises:
-            TypeError: if shapes, dtypes or structure changed.
-            ValueError: if a static leaf changed.
+            TypeError: If shapes, dtypes or structure changed.
+            ValueError: If a static leaf changed.
         """
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)

@@ -27,12 +27,12 @@ class Opened:
     """A call of a loop, taken apart.
 
     Attributes:
-        step: the traced `f`.
-        consts: the arrays that are the same for every step.
-        init: the leaves of the carry that vary.
-        xs: the leaves that are scanned.
-        loop: how `step` is repeated.
-        close: turns `(carry, ys)`, each a list of arrays, into what the user gets.
+        step: The traced `f`.
+        consts: The arrays that are the same for every step.
+        init: The leaves of the carry that vary.
+        xs: The leaves that are scanned.
+        loop: How `step` is repeated.
+        close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
     """
 
     step: Step
@@ -48,14 +48,14 @@ class Frame:
     """How a loop reads its call: the settings that all loops share.
 
     Attributes:
-        name: the name of the transform, for error messages.
-        in_axes: a prefix tree of axes for `xs`.
-        out_axes: a prefix tree of axes for `ys`.
-        f_axes: a prefix tree of axes for `f`.
-        f_transform: what is done to `f` in the body, before it is called.
-        split_keys: whether each step gets a key of its own.
-        reverse: whether the last step comes first.
-        unroll: how many steps one iteration runs; `True` for all of them.
+        name: The name of the transform, for error messages.
+        in_axes: A prefix tree of axes for `xs`.
+        out_axes: A prefix tree of axes for `ys`.
+        f_axes: A prefix tree of axes for `f`.
+        f_transform: What is done to `f` in the body, before it is called.
+        split_keys: Whether each step gets a key of its own.
+        reverse: Whether the last step comes first.
+        unroll: How many steps one iteration runs; `True` for all of them.
     """
 
     name: str
@@ -187,9 +187,9 @@ class _Body:
     """`f` on flat lists of arrays; remembers what else there was in what it returned.
 
     Attributes:
-        has_returned: whether `f` has been called, and has returned.
-        new_carry: the types of the carry that `f` returned.
-        outputs: what `f` returned beside the carry.
+        has_returned: Whether `f` has been called, and has returned.
+        new_carry: The types of the carry that `f` returned.
+        outputs: What `f` returned beside the carry.
     """
 
     new_carry: Any

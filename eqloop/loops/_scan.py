@@ -38,7 +38,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
 
     f: Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
     # No static field, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, kw_only=True)
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
     schedule: AbstractSchedule | None = _setting(None)
     in_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
     out_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
@@ -64,20 +64,20 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
         """Runs the loop.
 
         Args:
-            init: the carry of the first step. Arrays, and the Python numbers that `f`
+            init: The carry of the first step. Arrays, and the Python numbers that `f`
                 changes, vary; other leaves must come back as they went in.
-            xs: what is scanned. Each array leaf loses the axis `in_axes` gives it.
-            length: how many steps; needed only if there is nothing to scan.
-            key: a PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
+            xs: What is scanned. Each array leaf loses the axis `in_axes` gives it.
+            length: How many steps; needed only if there is nothing to scan.
+            key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
 
         Returns:
             The last carry, and `ys`: what the steps returned beside the carry, stacked
             along the axes that `out_axes` gives.
 
         Raises:
-            TypeError: if the carry changes its type, if `f` does not return a pair, or
+            TypeError: If the carry changes its type, if `f` does not return a pair, or
                 if a jaxtyping annotation of `f` is violated.
-            ValueError: if lengths disagree or are unknown, if an axis is out of range,
+            ValueError: If lengths disagree or are unknown, if an axis is out of range,
                 or if a static leaf of the carry changes.
         """
         opened = self._open(init, xs, length, key)
@@ -88,7 +88,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             opened.xs,
             loop=opened.loop,
             schedule=self._schedule(),
-            policy=self.policy,
+            policy=as_policy(self.policy),
         )
         return opened.close(carry, ys)
 
@@ -107,7 +107,6 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
 
     def __check_init__(self) -> None:
         name = type(self).__name__
-        as_policy(self.policy)
         if not isinstance(self.schedule, AbstractSchedule | None):
             raise TypeError(
                 f"{name}: `schedule` must be a schedule, such as `el.Recursive(16)`, "
@@ -142,24 +141,24 @@ class Scan(AbstractScan[_Carry, _Y]):
     are differentiated. `init` and `xs` may have leaves of any kind.
 
     Args:
-        f: the step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
+        f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
-        schedule: how to trade memory for recomputation when the loop is differentiated
+        schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default every residual is stored.
-        policy: which residuals of a step are stored when it is recomputed.
-        in_axes: the axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+        policy: Which residuals of a step are stored when it is recomputed.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
             `None` and callables from a leaf to either. `None` gives each step the whole
             leaf. By default axis 0 of every array.
-        out_axes: the axis of each leaf of `ys` along which the steps are stacked. A
+        out_axes: The axis of each leaf of `ys` along which the steps are stacked. A
             leaf with `None` must be the same for all steps, and is not stacked.
-        f_axes: the same for the leaves of `f`: an axis scans a leaf, as is needed for
+        f_axes: The same for the leaves of `f`: an axis scans a leaf, as is needed for
             stacked layers, `None` gives it to each step whole.
-        f_transform: called on `f` in the body, just before `f` is called; it returns
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
             what is called instead, for example with parameters that were cast.
-        reverse: whether to go from the last element of `xs` to the first; `ys` are in
+        reverse: Whether to go from the last element of `xs` to the first; `ys` are in
             the order of `xs` all the same.
-        unroll: how many steps one iteration of the compiled loop runs; `True` for all.
-        split_keys: whether each step is given a key of its own, split from the `key` of
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether each step is given a key of its own, split from the `key` of
             the call, rather than that key itself.
 
     Examples:
@@ -198,19 +197,19 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
     segments, from which the steps in between are run again.
 
     Args:
-        f: the step, `f(carry, x) -> (carry, y)`.
-        base: how many segments a level of nesting has. The loop stores about
+        f: The step, `f(carry, x) -> (carry, y)`.
+        base: How many segments a level of nesting has. The loop stores about
             `base * log(length, base)` carries and runs each step about
             `log(length, base)` times more.
-        schedule: replaces `Recursive(base)`, if given.
-        policy: as for `Scan`, and so are the remaining settings.
-        in_axes: the axis of each leaf of `xs` that is scanned.
-        out_axes: the axis of each leaf of `ys` along which the steps are stacked.
-        f_axes: the axis of each leaf of `f` that is scanned.
-        f_transform: called on `f` in the body, just before `f` is called.
-        reverse: whether to go from the last element of `xs` to the first.
-        unroll: how many steps one iteration of the compiled loop runs.
-        split_keys: whether each step is given a key of its own.
+        schedule: Replaces `Recursive(base)`, if given.
+        policy: As for `Scan`, and so are the remaining settings.
+        in_axes: The axis of each leaf of `xs` that is scanned.
+        out_axes: The axis of each leaf of `ys` along which the steps are stacked.
+        f_axes: The axis of each leaf of `f` that is scanned.
+        f_transform: Called on `f` in the body, just before `f` is called.
+        reverse: Whether to go from the last element of `xs` to the first.
+        unroll: How many steps one iteration of the compiled loop runs.
+        split_keys: Whether each step is given a key of its own.
 
     Examples:
         >>> import jax, jax.numpy as jnp
