@@ -1,11 +1,8 @@
 """Which axis of which leaf a loop or map runs over, and how long that axis is."""
 
-import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
-
-import jax.tree_util as jtu
 
 from ._partition import describe, flatten, is_dynamic, paths
 
@@ -14,16 +11,25 @@ Axis = int | None
 AxisSpec = int | Callable[[Any], Axis] | None
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
 class _HashableTree:
     """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
 
-    leaves: tuple[AxisSpec, ...]
-    treedef: Any
+    def __init__(self, tree: Any) -> None:
+        leaves, treedef = flatten(tree)
+        self._identity = (tuple(leaves), treedef)
 
     @property
     def tree(self) -> Any:
-        return jtu.tree_unflatten(self.treedef, self.leaves)
+        leaves, treedef = self._identity
+        return treedef.unflatten(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _HashableTree):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def __repr__(self) -> str:
         return repr(self.tree)
@@ -39,8 +45,7 @@ def hashable_axes(spec: Any) -> Hashable:
     try:
         hash(spec)
     except TypeError:
-        leaves, treedef = flatten(spec)
-        return _HashableTree(tuple(leaves), treedef)
+        return _HashableTree(spec)
     return spec
 
 
