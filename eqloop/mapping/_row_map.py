@@ -1,0 +1,290 @@
+"""A map over rows as a primitive of its own, whose derivatives are maps over rows.
+
+A map takes `consts`, which are the same for every row, and `xs`, which have rows, to
+`sums` over the rows and to `ys`, which have rows. Its derivative in forward mode is one
+of these: with a tangent for each input and output. So is its derivative in reverse
+mode: the cotangents of `consts` are sums over the rows, and those of `xs` have rows.
+So derivatives of any order take the memory of one chunk, with one accumulator for each
+const, and nothing is stored from the one sweep for the other but the inputs.
+
+A row that is in two chunks must count once. It will not do to leave out the cotangent
+of one of the two, as zero times an infinite derivative is not a number: where a row is
+given the same value twice, each of the two gets half of the cotangent, and from there
+on, what is linear in it adds up.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ..checkpointing._engine import Policy, pick, put
+from ..checkpointing._formula import (
+    Formula,
+    Zero,
+    instantiated,
+    is_inexact,
+    nonzero,
+    recall,
+    vmap,
+)
+from ._chunks import Chunks
+from ._sweep import Arrays, Chunk, Sweep, along, resized
+
+Flags = tuple[bool, ...]
+Function = Callable[[Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+
+
+def map_rows(
+    f: Callable[[Arrays, Arrays], Arrays],
+    consts: Arrays,
+    xs: Arrays,
+    *,
+    x_axes: tuple[int, ...],
+    y_axes: tuple[int, ...],
+    chunks: Chunks,
+    policy: Policy,
+) -> list[jax.Array]:
+    """Maps a function over rows, chunk by chunk.
+
+    Args:
+        f: `(consts, xs) -> ys` on the rows of a chunk. It closes over no tracers.
+        consts: What is the same for every row.
+        xs: What has rows.
+        x_axes: For each of the `xs`, the axis along which its rows lie.
+        y_axes: The same for each of the `ys`.
+        chunks: How the rows are cut.
+        policy: What of a chunk is stored while it is differentiated backwards, as
+            `jax.checkpoint` has it.
+
+    Returns:
+        The `ys` of all rows.
+    """
+    consts, xs = [_strong(c) for c in consts], [_strong(x) for x in xs]
+    chunk = _trace(
+        lambda twice, consts, xs: ([], f(consts, xs)),
+        [jax.typeof(c) for c in consts],
+        [
+            resized(jax.typeof(x), axis, chunks.rows, chunks.size)
+            for x, axis in zip(xs, x_axes, strict=True)
+        ],
+        chunks,
+    )
+    sweep = Sweep(chunk, chunks, x_axes, y_axes, (False,) * len(y_axes))
+    _, ys = RowMap(sweep, policy, (consts, xs))(consts, xs)
+    return ys
+
+
+class RowMap(Formula):
+    """`(consts, xs) -> (sums, ys)`, by a sweep.
+
+    Attributes:
+        policy: What to store of a chunk while it is differentiated backwards.
+    """
+
+    sweep: Sweep
+    policy: Policy
+
+    def __init__(self, sweep: Sweep, policy: Policy, inputs: Any):
+        self.in_avals = jax.tree.map(jax.typeof, inputs)
+        self.out_aval = sweep.out_types
+        self.params = dict(sweep=sweep, policy=policy)
+        self.effects = sweep.chunk.jaxpr.effects
+        super().__init__()
+
+    def expand(self, *inputs: Any) -> Any:
+        known = recall(self, inputs)
+        return self.sweep.run(*inputs) if known is None else known
+
+    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        moves_in = nonzero(tangents)
+        moves_out = self.moves_out(self.flat_in(moves_in))
+        pushed = _pushed(self.sweep, _flags(moves_in), _flags(self._groups(moves_out)))
+        inputs = tuple(map(_with, primals, tangents, moves_in))
+        sums, ys = RowMap(pushed, self.policy, inputs)(*inputs)
+        num_sums, num_ys = map(len, self.out_aval)
+        moved = [*sums[num_sums:], *ys[num_ys:]]
+        return (
+            (sums[:num_sums], ys[:num_ys]),
+            self.among_zeros(self.flat_in(moves_in), moved),
+        )
+
+    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        marks = _flags(map(_may_move, perturbed, self.in_avals))
+        wanted = _flags(nonzero(cts))
+        zeros = [[Zero(aval.to_ct_aval()) for aval in group] for group in self.in_avals]
+        if not any(map(any, marks)) or not any(map(any, wanted)):
+            return tuple(zeros)
+        pulled = _pulled(self.sweep, self.policy, marks, wanted)
+        inputs = tuple(map(_with, inputs, cts, wanted))
+        out = RowMap(pulled, self.policy, inputs)(*inputs)
+        return tuple(map(put, zeros, marks, out))
+
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        if not jax.tree.leaves(dims):
+            return super().batch(axis_data, args, dims)
+        batched = _batched(self.sweep, axis_data, tuple(map(tuple, dims)))
+        out = RowMap(batched, self.policy, args)(*args)
+        return out, jax.tree.map(lambda _: 0, self.out_aval)
+
+    def _groups(self, flat: Sequence[Any]) -> Any:
+        return self.out_tree.unflatten(flat)
+
+
+# The sweeps of derivatives, and under `vmap`. All depend on the types alone, so they
+# are traced once.
+
+
+@functools.lru_cache(maxsize=128)
+def _pushed(
+    sweep: Sweep, moves: tuple[Flags, Flags], out: tuple[Flags, Flags]
+) -> Sweep:
+    """The outputs, and the tangents of some of them, from inputs and their tangents."""
+    const_types, x_types = sweep.chunk.in_types
+
+    def push(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
+        consts, consts_dot = _split(consts, len(const_types))
+        xs, xs_dot = _split(xs, len(x_types))
+        run = lambda *marked: sweep.chunk(twice, *map(put, (consts, xs), moves, marked))
+        primals = tuple(map(pick, (consts, xs), moves))
+        values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
+        return tuple(map(_with, values, tangents, out))
+
+    dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
+    twofold = lambda entries, flags: (*entries, *pick(entries, flags))
+    return Sweep(
+        _trace(
+            push,
+            [*const_types, *dots(const_types, moves[0])],
+            [*x_types, *dots(x_types, moves[1])],
+            sweep.chunks,
+        ),
+        sweep.chunks,
+        twofold(sweep.x_axes, moves[1]),
+        twofold(sweep.y_axes, out[1]),
+        twofold(sweep.shares, out[1]),
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _pulled(
+    sweep: Sweep,
+    policy: Policy,
+    marks: tuple[Flags, Flags],
+    wanted: tuple[Flags, Flags],
+) -> Sweep:
+    """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
+    const_types, x_types = sweep.chunk.in_types
+    axes, shares = pick(sweep.y_axes, wanted[1]), pick(sweep.shares, wanted[1])
+
+    def pull(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
+        consts, ct_sums = _split(consts, len(const_types))
+        xs, ct_ys = _split(xs, len(x_types))
+
+        def run(*marked: Arrays) -> Any:
+            out = sweep.chunk(twice, *map(put, (consts, xs), marks, marked))
+            return tuple(map(pick, out, wanted))
+
+        if policy is not None:
+            run = jax.checkpoint(run, policy=policy)
+        _, back = jax.vjp(run, *map(pick, (consts, xs), marks))
+        ct_ys = [
+            ct if twice is None or share else _halved(ct, twice, axis)
+            for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
+        ]
+        return back((ct_sums, ct_ys))
+
+    cts = lambda avals, flags: [a.to_ct_aval() for a in pick(avals, flags)]
+    sum_types, y_types = sweep.chunk.out_types
+    y_axes = tuple(pick(sweep.x_axes, marks[1]))
+    return Sweep(
+        _trace(
+            pull,
+            [*const_types, *cts(sum_types, wanted[0])],
+            [*x_types, *cts(y_types, wanted[1])],
+            sweep.chunks,
+        ),
+        sweep.chunks,
+        (*sweep.x_axes, *axes),
+        y_axes,
+        (True,) * len(y_axes),
+    )
+
+
+def _halved(ct: Any, twice: Any, axis: int) -> Any:
+    return jnp.where(along(twice, axis, ct), ct / 2, ct)
+
+
+@functools.lru_cache(maxsize=128)
+def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> Sweep:
+    """The sweep under `vmap`: inputs as they lie, outputs batched in front.
+
+    To batch what is done to a chunk, and not the loop over them, leaves one accumulator
+    to the cotangent of an unbatched const.
+    """
+    const_dims, x_dims = map(list, dims)
+    in_axes = (None, const_dims, x_dims)
+    stacked = [
+        [
+            aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
+            for aval, dim in zip(avals, at, strict=True)
+        ]
+        for avals, at in zip(sweep.chunk.in_types, dims, strict=True)
+    ]
+    x_axes = tuple(
+        axis + (dim is not None and dim <= axis)
+        for axis, dim in zip(sweep.x_axes, x_dims, strict=True)
+    )
+    y_axes = tuple(axis + 1 for axis in sweep.y_axes)
+    chunk = _trace(vmap(sweep.chunk, axis_data, in_axes, 0), *stacked, sweep.chunks)
+    return dataclasses.replace(sweep, chunk=chunk, x_axes=x_axes, y_axes=y_axes)
+
+
+def _trace(
+    f: Function, const_types: Sequence[Any], x_types: Sequence[Any], chunks: Chunks
+) -> Chunk:
+    """Traces a function of one chunk."""
+    num_consts, num_sums = len(const_types), 0
+    marks = [jax.ShapeDtypeStruct((chunks.size,), bool)] if chunks.overlap else []
+
+    def flat(*leaves: Any) -> list[Any]:
+        nonlocal num_sums
+        twice, leaves = (leaves[0], leaves[1:]) if marks else (None, leaves)
+        sums, ys = f(twice, *_split(leaves, num_consts))
+        num_sums = len(sums)
+        return [_strong(leaf) for leaf in (*sums, *ys)]
+
+    jaxpr = jax.make_jaxpr(flat)(*marks, *const_types, *x_types)
+    return Chunk(jaxpr, num_consts, len(x_types), num_sums)
+
+
+def _strong(x: Any) -> Any:
+    """`x` without a weak type: tangents and cotangents have none either."""
+    aval = jax.typeof(x)
+    return lax.convert_element_type(x, aval.dtype) if aval.weak_type else x
+
+
+# Pairs of lists: of consts and xs, or of sums and ys.
+
+
+def _split(leaves: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
+    return list(leaves[:count]), list(leaves[count:])
+
+
+def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:
+    """Values, followed by those of some more that are marked."""
+    return [*values, *instantiated(pick(more, flags))]
+
+
+def _flags(groups: Any) -> tuple[Flags, Flags]:
+    first, second = (tuple(map(bool, group)) for group in groups)
+    return first, second
+
+
+def _may_move(flags: Sequence[Any], avals: Sequence[Any]) -> list[bool]:
+    return [bool(f) and is_inexact(a) for f, a in zip(flags, avals, strict=True)]

@@ -1,0 +1,144 @@
+"""Runs a function of a chunk of rows over all rows, chunk by chunk.
+
+Plain JAX on lists of arrays. Nothing here is differentiated by JAX: the derivatives of
+a sweep are sweeps again, which `_row_map.py` makes.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ._chunks import Chunks
+
+Arrays = list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """`(twice, consts, xs) -> (sums, ys)` on the rows of one chunk, traced.
+
+    `twice` marks the rows that are in two chunks; it is `None` if no row can be.
+
+    Attributes:
+        jaxpr: The traced function, on flat inputs and outputs. It closes over nothing.
+        num_consts: How many of the inputs are the same for every chunk.
+        num_xs: How many of them have rows.
+        num_sums: How many of the outputs are to be added up over the chunks.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    num_consts: int
+    num_xs: int
+    num_sums: int
+
+    @property
+    def in_types(self) -> tuple[list[Any], list[Any]]:
+        """The types of `consts`, and those of `xs`."""
+        xs = len(self.jaxpr.in_avals) - self.num_xs
+        return self.jaxpr.in_avals[xs - self.num_consts : xs], self.jaxpr.in_avals[xs:]
+
+    @property
+    def out_types(self) -> tuple[list[Any], list[Any]]:
+        """The types of `sums`, and those of `ys`."""
+        avals = list(self.jaxpr.out_avals)
+        return avals[: self.num_sums], avals[self.num_sums :]
+
+    def __call__(self, twice: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
+        marks = [] if twice is None else [twice]
+        outs = jex.jaxpr_as_fun(self.jaxpr)(*marks, *consts, *xs)
+        return outs[: self.num_sums], outs[self.num_sums :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A function of rows, evaluated on all rows with the memory of one chunk.
+
+    Attributes:
+        chunk: The function, on one chunk.
+        chunks: How the rows are cut.
+        x_axes: For each of the `xs`, the axis along which its rows lie.
+        y_axes: The same for each of the `ys`.
+        shares: For each of the `ys`, whether a row that is in two chunks gets a share of
+            its value from both. Otherwise both give it the same value.
+    """
+
+    chunk: Chunk
+    chunks: Chunks
+    x_axes: tuple[int, ...]
+    y_axes: tuple[int, ...]
+    shares: tuple[bool, ...]
+
+    @property
+    def out_types(self) -> tuple[list[Any], list[Any]]:
+        """The types of the sums, and of the `ys` for all rows."""
+        sums, of_chunks = self.chunk.out_types
+        return sums, [
+            resized(aval, axis, self.chunks.size, self.chunks.rows)
+            for aval, axis in zip(of_chunks, self.y_axes, strict=True)
+        ]
+
+    def run(self, consts: Arrays, xs: Arrays) -> tuple[list[Any], list[Any]]:
+        """The sums over all rows, and the `ys` of all rows.
+
+        Arrays are sliced and written where they lie, whatever their axes: to cut them
+        into blocks beforehand would copy them.
+        """
+        size = self.chunks.size
+
+        def body(index: Any, state: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
+            sums, ys = state
+            first = index * size
+            start = jnp.minimum(first, self.chunks.rows - size)
+            parts = [
+                lax.dynamic_slice_in_dim(x, start, size, axis)
+                for x, axis in zip(xs, self.x_axes, strict=True)
+            ]
+            more, rows = self.chunk(self._twice(index, start), consts, parts)
+            return [a + b for a, b in zip(sums, more, strict=True)], [
+                self._write(y, part, start, first, axis, shares)
+                for y, part, axis, shares in zip(
+                    ys, rows, self.y_axes, self.shares, strict=True
+                )
+            ]
+
+        sum_types, y_types = self.out_types
+        sums = [_varying(jnp.zeros(s.shape, s.dtype), s) for s in sum_types]
+        ys = [_varying(lax.empty(y.shape, y.dtype), y) for y in y_types]
+        return lax.fori_loop(0, self.chunks.count, body, (sums, ys))
+
+    def _twice(self, index: Any, start: Any) -> Any:
+        """Which rows of a chunk are in two chunks: in the last and the one before."""
+        if not self.chunks.overlap:
+            return None
+        row = start + jnp.arange(self.chunks.size)
+        last = self.chunks.count - 1
+        begin, end = self.chunks.start(last), last * self.chunks.size
+        return (begin <= row) & (row < end)
+
+    def _write(
+        self, y: Any, part: Any, start: Any, first: Any, axis: int, shares: bool
+    ) -> Any:
+        if shares and self.chunks.overlap:
+            before = lax.dynamic_slice_in_dim(y, start, self.chunks.size, axis)
+            written = start + jnp.arange(self.chunks.size) < first
+            part = part + jnp.where(along(written, axis, part), before, 0)
+        return lax.dynamic_update_slice_in_dim(y, part, start, axis)
+
+
+def along(rows: Any, axis: int, like: Any) -> Any:
+    """A vector of one entry a row, to broadcast against arrays with rows at an axis."""
+    return lax.broadcast_in_dim(rows, like.shape, (axis,))
+
+
+def resized(aval: Any, axis: int, size: int, new: int) -> Any:
+    """A type with another size along an axis."""
+    return jex.unmapped_aval(new, axis, jex.mapped_aval(size, axis, aval))
+
+
+def _varying(x: jax.Array, aval: Any) -> jax.Array:
+    """`x`, varying over the axes of a mesh that its type varies over, in `shard_map`."""
+    return lax.pcast(x, tuple(aval.mat.varying), to="varying")
