@@ -19,17 +19,28 @@ keep to the schedule's memory as well.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.experimental.hijax import Zero, instantiate_zeros
+from jax.experimental.hijax import Zero
 
-from .._compat import HiPrimitive
 from . import _engine
 from ._engine import Active, Policy, Sweep, pick, put
+from ._formula import (
+    Formula,
+    Pushed,
+    Static,
+    instantiated,
+    is_inexact,
+    is_zero,
+    nonzero,
+    recall,
+    vmap,
+)
 from ._layout import Layout, Nested, Revolved, Stored
 from ._loop import Loop, stack_of, stack_type
 from ._step import Arrays, Flags, Step, make_step, reaching, split
@@ -62,7 +73,7 @@ def planned_loop(
     return carry, ys
 
 
-class PlannedLoop(HiPrimitive):
+class PlannedLoop(Formula):
     """`(consts, init, xs) -> (carry, ys, slots)`; there are no slots without a layout.
 
     The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
@@ -86,110 +97,114 @@ class PlannedLoop(HiPrimitive):
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
+        if (known := recall(self, inputs)) is not None:
+            return known
         step, loop = self.problem.step, self.problem.loop
         if self.saves is None:
             return (*_engine.primal(step, loop, *inputs), [])
         return _engine.forward(step, loop, self.saves, *inputs)
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
-        active, y_active = _activity(self.problem.step, _nonzero(tangents))
+    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        active, y_active = _activity(self.problem.step, nonzero(tangents))
         problem = _tangent_problem(self.problem, active, y_active)
         inputs = tuple(
-            [*primal, *map(instantiate_zeros, pick(tangent, flags))]
+            [*primal, *instantiated(pick(tangent, flags))]
             for primal, tangent, flags in zip(primals, tangents, active, strict=True)
         )
         carry, ys, slots = PlannedLoop(problem, self.saves, inputs)(*inputs)
         carry, carry_dot = split(carry, len(active.carry))
         ys, ys_dot = split(ys, len(y_active))
-        slots = slots[: len(carry)]
-        return (carry, ys, slots), (
-            put(_zeros(carry), active.carry, carry_dot),
-            put(_zeros(ys), y_active, ys_dot),
-            _zeros(slots),
-        )
+        moves = self.flat_in(nonzero(tangents))
+        tangents_out = self.among_zeros(moves, [*carry_dot, *ys_dot])
+        return (carry, ys, slots[: len(carry)]), tangents_out
 
-    def lin(self, nzs_in: Any, *primals: Any) -> Any:
-        return self(*primals), primals
-
-    def linearized(self, residuals: Any, *tangents: Any) -> Any:
-        """Runs the primal anew at each application, so that nothing is stored."""
-        return _instantiated(self.jvp(residuals, tangents)[1])
+    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        _, residuals = self.vjp_fwd(perturbed, *inputs)
+        return self.vjp_bwd_retval(residuals, cts)
 
     def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
         problem = self.problem
         active, y_active = _activity(problem.step, nzs_in)
         layout = self.saves or problem.planner.layout(problem, active)
         if isinstance(layout, Stored):
-            out, pull = _vjp_stored(problem, active, y_active, inputs)
-            carry, ys, slots, residuals = *out, [], (pull,)
+            (carry, ys), pull = _vjp_stored(problem, active, y_active, inputs)
+            slots, residuals = [], (pull,)
         else:
             carry, ys, slots = PlannedLoop(problem, layout, inputs)(*inputs)
             residuals = (inputs, slots)
         out = (carry, ys, slots if self.saves else [])
-        static = _Static((layout, active, y_active))
-        return out, (static, residuals)
+        return out, (Static((layout, active, y_active)), residuals)
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         static, residuals = res
         layout, active, y_active = static.value
         ct_carry, ct_ys, _ = outgrad
-        ct_carry = [instantiate_zeros(ct) for ct in pick(ct_carry, active.carry)]
+        ct_carry = instantiated(pick(ct_carry, active.carry))
         if isinstance(layout, Stored):
-            ct_ys = [instantiate_zeros(ct) for ct in pick(ct_ys, y_active)]
             (pull,) = residuals
-            cts = pull((ct_carry, ct_ys))
+            cts = pull((ct_carry, instantiated(pick(ct_ys, y_active))))
         else:
-            wanted = tuple(a and not _is_zero(ct) for a, ct in zip(y_active, ct_ys))
+            wanted = tuple(a and not is_zero(ct) for a, ct in zip(y_active, ct_ys))
             args = (*residuals, ct_carry, pick(ct_ys, wanted))
             cts = Reverse(self.problem, layout, active, wanted, args)(*args)
         return _spread(cts, active, self.in_avals)
 
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        batched, inputs, _, out_dims = self._batched(axis_data, args, dims)
+        return batched(*inputs), out_dims
+
+    def batch_pushed(
+        self, pushed: Pushed, axis_data: Any, args: Any, dims: Any
+    ) -> Any | None:
+        """Where tangents are batched as their primals are, the tangents of the batch.
+
+        Elsewhere, as in `jax.jacfwd`, this would batch the primal with its tangents.
+        """
+        (primals, tangents), (primal_dims, tangent_dims) = args, dims
+        moves = pushed.moves
+        at = pick(self.flat_in(primal_dims), moves)
+        if any((a is None) != (b is None) for a, b in zip(at, tangent_dims)):
+            return None
+        batched, inputs, in_dims, out_dims = self._batched(
+            axis_data, primals, primal_dims
+        )
+        axes = pick(self.flat_in(in_dims), moves)
+        tangents = [
+            t if axis is None else jnp.moveaxis(_lead(t, dim, axis_data.size), 0, axis)
+            for t, dim, axis in zip(tangents, tangent_dims, axes, strict=True)
+        ]
+        args = (inputs, tangents)
+        moves_out = self.moves_out(moves)
+        out = Pushed(batched, moves, args)(*args)
+        out = batched.flat_out(batched.among_zeros(moves, out))
+        return (
+            instantiated(pick(out, moves_out)),
+            pick(self.flat_out(out_dims), moves_out),
+        )
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        active, y_active = _activity(
+            self.problem.step, self.in_tree.unflatten(moves_in)
+        )
+        return [*active.carry, *y_active] + [False] * len(self.out_aval[2])
+
+    def _batched(
+        self, axis_data: Any, inputs: Any, dims: Any
+    ) -> tuple["PlannedLoop", Any, Any, Any]:
+        """The loop under `vmap`, its inputs, and where these and its outputs are batched.
+        """
+        dims = tuple(map(tuple, dims))
         problem, carry, ys = _batched_problem(self.problem, axis_data, dims)
-        consts, init, xs = args
+        consts, init, xs = inputs
         init = [
             _lead(c, dim, axis_data.size) if flag else c
             for c, dim, flag in zip(init, dims[1], carry, strict=True)
         ]
-        inputs = (consts, init, xs)
-        out = PlannedLoop(problem, self.saves, inputs)(*inputs)
+        inputs = (list(consts), init, list(xs))
         at = lambda axis, flags: [axis if flag else None for flag in flags]
-        slots = at(1, carry) if self.saves else []
-        return out, (at(0, carry), at(1, ys), slots)
-
-
-class Formula(HiPrimitive):
-    """A primitive whose derivatives depend on nothing but its inputs.
-
-    A subclass says how it is computed (`expand`), pushed forward (`jvp`) and pulled
-    back (`pull`); its inputs and outputs are nested lists and tuples of arrays.
-    """
-
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        """The cotangents of the perturbed inputs, and zeros for the others."""
-        raise AssertionError("abstract: every subclass has its own")
-
-    def lin(self, nzs_in: Any, *primals: Any) -> Any:
-        return self(*primals), primals
-
-    def linearized(self, residuals: Any, *tangents: Any) -> Any:
-        return _instantiated(self.jvp(residuals, tangents)[1])
-
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
-        perturbed = tuple(self.in_tree.flatten_up_to(nzs_in))
-        return self(*inputs), (_Static(perturbed), inputs)
-
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
-        static, inputs = res
-        perturbed = self.in_tree.unflatten(static.value)
-        return self.pull(perturbed, inputs, _instantiated(outgrad))
-
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        # JAX asks for a batch rule also where nothing is batched.
-        if not jax.tree.leaves(dims):
-            return self(*args), jax.tree.map(lambda _: None, self.out_aval)
-        mapped = Mapped(self, axis_data, dims, args)
-        return mapped(*args), jax.tree.map(lambda _: 0, self.out_aval)
+        in_dims = (list(dims[0]), at(0, carry), list(dims[2]))
+        out_dims = (at(0, carry), at(1, ys), at(1, carry) if self.saves else [])
+        return PlannedLoop(problem, self.saves, inputs), inputs, in_dims, out_dims
 
 
 class Reverse(Formula):
@@ -223,36 +238,42 @@ class Reverse(Formula):
 
     def expand(self, inputs: Any, slots: Any, ct_carry: Any, ct_ys: Any) -> Any:
         consts, _, xs = inputs
-        all_ct_ys = put([None] * len(self.wanted), self.wanted, ct_ys)
+        ct_ys = put([None] * len(self.wanted), self.wanted, ct_ys)
         problem = self.problem
         sweep = Sweep(
-            problem.step, problem.loop, problem.policy, self.active, consts, xs, all_ct_ys
+            problem.step, problem.loop, problem.policy, self.active, consts, xs, ct_ys
         )
         cts = sweep.run(self.layout, slots, ct_carry)
         return cts.consts, cts.carry, cts.xs
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
+    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         inputs, _, *cts = primals
         inputs_dot, _, *cts_dot = tangents
-        pushed = Active(*map(tuple, _nonzero(inputs_dot)))
+        pushed = Active(*map(tuple, nonzero(inputs_dot)))
+        direction = _select(inputs_dot, pushed)
         pushing = lambda marked: self._push(
-            _merge(inputs, self.active, marked), pushed, _select(inputs_dot, pushed)
+            _merge(inputs, self.active, marked), pushed, direction
         )
         _, pull = jax.vjp(pushing, _select(inputs, self.active))
-        (out_dot,) = pull((tuple(_instantiated(cts_dot)), tuple(cts)))
-        # The same sweep could give the primal as well, as a cotangent of the
-        # direction. But under `vmap` it would then be batched as the direction is.
-        return self(*primals), out_dot
+        (out_dot,) = pull((tuple(instantiated(cts_dot)), tuple(cts)))
+        # The cotangents of the direction would give the primal, too. But under `vmap`
+        # it would then be batched as the direction is.
+        return None, out_dot
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         primals, slots, *ct_outs = inputs
         marks = Active(*map(_inexact_only, perturbed[0], primals))
+        direction = instantiated(cts)
         pushing = lambda marked: self._push(
-            _merge(primals, marks, marked), self.active, cts
+            _merge(primals, marks, marked), self.active, direction
         )
         (outs, outs_dot), pull = jax.vjp(pushing, _select(primals, marks))
         (ct_primals,) = pull((jax.tree.map(jnp.zeros_like, outs), tuple(ct_outs)))
-        return (_spread(ct_primals, marks, self.in_avals[0]), _zeros(slots), *outs_dot)
+        zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
+        return (_spread(ct_primals, marks, self.in_avals[0]), zero_slots, *outs_dot)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return [any(moves_in)] * len(self.out_avals_flat)
 
     def _push(self, inputs: Any, active: Active, direction: Any) -> Any:
         """`T` of the module's docstring: those outputs that have cotangents here."""
@@ -264,73 +285,6 @@ class Reverse(Formula):
         return jax.jvp(run, _select(inputs, active), direction)
 
 
-class Mapped(Formula):
-    """A formula under `vmap`. All outputs are batched, along their leading axis."""
-
-    formula: Formula
-    axis_data: Any
-    dims: tuple[int | None, ...]
-
-    def __init__(self, formula: Formula, axis_data: Any, dims: Any, args: Any):
-        self.in_avals = jax.tree.map(jax.typeof, args)
-        self.out_aval = jax.tree.map(
-            lambda aval: stack_type(aval, axis_data.size), formula.out_aval
-        )
-        flat = tuple(formula.in_tree.flatten_up_to(dims))
-        self.params = dict(formula=formula, axis_data=axis_data, dims=flat)
-        self.effects = formula.effects
-        super().__init__()
-
-    def expand(self, *inputs: Any) -> Any:
-        one = lambda leaves: self.formula.expand(*self.formula.in_tree.unflatten(leaves))
-        return self._vmap(one, [self.dims])(self.in_tree.flatten_up_to(inputs))
-
-    def jvp(self, primals: Any, tangents: Any) -> Any:
-        tree = self.in_tree
-        primals, tangents = tree.flatten_up_to(primals), tree.flatten_up_to(tangents)
-        perturbed = [not _is_zero(tangent) for tangent in tangents]
-
-        def one(primals: Any, nonzero: Any) -> Any:
-            tangents = put(_zeros(primals), perturbed, nonzero)
-            out, out_dot = self.formula.jvp(
-                tree.unflatten(primals), tree.unflatten(tangents)
-            )
-            return out, _instantiated(out_dot)
-
-        dims = [self.dims, pick(self.dims, perturbed)]
-        return self._vmap(one, dims)(primals, pick(tangents, perturbed))
-
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        tree = self.in_tree
-        inputs = tree.flatten_up_to(inputs)
-
-        def one(inputs: Any, cts: Any) -> Any:
-            pulled = self.formula.pull(perturbed, tree.unflatten(inputs), cts)
-            return [None if _is_zero(ct) else ct for ct in tree.flatten_up_to(pulled)]
-
-        pulled = self._vmap(one, [self.dims, 0])(inputs, cts)
-        back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
-        return tree.unflatten(
-            zero if ct is None else back(ct, dim)
-            for zero, ct, dim in zip(_zeros(inputs), pulled, self.dims, strict=True)
-        )
-
-    def _vmap(self, f: Callable[..., Any], dims: Sequence[Any]) -> Callable[..., Any]:
-        in_axes = tuple(list(d) if isinstance(d, tuple | list) else d for d in dims)
-        return _vmap(f, self.axis_data, in_axes, 0)
-
-
-def _vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> Any:
-    return jax.vmap(
-        f,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name=axis_data.name,
-        axis_size=axis_data.size,
-        spmd_axis_name=axis_data.spmd_name or axis_data.explicit_mesh_axis,
-    )
-
-
 # From a problem to the problems of its derivatives.
 
 
@@ -338,10 +292,11 @@ def _activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
     consts, carry, xs = map(_inexact_only, perturbed, types)
-    carry, ys = reaching(step, consts, carry, xs, through=_is_inexact)
+    carry, ys = reaching(step, consts, carry, xs, through=is_inexact)
     return Active(consts, carry, xs), ys
 
 
+@functools.lru_cache(maxsize=128)
 def _tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
     """The loop of the step's jvp; leaves are followed by the tangents of active ones."""
     step, loop = problem.step, problem.loop
@@ -369,6 +324,7 @@ def _tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Probl
     )
 
 
+@functools.lru_cache(maxsize=128)
 def _batched_problem(
     problem: Problem, axis_data: Any, dims: Any
 ) -> tuple[Problem, Flags, Flags]:
@@ -392,7 +348,7 @@ def _batched_problem(
     ]
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (list(const_dims), front(carry), x_dims)
-    batched = _vmap(step, axis_data, in_dims, (front(carry), front(ys)))
+    batched = vmap(step, axis_data, in_dims, (front(carry), front(ys)))
     types = (
         [
             aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
@@ -446,41 +402,10 @@ def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
 
 def _inexact_only(flags: Sequence[bool], leaves: Sequence[Any]) -> Flags:
     return tuple(
-        flag and _is_inexact(leaf) for flag, leaf in zip(flags, leaves, strict=True)
+        flag and is_inexact(leaf) for flag, leaf in zip(flags, leaves, strict=True)
     )
-
-
-def _is_inexact(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _lead(x: Any, dim: int | None, size: int) -> Any:
     """`x` with its batch axis in front, or with one if it has none."""
     return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)
-
-
-# Symbolic zeros.
-
-
-def _is_zero(x: Any) -> bool:
-    return isinstance(x, Zero)
-
-
-def _nonzero(tree: Any) -> Any:
-    return jax.tree.map(lambda x: not _is_zero(x), tree, is_leaf=_is_zero)
-
-
-def _instantiated(tree: Any) -> Any:
-    return jax.tree.map(instantiate_zeros, tree, is_leaf=_is_zero)
-
-
-def _zeros(leaves: Sequence[Any]) -> list[Any]:
-    return [Zero(jax.typeof(leaf).to_tangent_aval()) for leaf in leaves]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """Hands what is no array from a forward to a backward rule."""
-
-    value: Any
