@@ -202,8 +202,8 @@ def _argument_axes(
         if len(in_axes) != len(names):
             raise ValueError(
                 f"{name}: in_axes has {len(in_axes)} entries, but f was called with "
-                f"{len(names)} positional arguments: {', '.join(names)}. Give one entry "
-                f"for each, one axis for all, or a dictionary of axes by name."
+                f"{len(names)} positional arguments: {', '.join(names)}. Give one "
+                f"entry for each, one axis for all, or a dictionary of axes by name."
             )
         given = {
             key: (spec, f"in_axes[{i}]")

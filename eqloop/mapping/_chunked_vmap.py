@@ -28,8 +28,8 @@ def _as_chunk_size(size: SupportsIndex) -> int:
         ) from error
     if number < 1:
         raise ValueError(
-            f"ChunkedVmap: `chunk_size` must be at least 1, but it is {number}. For all "
-            f"rows at once, give a number that is large enough."
+            f"ChunkedVmap: `chunk_size` must be at least 1, but it is {number}. For "
+            f"all rows at once, give a number that is large enough."
         )
     return number
 

@@ -37,6 +37,7 @@ from ._chunks import Chunks
 from ._sweep import Arrays, Chunk, Sweep, along, resized
 
 Flags = tuple[bool, ...]
+Marks = tuple[Flags, Flags]
 Function = Callable[[Any, Arrays, Arrays], tuple[Arrays, Arrays]]
 
 
@@ -93,7 +94,7 @@ class RowMap(Formula):
     def __init__(self, sweep: Sweep, policy: Policy, inputs: Any):
         self.in_avals = jax.tree.map(jax.typeof, inputs)
         self.out_aval = sweep.out_types
-        self.params = dict(sweep=sweep, policy=policy)
+        self.params = {"sweep": sweep, "policy": policy}
         self.effects = sweep.chunk.jaxpr.effects
         super().__init__()
 
@@ -104,19 +105,18 @@ class RowMap(Formula):
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         moves_in = nonzero(tangents)
         moves_out = self.moves_out(self.flat_in(moves_in))
-        pushed = _pushed(self.sweep, _flags(moves_in), _flags(self._groups(moves_out)))
+        out = self.out_tree.unflatten(moves_out)
+        pushed = _pushed(self.sweep, _flags(moves_in), _flags(out))
         inputs = tuple(map(_with, primals, tangents, moves_in))
         sums, ys = RowMap(pushed, self.policy, inputs)(*inputs)
-        num_sums, num_ys = map(len, self.out_aval)
-        moved = [*sums[num_sums:], *ys[num_ys:]]
-        return (
-            (sums[:num_sums], ys[:num_ys]),
-            self.among_zeros(self.flat_in(moves_in), moved),
-        )
+        sums, sums_dot = _split(sums, len(self.out_aval[0]))
+        ys, ys_dot = _split(ys, len(self.out_aval[1]))
+        tangents = self.among_zeros(self.flat_in(moves_in), [*sums_dot, *ys_dot])
+        return (sums, ys), tangents
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         marks = _flags(map(_may_move, perturbed, self.in_avals))
-        wanted = _flags(nonzero(cts))
+        wanted = _flags(map(_may_move, nonzero(cts), self.out_aval))
         zeros = [[Zero(aval.to_ct_aval()) for aval in group] for group in self.in_avals]
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return tuple(zeros)
@@ -132,18 +132,13 @@ class RowMap(Formula):
         out = RowMap(batched, self.policy, args)(*args)
         return out, jax.tree.map(lambda _: 0, self.out_aval)
 
-    def _groups(self, flat: Sequence[Any]) -> Any:
-        return self.out_tree.unflatten(flat)
-
 
 # The sweeps of derivatives, and under `vmap`. All depend on the types alone, so they
 # are traced once.
 
 
 @functools.lru_cache(maxsize=128)
-def _pushed(
-    sweep: Sweep, moves: tuple[Flags, Flags], out: tuple[Flags, Flags]
-) -> Sweep:
+def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
     """The outputs, and the tangents of some of them, from inputs and their tangents."""
     const_types, x_types = sweep.chunk.in_types
 
@@ -175,8 +170,8 @@ def _pushed(
 def _pulled(
     sweep: Sweep,
     policy: Policy,
-    marks: tuple[Flags, Flags],
-    wanted: tuple[Flags, Flags],
+    marks: Marks,
+    wanted: Marks,
 ) -> Sweep:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     const_types, x_types = sweep.chunk.in_types
@@ -281,7 +276,7 @@ def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> 
     return [*values, *instantiated(pick(more, flags))]
 
 
-def _flags(groups: Any) -> tuple[Flags, Flags]:
+def _flags(groups: Any) -> Marks:
     first, second = (tuple(map(bool, group)) for group in groups)
     return first, second
 

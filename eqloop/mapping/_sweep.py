@@ -62,8 +62,8 @@ class Sweep:
         chunks: How the rows are cut.
         x_axes: For each of the `xs`, the axis along which its rows lie.
         y_axes: The same for each of the `ys`.
-        shares: For each of the `ys`, whether a row that is in two chunks gets a share of
-            its value from both. Otherwise both give it the same value.
+        shares: For each of the `ys`, whether a row that is in two chunks gets a share
+            of its value from both. Otherwise both give it the same value.
     """
 
     chunk: Chunk
@@ -140,5 +140,5 @@ def resized(aval: Any, axis: int, size: int, new: int) -> Any:
 
 
 def _varying(x: jax.Array, aval: Any) -> jax.Array:
-    """`x`, varying over the axes of a mesh that its type varies over, in `shard_map`."""
+    """`x`, in `shard_map` varying over the axes of the mesh that its type does."""
     return lax.pcast(x, tuple(aval.mat.varying), to="varying")
