@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -45,4 +46,4 @@ def run(
 def _strong(x: Any) -> Any:
     """The primitive's types are those of its inputs, and derivatives lose weak types."""
     x = jnp.asarray(x)
-    return lax.convert_element_type(x, x.dtype) if x.weak_type else x
+    return lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 
 from ..checkpointing._step import Step, make_step, reaching
@@ -38,9 +39,8 @@ def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -
         invars=jaxpr.invars[: step.num_consts],
         outvars=outvars,
         eqns=eqns[::-1],
-        debug_info=None,
     )
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(pruned, ()))(*consts)
+    return jax.core.eval_jaxpr(pruned, (), *consts)
 
 
 def drop_outputs(step: Step, which: Sequence[bool]) -> Step:
