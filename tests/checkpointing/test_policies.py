@@ -10,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable, print_saved_residuals
 
 import eqloop as el
+from eqloop.checkpointing import as_policy
 
 jcp = jax.checkpoint_policies
 NAMED_BY_JAX = jcp.save_only_these_names("a")
@@ -197,14 +198,14 @@ def test_name_tags_the_arrays_of_a_tree_and_leaves_it_as_it_is():
     ],
 )
 def test_as_policy_takes_what_a_user_may_give(given, meant):
-    assert el.as_policy(given) == meant
+    assert as_policy(given) == meant
 
 
 def test_as_policy_knows_every_name_in_jax():
     plain = [name for name in vars(jcp) if not name.startswith(("save_", "offload_"))]
     assert plain
     for name in plain:
-        assert stored(el.as_policy(name)) == stored(getattr(jcp, name))
+        assert stored(as_policy(name)) == stored(getattr(jcp, name))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_as_policy_knows_every_name_in_jax():
     ],
 )
 def test_wrong_policies(wrong, error, parts):
-    for take in (el.as_policy, lambda policy: el.Remat(jnp.sin, policy=policy)):
+    for take in (as_policy, lambda policy: el.Remat(jnp.sin, policy=policy)):
         with pytest.raises(error) as caught:
             take(wrong)
         for part in parts:
