@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
@@ -101,6 +102,13 @@ class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignor
                 f"{name}: `f` must be callable, but {self.f!r} is not. (Settings are "
                 f"given by keyword; `@{name}(...)` without `f` is a decorator.)"
             )
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        # Without it `inspect.signature` takes whatever has a `__get__` for a builtin.
+        signature = inspect.signature(type(self).__call__)
+        _, *parameters = signature.parameters.values()
+        return signature.replace(parameters=parameters)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Self:
         if instance is None:

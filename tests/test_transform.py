@@ -1,5 +1,6 @@
 """What every transform is: a PyTree, a decorator, something to bind in a class."""
 
+import inspect
 import io
 from typing import Any
 
@@ -164,6 +165,11 @@ def test_decorator_without_settings():
 
 def test_repr_of_decorator():
     assert repr(el.CheckpointedScan(base=4)) == "CheckpointedScan(base=4)"
+
+
+def test_signature_is_that_of_the_call(scan):
+    assert list(inspect.signature(scan).parameters) == ["init", "xs", "length", "key"]
+    assert next(iter(inspect.signature(el.Scan).parameters)) == "f"
 
 
 def test_f_by_keyword(scan):
