@@ -16,7 +16,7 @@ from jax import lax
 from . import _binomial
 from ._layout import Nested, Revolved
 from ._levels import Nest
-from ._loop import Loop, element, stack_of, store
+from ._loop import Loop, element, part, put_part, stack_of, store
 from ._step import Arrays, Flags, Step
 
 Policy = Callable[..., Any] | None
@@ -75,43 +75,52 @@ def forward(
     xs: Arrays,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs the loop and leaves carries in slots. Returns the carry, `ys`, the slots."""
-    count = layout.primal_slots
-    position_of = _slot_positions(layout)
+    first, row_of = _rows(layout)
 
     def body(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], list[Any]]:
-        position, slot, carry, slots = state
-        hit = position == position_of(slot)
-        # One more row takes the carries that are not kept. To write one is much
-        # cheaper than a branch, which on a GPU waits for the host.
-        row = jnp.where(hit, slot, count)
+        position, memory, carry, slots = state
+        row, memory = row_of(position, memory)
         slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
         carry, y = step(consts, carry, loop.x(xs, position))
-        return (position + 1, slot + hit, carry, slots), y
+        return (position + 1, memory, carry, slots), y
 
-    slots = [stack_of(c, count + 1) for c in init]
-    state = (_zero(), _zero(), list(init), slots)
+    slots = [stack_of(c, layout.primal_slots + 1) for c in init]
+    state = (_zero(), first, list(init), slots)
     (_, _, carry, slots), ys = _scan(body, state, loop.length, loop)
     return carry, ys, slots
 
 
-def _slot_positions(layout: Nested | Revolved) -> Callable[[Any], Any]:
-    """The position, as a traced integer, whose carry goes into a slot."""
+def _rows(layout: Nested | Revolved) -> tuple[Any, Callable[[Any, Any], Any]]:
+    """Which row of the slots the carry at a position goes to.
+
+    One more row takes the carries that are not kept. To write one is much cheaper than
+    a branch, which on a GPU waits for the host.
+
+    Returns:
+        The first memory, and a function of position and memory to row and memory.
+    """
+    unused = layout.primal_slots
     if isinstance(layout, Revolved):
-        table = jnp.asarray(_table_of_starts(layout), jnp.int32)
-        start = _block_start(layout)
-        return lambda slot: start(element(table, jnp.minimum(slot, len(table) - 1)))
+        starts = jnp.asarray(layout.starts, jnp.int32)
 
-    def position_of(slot: Any) -> Any:
-        first_slot = first_position = 0
-        found = _zero()
+        def row_of(position: Any, slot: Any) -> tuple[Any, Any]:
+            hit = position == element(starts, slot)
+            last = len(layout.starts) - 1
+            return jnp.where(hit, slot, unused), jnp.minimum(slot + hit, last)
+
+        return _zero(), row_of
+
+    def row_in_nests(position: Any, memory: None) -> tuple[Any, None]:
+        row, first_row, start = unused, 0, 0
         for nest in layout.nests:
-            here = first_position + (slot - first_slot) * nest.stride
-            found = jnp.where(slot >= first_slot, here, found)
-            first_slot += nest.levels[0]
-            first_position += nest.length
-        return found
+            offset = position - start
+            mine = (offset >= 0) & (offset % nest.stride == 0)
+            row = jnp.where(mine, first_row + offset // nest.stride, row)
+            first_row, start = first_row + nest.levels[0], start + nest.length
+        # Before its end, a nest would claim what belongs to the next one.
+        return row, memory
 
-    return position_of
+    return None, row_in_nests
 
 
 class Active(NamedTuple):
@@ -174,6 +183,8 @@ class Sweep:
 
     def advance(self, carry: Arrays, start: Any, count: int) -> list[Any]:
         """The carry `count` steps after `start`; the count is static."""
+        if count == 1:
+            return self._next(carry, start)
         body = lambda i, carry: self._next(carry, start + i)
         unroll = min(self.loop.unroll, count)
         return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
@@ -206,9 +217,7 @@ class Sweep:
         """Reverses a block of `count` steps, given the carry before it."""
         xs = self.loop.block(self.xs, start, count)
         at = self.loop.block_start(start, count)
-        ct_ys = [
-            lax.dynamic_slice_in_dim(ct, at, count) for ct in self.ct_ys if ct is not None
-        ]
+        ct_ys = [part(ct, at, count) for ct in self.ct_ys if ct is not None]
         _, pull = jax.vjp(
             self._block(carry, xs, count),
             pick(self.consts, self.active.consts),
@@ -221,8 +230,8 @@ class Sweep:
             [a + b for a, b in zip(cts.consts, ct_consts, strict=True)],
             ct_carry,
             [
-                lax.dynamic_update_slice_in_dim(whole, part, at, axis)
-                for whole, part, axis in zip(cts.xs, ct_xs, axes, strict=True)
+                put_part(whole, ct, at, axis)
+                for whole, ct, axis in zip(cts.xs, ct_xs, axes, strict=True)
             ],
         )
 
@@ -293,14 +302,6 @@ def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
     return lax.fori_loop(0, count - 1, body, (list(carry), slots), unroll=unroll)[1]
 
 
-def _table_of_starts(layout: Revolved) -> list[int]:
-    """The block at which each segment starts that the primal left behind."""
-    starts = [0]
-    for length, _ in layout.segments[:-1]:
-        starts.append(starts[-1] + length)
-    return starts
-
-
 def _block_start(layout: Revolved) -> Callable[[Any], Any]:
     """The position of a block; the first block is the one that may be shorter."""
     return lambda block: jnp.maximum(block * layout.block - layout.missing, 0)
@@ -363,7 +364,7 @@ class _Stack:
 
     def initial(self) -> tuple[Any, Any, Any]:
         """The stack as the primal left it, all slots in use."""
-        blocks = jnp.asarray(_table_of_starts(self.layout), jnp.int32)
+        blocks = jnp.asarray(self.layout.block_starts, jnp.int32)
         ranks = jnp.asarray([rank for _, rank in self.layout.segments], jnp.int32)
         return jnp.asarray(self.slots - 1, jnp.int32), blocks, ranks
 

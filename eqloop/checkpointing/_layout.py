@@ -104,6 +104,17 @@ class Revolved:
         return _binomial.segments(self.blocks, self.slots)
 
     @property
+    def block_starts(self) -> list[int]:
+        """The block that each slot of the primal starts at."""
+        lengths = [length for length, _ in self.segments]
+        return [sum(lengths[:i]) for i in range(len(lengths))]
+
+    @property
+    def starts(self) -> list[int]:
+        """The position that each slot of the primal starts at."""
+        return [max(b * self.block - self.missing, 0) for b in self.block_starts]
+
+    @property
     def advances(self) -> int:
         slots = min(self.slots, self.blocks)
         crossings = _binomial.crossings(self.segments[0][0], slots, self.segments[0][1])

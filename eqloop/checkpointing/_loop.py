@@ -43,7 +43,7 @@ class Loop:
         """The elements of `count` steps from a position on, as a smaller `xs`."""
         start = self.block_start(position, count)
         return [
-            lax.dynamic_slice_in_dim(x, start, count, axis)
+            part(x, start, count, axis)
             for x, axis in zip(xs, self.x_axes, strict=True)
         ]
 
@@ -67,6 +67,20 @@ def element(x: Any, index: Any, axis: int = 0) -> Any:
     """`x[index]` along an axis, for an index that is known to be in range."""
     return lax.dynamic_index_in_dim(
         x, index, axis, keepdims=False, allow_negative_indices=False
+    )
+
+
+def part(x: Any, start: Any, count: int, axis: int = 0) -> Any:
+    """`x[start : start + count]` along an axis, for a part that is in range."""
+    return lax.dynamic_slice_in_dim(
+        x, start, count, axis, allow_negative_indices=False
+    )
+
+
+def put_part(buffer: Any, x: Any, start: Any, axis: int = 0) -> Any:
+    """`buffer` with the part from `start` on along an axis replaced; in place."""
+    return lax.dynamic_update_slice_in_dim(
+        buffer, x, start, axis, allow_negative_indices=False
     )
 
 
