@@ -1,0 +1,23 @@
+"""The README keeps its word."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import eqloop as el
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_example():
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    namespace = {}
+    exec(example.replace("100_000", "300"), namespace)
+    xs = jnp.ones((300, 8))
+    gradient = namespace["gradient"](namespace["loop"], xs)
+    stored = el.CheckpointedScan(namespace["loop"].f, schedule=el.StoreAll())
+    expected = namespace["gradient"](stored, xs)
+    for a, b in zip(*map(jax.tree.leaves, (gradient, expected)), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-4, atol=1e-6)
