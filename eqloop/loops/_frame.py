@@ -233,13 +233,12 @@ def _open_outputs(y: Any, out_axes: Any) -> tuple[list[Any], _Outputs]:
 
 def _pair(owner: str, out: Any) -> tuple[Any, Any]:
     if not isinstance(out, tuple | list) or len(out) != 2:
-        what = f"a {type(out).__name__}"
+        what = eqx.tree_pformat(out)
         if isinstance(out, tuple | list):
-            what += f" of {len(out)}"
+            what = f"a {type(out).__name__} of {len(out)}, {what}"
         raise TypeError(
-            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}: "
-            f"{eqx.tree_pformat(out)}. If there is nothing to stack, return "
-            f"`(carry, None)`."
+            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. If "
+            f"there is nothing to stack, return `(carry, None)`."
         )
     return out[0], out[1]
 
