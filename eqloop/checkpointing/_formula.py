@@ -208,7 +208,9 @@ class Mapped(Formula):
 
     def expand(self, *inputs: Any) -> Any:
         one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
-        return self._vmap(one, self.dims)(self.flat_in(inputs))
+        out = self._vmap(one, self.dims)(self.flat_in(inputs))
+        _remembered.clear()  # what was kept in there is batched: no use out here
+        return out
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         tangents = self.flat_in(tangents)
