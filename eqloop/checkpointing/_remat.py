@@ -1,5 +1,6 @@
 """`Remat`: a function whose residuals are computed again rather than stored."""
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any, SupportsIndex, final
@@ -78,6 +79,10 @@ class Remat(AbstractTransform):
         default=(), static=True, converter=_as_argnums, kw_only=True
     )
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `f(*args, **kwargs)`."""
         static = self._static_positions(len(args))
@@ -93,9 +98,10 @@ class Remat(AbstractTransform):
             returned.append(rest)
             return out
 
-        out = jax.checkpoint(
-            on_arrays, prevent_cse=self.prevent_cse, policy=self.policy
-        )(leaves)
+        policy = as_policy(self.policy)  # `eqx.tree_at` may have put in a name
+        out = jax.checkpoint(on_arrays, prevent_cse=self.prevent_cse, policy=policy)(
+            leaves
+        )
         return returned[-1].join(out)
 
     def _static_positions(self, count: int) -> set[int]:

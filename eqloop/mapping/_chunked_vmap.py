@@ -1,5 +1,6 @@
 """`ChunkedVmap`: `jax.vmap` over at most so many rows at once."""
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
@@ -39,9 +40,9 @@ class ChunkedVmap(AbstractTransform):
     """Vectorises a function over at most so many rows at once.
 
     As `equinox.filter_vmap`, with the memory of one chunk rather than of all rows, also
-    when it is differentiated: a chunk is computed again in the backward pass, for which
-    nothing is stored but the arguments. Called as `f` is, with its arguments stacked;
-    arguments given by keyword are mapped as well.
+    when it is differentiated, in any mode and order: nothing is stored for the backward
+    pass but the arguments, and there each chunk is computed again. Called as `f` is,
+    with its arguments stacked; arguments given by keyword are mapped as well.
 
     The chunks are all of one size, so that `f` is in the program once: 1000 rows with
     `chunk_size=300` are mapped in four chunks of 250. If the number of rows does not
@@ -60,8 +61,8 @@ class ChunkedVmap(AbstractTransform):
             axes of their arrays. Leaves that are not arrays are passed as they are.
         out_axes: At which axes of the results the rows are: likewise, a prefix of what
             `f` returns. `None` is for what is the same for every row.
-        policy: Which values inside `f` are stored nevertheless when differentiating,
-            for all chunks. See `eqloop.policies`.
+        policy: Which residuals of a chunk are stored when it is computed again: `None`
+            for all that are needed, or one of `eqloop.policies` for fewer.
 
     Raises:
         TypeError: `chunk_size` is no int, or `policy` no policy; when called, an axis
@@ -95,10 +96,11 @@ class ChunkedVmap(AbstractTransform):
         default=eqx.if_array(0), static=True, converter=hashable_axes, kw_only=True
     )
     # No static field, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, kw_only=True)
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
 
-    def __check_init__(self) -> None:
-        as_policy(self.policy)
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `f` for every row of its arguments."""
@@ -120,6 +122,6 @@ class ChunkedVmap(AbstractTransform):
             x_axes=call.x_axes,
             y_axes=call.y_axes,
             chunks=chunks,
-            policy=as_policy(self.policy),
+            policy=as_policy(self.policy),  # `eqx.tree_at` may have put in a name
         )
         return call.close(ys)

@@ -33,12 +33,11 @@ from ..checkpointing._formula import (
     recall,
     vmap,
 )
+from ..checkpointing._step import Flags
 from ._chunks import Chunks
-from ._sweep import Arrays, Chunk, Sweep, along, resized
+from ._sweep import Arrays, Sweep, along, cut, resized, trace_chunk
 
-Flags = tuple[bool, ...]
 Marks = tuple[Flags, Flags]
-Function = Callable[[Any, Arrays, Arrays], tuple[Arrays, Arrays]]
 
 
 def map_rows(
@@ -67,7 +66,7 @@ def map_rows(
         The `ys` of all rows.
     """
     consts, xs = [_strong(c) for c in consts], [_strong(x) for x in xs]
-    chunk = _trace(
+    chunk = trace_chunk(
         lambda twice, consts, xs: ([], f(consts, xs)),
         [jax.typeof(c) for c in consts],
         [
@@ -95,7 +94,7 @@ class RowMap(Formula):
         self.in_avals = jax.tree.map(jax.typeof, inputs)
         self.out_aval = sweep.out_types
         self.params = {"sweep": sweep, "policy": policy}
-        self.effects = sweep.chunk.jaxpr.effects
+        self.effects = sweep.chunk.step.jaxpr.effects
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
@@ -109,8 +108,8 @@ class RowMap(Formula):
         pushed = _pushed(self.sweep, _flags(moves_in), _flags(out))
         inputs = tuple(map(_with, primals, tangents, moves_in))
         sums, ys = RowMap(pushed, self.policy, inputs)(*inputs)
-        sums, sums_dot = _split(sums, len(self.out_aval[0]))
-        ys, ys_dot = _split(ys, len(self.out_aval[1]))
+        sums, sums_dot = cut(sums, len(self.out_aval[0]))
+        ys, ys_dot = cut(ys, len(self.out_aval[1]))
         tangents = self.among_zeros(self.flat_in(moves_in), [*sums_dot, *ys_dot])
         return (sums, ys), tangents
 
@@ -125,12 +124,17 @@ class RowMap(Formula):
         out = RowMap(pulled, self.policy, inputs)(*inputs)
         return tuple(map(put, zeros, marks, out))
 
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        consts, xs = self.in_tree.unflatten(moves_in)
+        sums, ys = self.sweep.chunk.reached(consts, xs, through=is_inexact)
+        return [*sums, *ys]
+
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
         if not jax.tree.leaves(dims):
             return super().batch(axis_data, args, dims)
-        batched = _batched(self.sweep, axis_data, tuple(map(tuple, dims)))
+        batched, marks = _batched(self.sweep, axis_data, tuple(map(tuple, dims)))
         out = RowMap(batched, self.policy, args)(*args)
-        return out, jax.tree.map(lambda _: 0, self.out_aval)
+        return out, tuple(map(_in_front, marks))
 
 
 # The sweeps of derivatives, and under `vmap`. All depend on the types alone, so they
@@ -143,8 +147,8 @@ def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
     const_types, x_types = sweep.chunk.in_types
 
     def push(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        consts, consts_dot = _split(consts, len(const_types))
-        xs, xs_dot = _split(xs, len(x_types))
+        consts, consts_dot = cut(consts, len(const_types))
+        xs, xs_dot = cut(xs, len(x_types))
         run = lambda *marked: sweep.chunk(twice, *map(put, (consts, xs), moves, marked))
         primals = tuple(map(pick, (consts, xs), moves))
         values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
@@ -153,7 +157,7 @@ def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
     dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return Sweep(
-        _trace(
+        trace_chunk(
             push,
             [*const_types, *dots(const_types, moves[0])],
             [*x_types, *dots(x_types, moves[1])],
@@ -178,8 +182,8 @@ def _pulled(
     axes, shares = pick(sweep.y_axes, wanted[1]), pick(sweep.shares, wanted[1])
 
     def pull(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        consts, ct_sums = _split(consts, len(const_types))
-        xs, ct_ys = _split(xs, len(x_types))
+        consts, ct_sums = cut(consts, len(const_types))
+        xs, ct_ys = cut(xs, len(x_types))
 
         def run(*marked: Arrays) -> Any:
             out = sweep.chunk(twice, *map(put, (consts, xs), marks, marked))
@@ -198,7 +202,7 @@ def _pulled(
     sum_types, y_types = sweep.chunk.out_types
     y_axes = tuple(pick(sweep.x_axes, marks[1]))
     return Sweep(
-        _trace(
+        trace_chunk(
             pull,
             [*const_types, *cts(sum_types, wanted[0])],
             [*x_types, *cts(y_types, wanted[1])],
@@ -216,46 +220,35 @@ def _halved(ct: Any, twice: Any, axis: int) -> Any:
 
 
 @functools.lru_cache(maxsize=128)
-def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> Sweep:
-    """The sweep under `vmap`: inputs as they lie, outputs batched in front.
+def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> tuple[Sweep, Marks]:
+    """The sweep under `vmap`, with which outputs it batches: along their first axis.
 
     To batch what is done to a chunk, and not the loop over them, leaves one accumulator
-    to the cotangent of an unbatched const.
+    to the cotangent of an unbatched const. Inputs stay as they lie.
     """
-    const_dims, x_dims = map(list, dims)
-    in_axes = (None, const_dims, x_dims)
-    stacked = [
+    const_dims, x_dims = dims
+    is_batched = [[dim is not None for dim in group] for group in dims]
+    marks = sweep.chunk.reached(*is_batched, axis_name=axis_data.name)
+    types = [
         [
             aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-            for aval, dim in zip(avals, at, strict=True)
+            for aval, dim in zip(avals, group, strict=True)
         ]
-        for avals, at in zip(sweep.chunk.in_types, dims, strict=True)
+        for avals, group in zip(sweep.chunk.in_types, dims, strict=True)
     ]
+    in_axes = (None, list(const_dims), list(x_dims))
+    out_axes = tuple(map(_in_front, marks))
     x_axes = tuple(
         axis + (dim is not None and dim <= axis)
         for axis, dim in zip(sweep.x_axes, x_dims, strict=True)
     )
-    y_axes = tuple(axis + 1 for axis in sweep.y_axes)
-    chunk = _trace(vmap(sweep.chunk, axis_data, in_axes, 0), *stacked, sweep.chunks)
-    return dataclasses.replace(sweep, chunk=chunk, x_axes=x_axes, y_axes=y_axes)
-
-
-def _trace(
-    f: Function, const_types: Sequence[Any], x_types: Sequence[Any], chunks: Chunks
-) -> Chunk:
-    """Traces a function of one chunk."""
-    num_consts, num_sums = len(const_types), 0
-    marks = [jax.ShapeDtypeStruct((chunks.size,), bool)] if chunks.overlap else []
-
-    def flat(*leaves: Any) -> list[Any]:
-        nonlocal num_sums
-        twice, leaves = (leaves[0], leaves[1:]) if marks else (None, leaves)
-        sums, ys = f(twice, *_split(leaves, num_consts))
-        num_sums = len(sums)
-        return [_strong(leaf) for leaf in (*sums, *ys)]
-
-    jaxpr = jax.make_jaxpr(flat)(*marks, *const_types, *x_types)
-    return Chunk(jaxpr, num_consts, len(x_types), num_sums)
+    y_axes = tuple(
+        axis + batched for axis, batched in zip(sweep.y_axes, marks[1], strict=True)
+    )
+    batched = vmap(sweep.chunk, axis_data, in_axes, out_axes)
+    chunk = trace_chunk(batched, *types, sweep.chunks)
+    sweep = dataclasses.replace(sweep, chunk=chunk, x_axes=x_axes, y_axes=y_axes)
+    return sweep, marks
 
 
 def _strong(x: Any) -> Any:
@@ -267,10 +260,6 @@ def _strong(x: Any) -> Any:
 # Pairs of lists: of consts and xs, or of sums and ys.
 
 
-def _split(leaves: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
-    return list(leaves[:count]), list(leaves[count:])
-
-
 def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:
     """Values, followed by those of some more that are marked."""
     return [*values, *instantiated(pick(more, flags))]
@@ -279,6 +268,10 @@ def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> 
 def _flags(groups: Any) -> Marks:
     first, second = (tuple(map(bool, group)) for group in groups)
     return first, second
+
+
+def _in_front(flags: Sequence[bool]) -> list[int | None]:
+    return [0 if flag else None for flag in flags]
 
 
 def _may_move(flags: Sequence[Any], avals: Sequence[Any]) -> list[bool]:

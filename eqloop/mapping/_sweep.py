@@ -5,6 +5,7 @@ a sweep are sweeps again, which `_row_map.py` makes.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ..checkpointing._step import Flags, Step, make_step, reaching
 from ._chunks import Chunks
 
 Arrays = list[Any]
@@ -24,33 +26,59 @@ class Chunk:
     `twice` marks the rows that are in two chunks; it is `None` if no row can be.
 
     Attributes:
-        jaxpr: The traced function, on flat inputs and outputs. It closes over nothing.
-        num_consts: How many of the inputs are the same for every chunk.
-        num_xs: How many of them have rows.
-        num_sums: How many of the outputs are to be added up over the chunks.
+        step: The traced function. Its consts are `twice`, if any, and `consts`; its `y`
+            are `sums` and `ys`.
+        num_marks: How many of its consts are `twice`.
+        num_sums: How many of its outputs are to be added up over the chunks.
     """
 
-    jaxpr: jex.ClosedJaxpr
-    num_consts: int
-    num_xs: int
+    step: Step
+    num_marks: int
     num_sums: int
 
     @property
     def in_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `consts`, and those of `xs`."""
-        xs = len(self.jaxpr.in_avals) - self.num_xs
-        return self.jaxpr.in_avals[xs - self.num_consts : xs], self.jaxpr.in_avals[xs:]
+        return self.step.const_types[self.num_marks :], self.step.x_types
 
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `sums`, and those of `ys`."""
-        avals = list(self.jaxpr.out_avals)
-        return avals[: self.num_sums], avals[self.num_sums :]
+        return cut(self.step.y_types, self.num_sums)
 
     def __call__(self, twice: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
         marks = [] if twice is None else [twice]
-        outs = jex.jaxpr_as_fun(self.jaxpr)(*marks, *consts, *xs)
+        _, outs = self.step([*marks, *consts], [], xs)
+        return cut(outs, self.num_sums)
+
+    def reached(
+        self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
+    ) -> tuple[Flags, Flags]:
+        """Which of the outputs depend on the marked inputs, see `reaching`."""
+        marks = [False] * self.num_marks
+        _, outs = reaching(self.step, [*marks, *consts], [], xs, **settings)
         return outs[: self.num_sums], outs[self.num_sums :]
+
+
+def trace_chunk(
+    f: Callable[[Any, Arrays, Arrays], tuple[Arrays, Arrays]],
+    const_types: Sequence[Any],
+    x_types: Sequence[Any],
+    chunks: Chunks,
+) -> Chunk:
+    """Traces a function of one chunk, which closes over no tracers."""
+    marks = [jax.ShapeDtypeStruct((chunks.size,), bool)] if chunks.overlap else []
+    num_sums = 0
+
+    def flat(consts: Arrays, _: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
+        nonlocal num_sums
+        twice, consts = cut(consts, len(marks))
+        sums, ys = f(twice[0] if twice else None, consts, xs)
+        num_sums = len(sums)
+        return [], [*sums, *ys]
+
+    step = make_step(flat, [*marks, *const_types], [], x_types)
+    return Chunk(step, len(marks), num_sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +125,7 @@ class Sweep:
                 lax.dynamic_slice_in_dim(x, start, size, axis)
                 for x, axis in zip(xs, self.x_axes, strict=True)
             ]
-            more, rows = self.chunk(self._twice(index, start), consts, parts)
+            more, rows = self.chunk(self._twice(start), consts, parts)
             return [a + b for a, b in zip(sums, more, strict=True)], [
                 self._write(y, part, start, first, axis, shares)
                 for y, part, axis, shares in zip(
@@ -110,14 +138,13 @@ class Sweep:
         ys = [_varying(lax.empty(y.shape, y.dtype), y) for y in y_types]
         return lax.fori_loop(0, self.chunks.count, body, (sums, ys))
 
-    def _twice(self, index: Any, start: Any) -> Any:
+    def _twice(self, start: Any) -> Any:
         """Which rows of a chunk are in two chunks: in the last and the one before."""
         if not self.chunks.overlap:
             return None
         row = start + jnp.arange(self.chunks.size)
         last = self.chunks.count - 1
-        begin, end = self.chunks.start(last), last * self.chunks.size
-        return (begin <= row) & (row < end)
+        return (self.chunks.start(last) <= row) & (row < last * self.chunks.size)
 
     def _write(
         self, y: Any, part: Any, start: Any, first: Any, axis: int, shares: bool
@@ -137,6 +164,11 @@ def along(rows: Any, axis: int, like: Any) -> Any:
 def resized(aval: Any, axis: int, size: int, new: int) -> Any:
     """A type with another size along an axis."""
     return jex.unmapped_aval(new, axis, jex.mapped_aval(size, axis, aval))
+
+
+def cut(leaves: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
+    """The first leaves, so many of them, and the rest."""
+    return list(leaves[:count]), list(leaves[count:])
 
 
 def _varying(x: jax.Array, aval: Any) -> jax.Array:
