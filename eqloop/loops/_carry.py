@@ -131,13 +131,11 @@ class Carry:
 
 def types_of(carry: Any) -> Any:
     """A carry with its arrays reduced to their types, to be kept beyond a trace."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_dynamic(x) else x, carry
-    )
+    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, carry)
 
 
-def _is_array(leaf: Any) -> bool:
-    return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+def _is_type(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.ShapedArray)
 
 
 def _convert(tree: Any, which: Callable[[Any], bool]) -> Any:
@@ -145,27 +143,35 @@ def _convert(tree: Any, which: Callable[[Any], bool]) -> Any:
 
 
 def _promote(before: Any, after: Any) -> Any:
-    """The leaf to start with instead, or `before` itself, as `jax.lax.scan` does."""
-    if not (_is_array(after) or is_scalar(after)):
+    """The leaf to start with instead, or `before` itself."""
+    if not (_is_type(after) or is_scalar(after)):
         return before
     if is_scalar(before):
         return before if same_static(before, after) else jnp.asarray(before)
     if not is_dynamic(before):
         return before
     # Only a weakly typed array gives way, and only in its dtype.
-    if not jax.typeof(before).weak_type or jnp.shape(after) != before.shape:
-        return before
-    dtype = jnp.result_type(before, after)
-    return before if dtype == before.dtype else lax.convert_element_type(before, dtype)
+    if jax.typeof(before).weak_type and jnp.shape(after) == before.shape:
+        dtype = jnp.result_type(before, after)
+        if dtype != before.dtype:
+            return lax.convert_element_type(before, dtype)
+    # Inside `jax.shard_map`, what starts the same on all devices may come to differ.
+    axes = _varying_axes(after) - _varying_axes(before)
+    return lax.pcast(before, tuple(axes), to="varying") if axes else before
+
+
+def _varying_axes(leaf: Any) -> frozenset[str]:
+    leaf_type = leaf if _is_type(leaf) else jax.typeof(leaf)
+    return leaf_type.manual_axis_type.varying
 
 
 def _type_changes(name: str, before: Any, after: Any) -> Iterator[str]:
     if is_dynamic(before) and is_scalar(after):
         after = types_of(jnp.asarray(after))
-    if not is_dynamic(before) and not _is_array(after):
+    if not is_dynamic(before) and not _is_type(after):
         return
     line = f"  {name}: {describe(before)} came in, {describe(after)} came out"
-    if not (is_dynamic(before) and _is_array(after)) or before.shape != after.shape:
+    if not (is_dynamic(before) and _is_type(after)) or before.shape != after.shape:
         yield line
     elif before.dtype != after.dtype:
         yield f"{line} (cast it with .astype, or start from {_article(after.dtype)})"

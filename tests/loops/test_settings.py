@@ -1,5 +1,6 @@
 """Axes, keys, lengths, `f_axes`, `f_transform`: what `flax.linen.scan` can do."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -292,6 +293,24 @@ def test_whole_loop_unrolled():
 
 
 # In other transforms
+
+
+@pytest.mark.parametrize("transform", [el.Scan, el.CheckpointedScan])
+def test_within_shard_map_a_carry_may_come_to_differ_between_devices(transform):
+    axis = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((4,), ("device",), axis_types=(axis,))
+    spec = jax.sharding.PartitionSpec(None, "device")
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    def run(xs):
+        return transform(lambda c, x: (jnp.sin(c + x), c))(0.0, xs[:, 0])[1][:, None]
+
+    xs = array((5, 4), jnp.float32, 0)
+    expected = jax.vmap(
+        lambda xs: jax.lax.scan(lambda c, x: (jnp.sin(c + x), c), 0.0, xs)[1], 1, 1
+    )(xs)
+    np.testing.assert_allclose(run(xs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_within_itself():

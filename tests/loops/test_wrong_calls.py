@@ -367,7 +367,7 @@ def test_errors_in_f_say_what_was_being_traced():
 
 
 def test_the_error_is_that_of_arrays_if_f_fails_for_numbers_too():
-    with pytest.raises(AttributeError, match="Tracer.* has no attribute"):
+    with pytest.raises(AttributeError, match=r"Tracer.* has no attribute"):
         el.Scan(lambda carry, x: carry.nonsense)(0.0, XS)
 
 
