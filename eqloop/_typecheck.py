@@ -16,15 +16,29 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jaxtyping
-from beartype import beartype
 from jaxtyping import jaxtyped
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def typed(fn: _Function) -> _Function:
-    """Checks the annotations of a public call."""
-    return jaxtyped(typechecker=beartype)(fn)
+    """Checks the annotations of a public call.
+
+    The check is made at the first call, since importing beartype takes longer than
+    importing all of this library.
+    """
+
+    @functools.cache
+    def checked() -> Callable[..., Any]:
+        from beartype import beartype
+
+        return jaxtyped(typechecker=beartype)(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return checked()(*args, **kwargs)
+
+    return typing.cast(_Function, call)
 
 
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
