@@ -18,8 +18,12 @@ from .._axes import Axis, as_length, common_length, resolve_axes
 from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
+from ..checkpointing._invariant import (
+    drop_outputs,
+    evaluate_outputs,
+    varying_outputs,
+)
 from ._carry import Carry, types_of
-from ._invariant import drop_outputs, evaluate_outputs, varying_outputs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,12 @@ import jax.extend.core as jex
 from .._axes import Axis, axes_tree, common_length, resolve_axes
 from .._partition import Rest, as_arrays, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
+from ..checkpointing._invariant import (
+    drop_outputs,
+    evaluate_outputs,
+    varying_outputs,
+)
 from ..checkpointing._step import Step, trace_step
-from ..loops._invariant import drop_outputs, evaluate_outputs, varying_outputs
 
 _DEFAULT_AXES = eqx.if_array(0)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax.interpreters import partial_eval
 
-from ..checkpointing._step import Step, make_step, reaching
+from ._step import Step, make_step, reaching
 
 
 def varying_outputs(step: Step) -> list[bool]:
@@ -35,12 +36,11 @@ def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -
         if not needed.isdisjoint(eqn.outvars):
             eqns.append(eqn)
             needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
-    pruned = jaxpr.replace(
-        invars=jaxpr.invars[: step.num_consts],
-        outvars=outvars,
-        eqns=eqns[::-1],
-    )
-    return jax.core.eval_jaxpr(pruned, (), *consts)
+    pruned = jaxpr.replace(outvars=outvars, eqns=eqns[::-1])
+    # What is left may call functions that return more than is needed of them.
+    pruned, used = partial_eval.dce_jaxpr(pruned, [True] * len(outvars))
+    inputs = [const for const, u in zip(consts, used, strict=False) if u]
+    return jax.core.eval_jaxpr(pruned, (), *inputs)
 
 
 def drop_outputs(step: Step, which: Sequence[bool]) -> Step:
