@@ -290,7 +290,8 @@ def remember(formula: Formula, inputs: Any, outputs: Any) -> None:
     """Keeps the outputs of a formula for whoever expands it for the same inputs."""
     flat = formula.flat_in(inputs)
     key = tuple(map(id, flat))
-    forget = lambda _: _remembered.pop(key, None)
+    pop = _remembered.pop  # by itself, as at exit the module has lost its globals
+    forget = lambda _: pop(key, None)
     try:
         references = [weakref.ref(x, forget) for x in flat]
     except TypeError:  # not every type of constant can be referred to weakly
