@@ -32,7 +32,7 @@ def primal(
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
 
-    (_, carry), ys = _scan(body, (_zero(), list(init)), loop.length, loop)
+    (_, carry), ys = _scan(body, (_zero(), list(init)), loop)
     return carry, ys
 
 
@@ -66,6 +66,44 @@ def single(
     return carry, [leaf[None] for leaf in y]
 
 
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """Runs steps for their carries alone."""
+
+    step: Step
+    loop: Loop
+    consts: Arrays
+    xs: Arrays
+
+    def advance(self, carry: Arrays, start: Any, count: int) -> list[Any]:
+        """The carry `count` steps after `start`; the count is static."""
+        if count == 1:
+            return self.next(carry, start)
+        body = lambda i, carry: self.next(carry, start + i)
+        unroll = min(self.loop.unroll, count)
+        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
+
+    def advance_to(self, carry: Arrays, start: Any, stop: Any) -> list[Any]:
+        """The carry at the position `stop`; both positions are dynamic."""
+
+        def move(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+            position, carry = state
+            return position + 1, self.next(carry, position)
+
+        state = (start, list(carry))
+        for stride in sorted({1, self.loop.unroll}, reverse=True):
+            state = lax.while_loop(
+                lambda state: state[0] + stride <= stop,
+                lambda state: _repeat(move, stride, state),
+                state,
+            )
+        return state[1]
+
+    def next(self, carry: Arrays, position: Any) -> list[Any]:
+        """The carry after the step at a position."""
+        return self.step(self.consts, carry, self.loop.x(self.xs, position))[0]
+
+
 def forward(
     step: Step,
     loop: Loop,
@@ -75,52 +113,75 @@ def forward(
     xs: Arrays,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs the loop and leaves carries in slots. Returns the carry, `ys`, the slots."""
-    first, row_of = _rows(layout)
+    slots = [stack_of(c, layout.primal_slots + 1) for c in init]
+    if isinstance(layout, Revolved) and not step.y_types:
+        walk = Walk(step, loop, consts, xs)
+        return _forward_by_segments(walk, layout, list(init), slots)
+    row_of = _row_of(layout)
 
     def body(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], list[Any]]:
-        position, memory, carry, slots = state
-        row, memory = row_of(position, memory)
+        position, carry, slots = state
+        row = row_of(position)
         slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
         carry, y = step(consts, carry, loop.x(xs, position))
-        return (position + 1, memory, carry, slots), y
+        return (position + 1, carry, slots), y
 
-    slots = [stack_of(c, layout.primal_slots + 1) for c in init]
-    state = (_zero(), first, list(init), slots)
-    (_, _, carry, slots), ys = _scan(body, state, loop.length, loop)
+    (_, carry, slots), ys = _scan(body, (_zero(), list(init), slots), loop)
     return carry, ys, slots
 
 
-def _rows(layout: Nested | Revolved) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Which row of the slots the carry at a position goes to.
+def _forward_by_segments(
+    walk: Walk, layout: Revolved, init: list[Any], slots: list[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The same where there are no `ys`: between two slots nothing but the step is run.
 
-    One more row takes the carries that are not kept. To write one is much cheaper than
-    a branch, which on a GPU waits for the host.
-
-    Returns:
-        The first memory, and a function of position and memory to row and memory.
+    The rows of `_row_of` are not cheap to find for so irregular a layout.
     """
-    unused = layout.primal_slots
+    starts = jnp.asarray([*layout.starts, layout.length], jnp.int32)
+
+    def body(row: Any, state: tuple[list[Any], list[Any]]) -> Any:
+        carry, slots = state
+        slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
+        start, stop = element(starts, row), element(starts, row + 1)
+        return walk.advance_to(carry, start, stop), slots
+
+    carry, slots = lax.fori_loop(0, layout.primal_slots, body, (init, slots))
+    return carry, [], slots
+
+
+def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:
+    """Which row of the slots the carry at a position is written to.
+
+    Carries that are not kept are written, too: to a row that is written again before
+    it is read, or to one more row. That is cheaper than a branch, for which a GPU waits
+    for the host; and a row that is a function of the position alone, and not of what
+    was written before, adds nothing to the state of the loop.
+    """
     if isinstance(layout, Revolved):
-        starts = jnp.asarray(layout.starts, jnp.int32)
+        # As many starts as there are before the position, by bisection.
+        bits = layout.primal_slots.bit_length()
+        padding = [layout.length] * (2**bits - layout.primal_slots)
+        starts = jnp.asarray([*layout.starts, *padding], jnp.int32)
 
-        def row_of(position: Any, slot: Any) -> tuple[Any, Any]:
-            hit = position == element(starts, slot)
-            last = len(layout.starts) - 1
-            return jnp.where(hit, slot, unused), jnp.minimum(slot + hit, last)
+        def row_at(position: Any) -> Any:
+            row = _zero()
+            for bit in reversed(range(bits)):
+                further = row + 2**bit
+                row = jnp.where(element(starts, further - 1) < position, further, row)
+            return row
 
-        return _zero(), row_of
+        return row_at
 
-    def row_in_nests(position: Any, memory: None) -> tuple[Any, None]:
-        row, first_row, start = unused, 0, 0
+    def row_in_nests(position: Any) -> Any:
+        row, first_row, start = layout.primal_slots, 0, 0
         for nest in layout.nests:
             offset = position - start
-            mine = (offset >= 0) & (offset % nest.stride == 0)
-            row = jnp.where(mine, first_row + offset // nest.stride, row)
+            starts_here = (offset >= 0) & (offset % nest.stride == 0)
+            row = jnp.where(starts_here, first_row + offset // nest.stride, row)
             first_row, start = first_row + nest.levels[0], start + nest.length
-        # Before its end, a nest would claim what belongs to the next one.
-        return row, memory
+        return row
 
-    return None, row_in_nests
+    return row_in_nests
 
 
 class Active(NamedTuple):
@@ -162,6 +223,10 @@ class Sweep:
     xs: Arrays
     ct_ys: Sequence[Any | None]
 
+    @property
+    def walk(self) -> Walk:
+        return Walk(self.step, self.loop, self.consts, self.xs)
+
     def run(
         self, layout: Nested | Revolved, slots: Arrays, ct_carry: Arrays
     ) -> Cotangents:
@@ -180,36 +245,6 @@ class Sweep:
         if isinstance(layout, Revolved):
             return _reverse_revolved(self, layout, slots, cts)
         return _reverse_nests(self, layout.nests, slots, cts)
-
-    def advance(self, carry: Arrays, start: Any, count: int) -> list[Any]:
-        """The carry `count` steps after `start`; the count is static."""
-        if count == 1:
-            return self._next(carry, start)
-        body = lambda i, carry: self._next(carry, start + i)
-        unroll = min(self.loop.unroll, count)
-        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
-
-    def advance_to(self, carry: Arrays, start: Any, stop: Any) -> list[Any]:
-        """The carry at the position `stop`; both positions are dynamic."""
-        state = (start, list(carry))
-        for stride in sorted({1, self.loop.unroll}, reverse=True):
-            state = lax.while_loop(
-                lambda state: state[0] + stride <= stop,
-                lambda state: (
-                    state[0] + stride,
-                    self._unrolled(state[1], state[0], stride),
-                ),
-                state,
-            )
-        return state[1]
-
-    def _unrolled(self, carry: Arrays, start: Any, count: int) -> list[Any]:
-        for i in range(count):
-            carry = self._next(carry, start + i)
-        return list(carry)
-
-    def _next(self, carry: Arrays, position: Any) -> list[Any]:
-        return self.step(self.consts, carry, self.loop.x(self.xs, position))[0]
 
     def pull(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
@@ -293,7 +328,7 @@ def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
 
     def body(i: Any, state: tuple[list[Any], list[Any]]):
         carry, slots = state
-        carry = sweep.advance(carry, start + i * nest.stride, nest.stride)
+        carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
         return carry, [store(s, c, i + 1) for s, c in zip(slots, carry, strict=True)]
 
     count = nest.levels[0]
@@ -302,96 +337,174 @@ def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
     return lax.fori_loop(0, count - 1, body, (list(carry), slots), unroll=unroll)[1]
 
 
-def _block_start(layout: Revolved) -> Callable[[Any], Any]:
-    """The position of a block; the first block is the one that may be shorter."""
-    return lambda block: jnp.maximum(block * layout.block - layout.missing, 0)
+class _Stack(NamedTuple):
+    """The slots in use while a chain of blocks is reversed, a segment to each slot.
+
+    Attributes:
+        top: The last slot in use.
+        start: The block at which its segment starts.
+        rank: The rank of its segment, which says how it is split (`_binomial`).
+        table: Start and rank of the segments of the slots before.
+        slots: The carries. One more row takes those that find no free slot.
+    """
+
+    top: Any
+    start: Any
+    rank: Any
+    table: Any
+    slots: list[Any]
 
 
 def _reverse_revolved(
     sweep: Sweep, layout: Revolved, slots: Arrays, cts: Cotangents
 ) -> Cotangents:
-    """Reverses a chain of blocks with a stack of slots, in place.
+    """Reverses a chain of blocks, last to first, with a stack of slots in place."""
+    chain = _Chain(sweep, layout)
+    # The first block may be shorter. It is the last to be reversed, by itself.
+    first = int(layout.missing > 0)
 
-    Each slot on the stack starts a segment that reaches to the next one, or to the
-    block that is reversed now; its rank says how the segment is split (`_binomial`).
-    """
-    stack = _Stack(layout)
-    start = _block_start(layout)
+    def reverse_run(state: tuple[Any, _Stack, Cotangents]) -> Any:
+        block, stack, cts = state
+        stack = chain.split(stack, block)
+        stack, row, low = chain.fill(stack, block)
+        cts = chain.pull_run(stack.slots, row, block, jnp.maximum(low, first), cts)
+        return low - 1, chain.drop(stack, low), cts
 
-    def body(i: Any, state: Any, last_block: int) -> Any:
-        top, blocks, ranks, slots, cts = state
-        block = layout.blocks - 1 - i
-        carry = [element(s, top) for s in slots]
-        walk = (element(blocks, top), carry, top, blocks, ranks, slots)
-        walk = lax.while_loop(
-            lambda walk: walk[0] < block,
-            lambda walk: stack.move(sweep, walk, block),
-            walk,
-        )
-        _, carry, top, blocks, ranks, slots = walk
-        cts = sweep.pull(carry, start(block), last_block, cts)
-        top = jnp.where(element(blocks, top) == block, top - 1, top)
-        return jnp.maximum(top, 0), blocks, ranks, slots, cts
-
-    state = (*stack.initial(), list(slots), cts)
-    short = layout.missing > 0
-    full = lambda i, state: body(i, state, layout.block)
-    unroll = min(sweep.loop.unroll, layout.blocks)
-    state = lax.fori_loop(0, layout.blocks - short, full, state, unroll=unroll)
-    if short:
-        state = body(layout.blocks - 1, state, layout.block - layout.missing)
-    return state[-1]
+    state = (jnp.asarray(layout.blocks - 1, jnp.int32), chain.stack(slots), cts)
+    _, stack, cts = lax.while_loop(lambda state: state[0] >= first, reverse_run, state)
+    if first:
+        carry = [element(s, 0) for s in stack.slots]
+        cts = sweep.pull(carry, _zero(), layout.block - layout.missing, cts)
+    return cts
 
 
-class _Stack:
-    """The slots in use: the block that each starts at, and the rank of its segment."""
+class _Chain:
+    """How the stack of slots moves along a chain of blocks."""
 
-    def __init__(self, layout: Revolved):
+    def __init__(self, sweep: Sweep, layout: Revolved):
+        self.sweep = sweep
         self.layout = layout
-        self.slots = layout.primal_slots
+        self.last = layout.primal_slots - 1
         ranks = max(rank for _, rank in layout.segments) + 1
         limit = layout.blocks + 1
         # reach[k, r + 1] is the longest chain of k slots at rank r, cut to fit.
-        self.reach = jnp.asarray(
-            [
-                [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
-                for k in range(self.slots + 1)
-            ]
-            if self.slots > 1
-            else [[0]],
-            jnp.int32,
+        reach = [
+            [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
+            for k in range(layout.primal_slots + 1)
+        ]
+        # With a single slot nothing is ever split, and the table would be long.
+        self.reach = jnp.asarray(reach if self.last else [[0]], jnp.int32)
+
+    def position(self, block: Any) -> Any:
+        """The position at which a block starts."""
+        start = block * self.layout.block - self.layout.missing
+        return jnp.maximum(start, 0) if self.layout.missing else start
+
+    def stack(self, slots: Arrays) -> _Stack:
+        """As the primal leaves it, with all slots in use."""
+        ranks = [rank for _, rank in self.layout.segments]
+        rows = list(zip(self.layout.block_starts, ranks, strict=True))
+        top, start, rank = (
+            jnp.asarray(number, jnp.int32) for number in (self.last, *rows[-1])
         )
+        return _Stack(top, start, rank, jnp.asarray(rows, jnp.int32), list(slots))
 
-    def initial(self) -> tuple[Any, Any, Any]:
-        """The stack as the primal left it, all slots in use."""
-        blocks = jnp.asarray(self.layout.block_starts, jnp.int32)
-        ranks = jnp.asarray([rank for _, rank in self.layout.segments], jnp.int32)
-        return jnp.asarray(self.slots - 1, jnp.int32), blocks, ranks
+    def split(self, stack: _Stack, block: Any) -> _Stack:
+        """Stores the carries that start new segments before the block.
 
-    def _reach(self, slots: Any, rank: Any) -> Any:
-        """The longest chain at the rank below."""
-        return lax.dynamic_slice(self.reach, (slots, rank), (1, 1))[0, 0]
+        Ends with a segment that is reversed with one advance over each of its blocks,
+        or without a free slot.
+        """
 
-    def move(self, sweep: Sweep, walk: Any, block: Any) -> Any:
-        """Advances to where the next carry is stored, or to the block itself."""
-        at, carry, top, blocks, ranks, slots = walk
-        free = self.slots - 1 - top
-        rank = element(ranks, top)
-        length = block + 1 - at
-        # The split of `_binomial`; with no slot free there is nothing to store.
-        split = jnp.minimum(
-            self._reach(free + 1, rank), length - self._reach(free, rank)
-        )
-        stop = at + jnp.where(free > 0, split, length - 1)
-        start = _block_start(self.layout)
-        carry = sweep.advance_to(carry, start(at), start(stop))
-        ranks = store(ranks, jnp.where(free > 0, rank - 1, rank), top)
-        row = top + 1  # the last row, which is never read, when no slot is free
-        slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
-        top = jnp.where(free > 0, row, top)
-        ranks = store(ranks, jnp.where(free > 0, rank, element(ranks, top)), top)
-        blocks = store(blocks, jnp.where(free > 0, stop, element(blocks, top)), top)
-        return stop, carry, top, blocks, ranks, slots
+        def unfinished(stack: _Stack) -> Any:
+            return (
+                (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
+            )
+
+        def move(stack: _Stack) -> _Stack:
+            top, start, rank, table, slots = stack
+            free = self.last - top
+            length = block + 1 - start
+            near = self._reach_below(free + 1, rank)
+            stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
+            carry = [element(s, top) for s in slots]
+            begin, end = self.position(start), self.position(stop)
+            carry = self.sweep.walk.advance_to(carry, begin, end)
+            table = store(table, jnp.stack([start, rank - 1]), top)
+            slots = [store(s, c, top + 1) for s, c in zip(slots, carry, strict=True)]
+            return _Stack(top + 1, stop, rank, table, slots)
+
+        return lax.while_loop(unfinished, move, stack)
+
+    def fill(self, stack: _Stack, block: Any) -> tuple[_Stack, Any, Any]:
+        """Advances to the block and stores all carries on the way, if slots are free.
+
+        If none is, they all go to the row beyond the last slot. So does the carry of
+        the block itself when those before it have taken the slots.
+
+        Returns:
+            The slots, the row of the block's carry, and the first block whose carry
+            lies there as well, with those in between in the rows in between.
+        """
+        has_free = stack.top < self.last
+        stride = jnp.where(has_free, 1, 0)
+
+        def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
+            at, carry, slots = state
+            row = stack.top + 1 + stride * (at - stack.start)
+            carry = self._next(carry, at)
+            return at + 1, carry, [store(s, c, row) for s, c in zip(slots, carry)]
+
+        carry = [element(s, stack.top) for s in stack.slots]
+        state = (stack.start, carry, stack.slots)
+        *_, slots = lax.while_loop(lambda state: state[0] < block, move, state)
+        count = block - stack.start
+        row = stack.top + jnp.where(has_free, count, jnp.minimum(count, 1))
+        low = jnp.where(has_free, stack.start, block)
+        return stack._replace(slots=slots), row, low
+
+    def pull_run(
+        self, slots: Arrays, row: Any, block: Any, low: Any, cts: Cotangents
+    ) -> Cotangents:
+        """Reverses the blocks from one down to another; their carries lie in a row."""
+
+        def pull(state: tuple[Any, Any, Cotangents]) -> tuple[Any, Any, Cotangents]:
+            row, block, cts = state
+            carry = [element(s, row) for s in slots]
+            position = block * self.layout.block - self.layout.missing
+            cts = self.sweep.pull(carry, position, self.layout.block, cts)
+            return row - 1, block - 1, cts
+
+        state = (row, block, cts)
+        for stride in sorted({1, self.sweep.loop.unroll}, reverse=True):
+            state = lax.while_loop(
+                lambda state: state[1] - stride >= low - 1,
+                lambda state: _repeat(pull, stride, state),
+                state,
+            )
+        return state[-1]
+
+    def drop(self, stack: _Stack, low: Any) -> _Stack:
+        """Frees the slot whose segment has been reversed, if it has been wholly."""
+        done = stack.start == low
+        top = jnp.maximum(stack.top - done, 0)
+        start, rank = element(stack.table, top)
+        start = jnp.where(done, start, stack.start)
+        rank = jnp.where(done, rank, stack.rank)
+        return _Stack(top, start, rank, stack.table, stack.slots)
+
+    def _next(self, carry: Arrays, block: Any) -> list[Any]:
+        """The carry after a block."""
+        start = self.position(block)
+        if self.layout.missing:
+            return self.sweep.walk.advance_to(carry, start, self.position(block + 1))
+        return self.sweep.walk.advance(carry, start, self.layout.block)
+
+    def _reach_below(self, slots: Any, rank: Any) -> Any:
+        """The longest chain that is reversed at the rank below."""
+        return lax.dynamic_slice(
+            self.reach, (slots, rank), (1, 1), allow_negative_indices=False
+        )[0, 0]
 
 
 def pick(leaves: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
@@ -407,11 +520,17 @@ def put(leaves: Sequence[Any], flags: Sequence[bool], marked: Arrays) -> list[An
     ]
 
 
+def _repeat(f: Callable[[Any], Any], count: int, state: Any) -> Any:
+    for _ in range(count):
+        state = f(state)
+    return state
+
+
 def _zero() -> Any:
     return jnp.zeros((), jnp.int32)
 
 
-def _scan(body: Callable[..., Any], state: Any, length: int, loop: Loop) -> Any:
+def _scan(body: Callable[..., Any], state: Any, loop: Loop) -> Any:
     return lax.scan(
-        body, state, None, length, reverse=loop.reverse, unroll=loop.unroll
+        body, state, None, loop.length, reverse=loop.reverse, unroll=loop.unroll
     )
