@@ -10,6 +10,7 @@ import jax
 from jax import lax
 
 import eqloop as el
+from eqloop.checkpointing import AbstractSchedule
 
 from ._measure import Case
 
@@ -35,7 +36,7 @@ class Loop:
         return Case(self.name, use(self.run), args, self.requires)
 
 
-def ours(schedule: el.AbstractSchedule) -> Loop:
+def ours(schedule: AbstractSchedule) -> Loop:
     """This project's scan under a schedule."""
     return Loop(
         repr(schedule),
