@@ -28,8 +28,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero
 
+from .._lists import Arrays, Flags, pick, put, split
 from . import _engine
-from ._engine import Active, Policy, Sweep, pick, put
+from ._engine import Active, Policy
 from ._formula import (
     Formula,
     Pushed,
@@ -43,7 +44,9 @@ from ._formula import (
 )
 from ._layout import Layout, Nested, Revolved, Stored
 from ._loop import Loop, stack_of, stack_type
-from ._step import Arrays, Flags, Step, make_step, reaching, split
+from ._reverse import reverse
+from ._step import Step, make_step, reaching
+from ._sweep import Sweep
 
 
 class Planner(Protocol):
@@ -105,7 +108,7 @@ class PlannedLoop(Formula):
         return _engine.forward(step, loop, self.saves, *inputs)
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        active, y_active = _activity(self.problem.step, nonzero(tangents))
+        active, y_active = activity(self.problem.step, nonzero(tangents))
         problem = _tangent_problem(self.problem, active, y_active)
         inputs = tuple(
             [*primal, *instantiated(pick(tangent, flags))]
@@ -124,7 +127,7 @@ class PlannedLoop(Formula):
 
     def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
         problem = self.problem
-        active, y_active = _activity(problem.step, nzs_in)
+        active, y_active = activity(problem.step, nzs_in)
         layout = self.saves or problem.planner.layout(problem, active)
         if isinstance(layout, Stored):
             (carry, ys), pull = _vjp_stored(problem, active, y_active, inputs)
@@ -183,7 +186,7 @@ class PlannedLoop(Formula):
         )
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        active, y_active = _activity(
+        active, y_active = activity(
             self.problem.step, self.in_tree.unflatten(moves_in)
         )
         return [*active.carry, *y_active] + [False] * len(self.out_aval[2])
@@ -191,8 +194,7 @@ class PlannedLoop(Formula):
     def _batched(
         self, axis_data: Any, inputs: Any, dims: Any
     ) -> tuple["PlannedLoop", Any, Any, Any]:
-        """The loop under `vmap`, its inputs, and where these and its outputs are batched.
-        """
+        """The loop under `vmap`, its inputs, and where these and its outputs are batched."""
         dims = tuple(map(tuple, dims))
         problem, carry, ys = _batched_problem(self.problem, axis_data, dims)
         consts, init, xs = inputs
@@ -243,7 +245,7 @@ class Reverse(Formula):
         sweep = Sweep(
             problem.step, problem.loop, problem.policy, self.active, consts, xs, ct_ys
         )
-        cts = sweep.run(self.layout, slots, ct_carry)
+        cts = reverse(sweep, self.layout, slots, ct_carry)
         return cts.consts, cts.carry, cts.xs
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -288,7 +290,7 @@ class Reverse(Formula):
 # From a problem to the problems of its derivatives.
 
 
-def _activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
+def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
     consts, carry, xs = map(_inexact_only, perturbed, types)
