@@ -1,4 +1,4 @@
-"""What differs between the supported versions of JAX, with the version beside each line.
+"""What differs between versions of JAX, with the version beside each line.
 
 Nothing else in the library asks which JAX is installed.
 """

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
 from .._compat import HiPrimitive
-from ._engine import pick, put
+from .._lists import pick, put
 from ._loop import stack_type
 
 
@@ -180,8 +180,12 @@ class Pushed(Formula):
 
     def _push(self, primals: Any, tangents: Any) -> tuple[Any, list[Any]]:
         formula = self.formula
-        among_zeros = put(_zero_tangents(formula.flat_in(primals)), self.moves, tangents)
-        out, tangents_out = formula.push(primals, formula.in_tree.unflatten(among_zeros))
+        among_zeros = put(
+            _zero_tangents(formula.flat_in(primals)), self.moves, tangents
+        )
+        out, tangents_out = formula.push(
+            primals, formula.in_tree.unflatten(among_zeros)
+        )
         moves_out = formula.moves_out(self.moves)
         return out, instantiated(pick(formula.flat_out(tangents_out), moves_out))
 
@@ -302,10 +306,10 @@ def remember(formula: Formula, inputs: Any, outputs: Any) -> None:
 def recall(formula: Formula, inputs: Any) -> Any | None:
     """The outputs that were kept for just these inputs, once."""
     flat = formula.flat_in(inputs)
-    known, references, outputs = _remembered.pop(
-        tuple(map(id, flat)), (None, [], None)
+    known, references, outputs = _remembered.pop(tuple(map(id, flat)), (None, [], None))
+    same = known == formula and all(
+        r() is x for r, x in zip(references, flat, strict=True)
     )
-    same = known == formula and all(r() is x for r, x in zip(references, flat))
     return outputs if same else None
 
 

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ._step import Arrays
+from .._lists import Arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Loop:
         """The elements of `count` steps from a position on, as a smaller `xs`."""
         start = self.block_start(position, count)
         return [
-            part(x, start, count, axis)
-            for x, axis in zip(xs, self.x_axes, strict=True)
+            part(x, start, count, axis) for x, axis in zip(xs, self.x_axes, strict=True)
         ]
 
     def block_start(self, position: Any, count: int) -> Any:
@@ -72,9 +71,7 @@ def element(x: Any, index: Any, axis: int = 0) -> Any:
 
 def part(x: Any, start: Any, count: int, axis: int = 0) -> Any:
     """`x[start : start + count]` along an axis, for a part that is in range."""
-    return lax.dynamic_slice_in_dim(
-        x, start, count, axis, allow_negative_indices=False
-    )
+    return lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
 
 
 def put_part(buffer: Any, x: Any, start: Any, axis: int = 0) -> Any:

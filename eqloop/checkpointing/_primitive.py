@@ -70,7 +70,7 @@ class Problem:
 def planned_loop(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Any], list[Any]]:
-    """Runs a loop that is differentiated as its schedule plans. Gives carry and `ys`."""
+    """Runs a loop that is differentiated as its schedule plans: carry and `ys`."""
     inputs = (list(consts), list(init), list(xs))
     carry, ys, _ = PlannedLoop(problem, None, inputs)(*inputs)
     return carry, ys
@@ -147,7 +147,9 @@ class PlannedLoop(Formula):
             (pull,) = residuals
             cts = pull((ct_carry, instantiated(pick(ct_ys, y_active))))
         else:
-            wanted = tuple(a and not is_zero(ct) for a, ct in zip(y_active, ct_ys))
+            wanted = tuple(
+                a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)
+            )
             args = (*residuals, ct_carry, pick(ct_ys, wanted))
             cts = Reverse(self.problem, layout, active, wanted, args)(*args)
         return _spread(cts, active, self.in_avals)
@@ -166,7 +168,9 @@ class PlannedLoop(Formula):
         (primals, tangents), (primal_dims, tangent_dims) = args, dims
         moves = pushed.moves
         at = pick(self.flat_in(primal_dims), moves)
-        if any((a is None) != (b is None) for a, b in zip(at, tangent_dims)):
+        if any(
+            (a is None) != (b is None) for a, b in zip(at, tangent_dims, strict=True)
+        ):
             return None
         batched, inputs, in_dims, out_dims = self._batched(
             axis_data, primals, primal_dims
@@ -186,9 +190,7 @@ class PlannedLoop(Formula):
         )
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        active, y_active = activity(
-            self.problem.step, self.in_tree.unflatten(moves_in)
-        )
+        active, y_active = activity(self.problem.step, self.in_tree.unflatten(moves_in))
         return [*active.carry, *y_active] + [False] * len(self.out_aval[2])
 
     def _batched(
@@ -305,7 +307,10 @@ def _tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Probl
     types = (step.const_types, step.carry_types, step.x_types)
 
     def tangent_step(*inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        pairs = [split(leaves, len(flags)) for leaves, flags in zip(inputs, active)]
+        pairs = [
+            split(leaves, len(flags))
+            for leaves, flags in zip(inputs, active, strict=True)
+        ]
         primals, tangents = zip(*pairs, strict=True)
         run = lambda *marked: step(*_merge(primals, active, marked))
         (carry, y), (carry_dot, y_dot) = jax.jvp(

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._lists import Arrays
 from ._engine import Policy, stored
 from ._loop import Loop
 from ._primitive import Problem, planned_loop
 from ._schedule import AbstractSchedule, StoreAll
-from ._step import Arrays, Step
+from ._step import Step
 
 
 def run(
@@ -36,7 +37,11 @@ def run(
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
+
+    Raises:
+        ValueError: If the loop cannot be run under the schedule.
     """
+    schedule.check(loop)
     if isinstance(schedule, StoreAll) or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
     problem = Problem(step, loop, policy, schedule)
@@ -44,6 +49,6 @@ def run(
 
 
 def _strong(x: Any) -> Any:
-    """The primitive's types are those of its inputs, and derivatives lose weak types."""
+    """Derivatives lose weak types, and the primitive must keep the types it has."""
     x = jnp.asarray(x)
     return lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x

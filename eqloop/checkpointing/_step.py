@@ -9,8 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-Arrays = Sequence[Any]
-Flags = tuple[bool, ...]
+from .._lists import Arrays, Flags, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +46,6 @@ class Step:
     @property
     def y_types(self) -> list[Any]:
         return list(self.jaxpr.out_avals[self.num_carry :])
-
-
-def split(leaves: Sequence[Any], *counts: int) -> Any:
-    """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
-    pieces: list[list[Any]] = []
-    start = 0
-    for count in counts:
-        pieces.append(list(leaves[start : start + count]))
-        start += count
-    return (*pieces, list(leaves[start:]))
 
 
 def make_step(

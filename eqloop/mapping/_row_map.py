@@ -23,7 +23,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..checkpointing._engine import Policy, pick, put
+from .._lists import pick, put
+from ..checkpointing._engine import Policy
 from ..checkpointing._formula import (
     Formula,
     Zero,

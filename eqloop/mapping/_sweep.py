@@ -13,7 +13,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..checkpointing._step import Flags, Step, make_step, reaching
+from .._lists import Flags
+from ..checkpointing._step import Step, make_step, reaching
 from ._chunks import Chunks
 
 Arrays = list[Any]

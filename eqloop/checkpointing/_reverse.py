@@ -1,0 +1,75 @@
+"""The reverse sweep from the slots that a forward sweep has saved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from .._lists import Arrays
+from ._layout import Nested, Revolved
+from ._levels import Nest
+from ._loop import element, stack_of, store
+from ._revolve import reverse_chain
+from ._sweep import Cotangents, Sweep
+
+
+def reverse(
+    sweep: Sweep, layout: Nested | Revolved, slots: Arrays, ct_carry: Arrays
+) -> Cotangents:
+    """Takes the cotangents of the outputs back to those of the inputs.
+
+    Args:
+        sweep: The loop, and which of its inputs are differentiated.
+        layout: How the loop was cut.
+        slots: The carries that were saved.
+        ct_carry: The cotangents of the active leaves of the final carry.
+    """
+    cts = sweep.start(ct_carry)
+    if isinstance(layout, Revolved):
+        return reverse_chain(sweep, layout, slots, cts)
+    return _reverse_nests(sweep, layout.nests, slots, cts)
+
+
+def _reverse_nests(
+    sweep: Sweep, nests: Sequence[Nest], slots: Arrays, cts: Cotangents
+) -> Cotangents:
+    position = sum(nest.length for nest in nests)
+    row = sum(nest.levels[0] for nest in nests)
+    for nest in reversed(nests):
+        position, row = position - nest.length, row - nest.levels[0]
+        cts = _reverse_level(sweep, nest, position, slots, row, cts)
+    return cts
+
+
+def _reverse_level(
+    sweep: Sweep, nest: Nest, start: Any, slots: Arrays, row: int, cts: Cotangents
+) -> Cotangents:
+    """Reverses a nest whose outermost carries lie in `slots` from a row on."""
+    count, *inner = nest.levels
+
+    def body(i: Any, cts: Cotangents) -> Cotangents:
+        segment = count - 1 - i
+        position = start + segment * nest.stride
+        carry = [element(s, row + segment) for s in slots]
+        if not inner:
+            return sweep.pull(carry, position, nest.block, cts)
+        within = Nest(tuple(inner), nest.block)
+        filled = _fill(sweep, carry, position, within)
+        return _reverse_level(sweep, within, position, filled, 0, cts)
+
+    unroll = 1 if inner else min(sweep.loop.unroll, count)
+    return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
+
+def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
+    """The carries at the start of each outermost segment of a nest."""
+
+    def body(i: Any, state: tuple[list[Any], list[Any]]):
+        carry, slots = state
+        carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
+        return carry, [store(s, c, i + 1) for s, c in zip(slots, carry, strict=True)]
+
+    count = nest.levels[0]
+    slots = [stack_of(c, count) for c in carry]
+    unroll = max(min(sweep.loop.unroll, count - 1), 1) if nest.stride == 1 else 1
+    return lax.fori_loop(0, count - 1, body, (list(carry), slots), unroll=unroll)[1]

@@ -1,0 +1,105 @@
+"""What all reverse sweeps share: they take cotangents back, one block at a time.
+
+A block is all that JAX differentiates; the order of the blocks is not in this file.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._lists import Arrays, pick, put
+from ._engine import Active, Policy, Walk, single, stored
+from ._loop import Loop, part, put_part
+from ._step import Step
+
+
+@dataclasses.dataclass
+class Cotangents:
+    """The cotangents that a reverse sweep carries along: active leaves only."""
+
+    consts: list[Any]
+    carry: list[Any]
+    xs: list[Any]
+
+
+jax.tree_util.register_dataclass(
+    Cotangents, data_fields=["consts", "carry", "xs"], meta_fields=[]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A reverse sweep: all that stays the same while it runs.
+
+    Attributes:
+        active: Which inputs are differentiated.
+        ct_ys: The cotangents of `ys`, `None` for those that are zero.
+    """
+
+    step: Step
+    loop: Loop
+    policy: Policy
+    active: Active
+    consts: Arrays
+    xs: Arrays
+    ct_ys: Sequence[Any | None]
+
+    @property
+    def walk(self) -> Walk:
+        return Walk(self.step, self.loop, self.consts, self.xs)
+
+    def start(self, ct_carry: Arrays) -> Cotangents:
+        """The cotangents at the end of the loop: those of the active final carry."""
+        return Cotangents(
+            [jnp.zeros_like(c) for c in pick(self.consts, self.active.consts)],
+            list(ct_carry),
+            [jnp.zeros_like(x) for x in pick(self.xs, self.active.xs)],
+        )
+
+    def pull(
+        self, carry: Arrays, start: Any, count: int, cts: Cotangents
+    ) -> Cotangents:
+        """Reverses a block of `count` steps, given the carry before it."""
+        xs = self.loop.block(self.xs, start, count)
+        at = self.loop.block_start(start, count)
+        ct_ys = [part(ct, at, count) for ct in self.ct_ys if ct is not None]
+        _, pull = jax.vjp(
+            self._block(carry, xs, count),
+            pick(self.consts, self.active.consts),
+            pick(carry, self.active.carry),
+            pick(xs, self.active.xs),
+        )
+        ct_consts, ct_carry, ct_xs = pull((cts.carry, ct_ys))
+        axes = pick(self.loop.x_axes, self.active.xs)
+        return Cotangents(
+            [a + b for a, b in zip(cts.consts, ct_consts, strict=True)],
+            ct_carry,
+            [
+                put_part(whole, ct, at, axis)
+                for whole, ct, axis in zip(cts.xs, ct_xs, axes, strict=True)
+            ],
+        )
+
+    def _block(self, carry: Arrays, xs: Arrays, count: int) -> Callable[..., Any]:
+        """A block as a function of the active inputs, to its active outputs."""
+        active, loop = self.active, self.loop.part(count)
+        wanted = [ct is not None for ct in self.ct_ys]
+        run = stored if count > 1 else single
+
+        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+            inputs = [
+                put(leaves, flags, new)
+                for leaves, flags, new in zip(
+                    (self.consts, carry, xs),
+                    (active.consts, active.carry, active.xs),
+                    marked,
+                    strict=True,
+                )
+            ]
+            last, ys = run(self.step, loop, self.policy, *inputs)
+            return pick(last, active.carry), pick(ys, wanted)
+
+        return block
