@@ -195,7 +195,7 @@ def _scan(body: Callable[..., Any], state: Any, loop: Loop) -> Any:
 def iterate(
     move: Callable[[Any], Any], state: Any, left: Callable[[Any], Any], unroll: int
 ) -> Any:
-    """Moves as often as is left to do, a dynamic number, `unroll` times an iteration."""
+    """Moves as often as is left to do, up to `unroll` times an iteration."""
 
     def repeat(count: int, state: Any) -> Any:
         for _ in range(count):
