@@ -196,7 +196,7 @@ class PlannedLoop(Formula):
     def _batched(
         self, axis_data: Any, inputs: Any, dims: Any
     ) -> tuple["PlannedLoop", Any, Any, Any]:
-        """The loop under `vmap` and its inputs; where inputs and outputs are batched."""
+        """The loop under `vmap`, its inputs, where they and the outputs are batched."""
         dims = tuple(map(tuple, dims))
         problem, carry, ys = _batched_problem(self.problem, axis_data, dims)
         consts, init, xs = inputs
@@ -302,7 +302,7 @@ def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
 
 @functools.lru_cache(maxsize=128)
 def _tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
-    """The loop of the step's jvp: leaves, and after them the tangents of active ones."""
+    """The loop of the step's jvp: leaves, then the tangents of active ones."""
     step, loop = problem.step, problem.loop
     types = (step.const_types, step.carry_types, step.x_types)
 
