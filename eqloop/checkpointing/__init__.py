@@ -5,18 +5,13 @@ sees: those turn a call into a `Step`, hand it to `run` and turn the arrays back
 """
 
 from . import _policies as policies
-from ._loop import Loop as Loop
-from ._policies import as_policy as as_policy, name as name
-from ._remat import Checkpoint as Checkpoint, Remat as Remat
-from ._run import run as run
-from ._schedule import (
-    AbstractSchedule as AbstractSchedule,
-    Binomial as Binomial,
-    Chunked as Chunked,
-    Recursive as Recursive,
-    StoreAll as StoreAll,
-)
-from ._step import Step as Step, trace_step as trace_step
+from ._loop import Loop
+from ._plan import Plan, plan
+from ._policies import as_policy, name
+from ._remat import Checkpoint, Remat
+from ._run import run
+from ._schedule import AbstractSchedule, Binomial, Chunked, Recursive, StoreAll
+from ._step import Step, trace_step
 
 __all__ = [
     "AbstractSchedule",
@@ -24,12 +19,14 @@ __all__ = [
     "Checkpoint",
     "Chunked",
     "Loop",
+    "Plan",
     "Recursive",
     "Remat",
     "Step",
     "StoreAll",
     "as_policy",
     "name",
+    "plan",
     "policies",
     "run",
     "trace_step",

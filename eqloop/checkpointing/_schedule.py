@@ -2,10 +2,13 @@
 
 import abc
 import dataclasses
+import operator
+from typing import Any, final
 
 from ._engine import Active
 from ._layout import Layout, Nested, Revolved, Stored
 from ._levels import Nest, nests
+from ._loop import Loop
 from ._primitive import Problem
 
 
@@ -20,20 +23,79 @@ class AbstractSchedule(abc.ABC):
     def layout(self, problem: Problem, active: Active) -> Layout:
         """The layout for one loop, given which of its inputs are differentiated."""
 
+    def check(self, loop: Loop) -> None:
+        """Raises a `ValueError` if a loop can never be run under this schedule."""
+        return
 
+
+@final
 @dataclasses.dataclass(frozen=True)
 class StoreAll(AbstractSchedule):
-    """Plain `jax.lax.scan`: every residual is kept and nothing is computed twice."""
+    """Every residual is kept and nothing is computed twice, as in `jax.lax.scan`.
+
+    Memory grows with the length of the loop, by all that one step saves. It is the
+    schedule of a [`Scan`][eqloop.Scan] that is not given any.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=el.StoreAll())
+        >>> scan.plan(0.0, jnp.ones(1000)).evaluations
+        1000
+    """
 
     def layout(self, problem: Problem, active: Active) -> Layout:
+        """Everything is stored."""
         return Stored(problem.loop.length)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Recursive(AbstractSchedule):
+    """Nested segments, `base` of them a level: memory grows with the logarithm.
+
+    The loop is cut into about `base` segments, each of these into `base` again, and so
+    on down to single steps. About `base * log(length, base)` carries are stored at
+    once, and each step is run about `log(length, base)` times more. Any length will do:
+    levels become unequal, and no step is added. All trip counts are static, which
+    suits accelerators.
+
+    With a `policy`, the innermost `base` steps are a block, of which the residuals
+    that the policy allows are stored together.
+
+    Args:
+        base: How many segments a level has, at least 2. Less takes less memory and
+            more time.
+
+    Raises:
+        TypeError: If `base` is not an int.
+        ValueError: If `base` is less than 2.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(
+        ...     lambda h, x: (jnp.sin(h + x), None), schedule=el.Recursive(10)
+        ... )
+        >>> plan = scan.plan(0.0, jnp.ones(1000))
+        >>> plan.levels
+        ((10, 10, 10),)
+        >>> plan.slots, plan.evaluations
+        (30, 3800)
+
+    References:
+        T. Chen, B. Xu, C. Zhang and C. Guestrin, *Training deep nets with sublinear
+        memory cost*, [arXiv:1604.06174](https://arxiv.org/abs/1604.06174), section 4.4;
+        [jax #2139](https://github.com/jax-ml/jax/pull/2139).
+    """
+
     base: int = 16
 
+    def __post_init__(self) -> None:
+        _check_count(self, "base", least=2)
+
     def layout(self, problem: Problem, active: Active) -> Layout:
+        """Nests of about equal levels; without a policy down to single steps."""
         length = problem.loop.length
         if length == 0:
             return Stored(0)
@@ -41,28 +103,132 @@ class Recursive(AbstractSchedule):
         return Nested(nests(length, self.base, block))
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Chunked(AbstractSchedule):
+    """One carry is stored every `chunk_size` steps, and all carries of one chunk.
+
+    Each step but the first of a chunk is run once more. The least memory is taken with
+    chunks of about the square root of the length; the last chunk may be shorter.
+
+    With a `policy`, a chunk is a block, of which the residuals that the policy allows
+    are stored together.
+
+    Args:
+        chunk_size: How many steps a chunk has. If it is not less than the length of
+            the loop, there is one chunk, and every carry is stored.
+
+    Raises:
+        TypeError: If `chunk_size` is not an int.
+        ValueError: If `chunk_size` is less than 1.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(
+        ...     lambda h, x: (jnp.sin(h + x), None), schedule=el.Chunked(32)
+        ... )
+        >>> plan = scan.plan(0.0, jnp.ones(1000))
+        >>> plan.levels
+        ((31, 32), (8,))
+        >>> plan.slots
+        63
+
+    References:
+        T. Chen, B. Xu, C. Zhang and C. Guestrin, *Training deep nets with sublinear
+        memory cost*, [arXiv:1604.06174](https://arxiv.org/abs/1604.06174), section 3.
+    """
+
     chunk_size: int
 
+    def __post_init__(self) -> None:
+        _check_count(self, "chunk_size")
+
     def layout(self, problem: Problem, active: Active) -> Layout:
+        """Chunks of equal size, and one nest for what they leave over."""
         length, chunk = problem.loop.length, min(self.chunk_size, problem.loop.length)
         if length == 0:
             return Stored(0)
         count, rest = divmod(length, chunk)
         if problem.policy is None:
-            parts = [Nest((count, chunk))] + [Nest((rest,))] * (rest > 0)
+            levels = (chunk,) if chunk == length else (count, chunk)
+            parts = [Nest(levels)] + [Nest((rest,))] * (rest > 0)
         else:
             parts = [Nest((count,), chunk)] + [Nest((1,), rest)] * (rest > 0)
         return Nested(tuple(parts))
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Binomial(AbstractSchedule):
+    """The least recomputation that is possible with so many stored carries.
+
+    The slots are one buffer that is used in place, and no order of storing and running
+    again takes fewer evaluations. With `s` slots, loops of up to `comb(s + r, s)` steps
+    are reversed with at most `r` evaluations of a step before its reversal. Trip counts
+    depend on the position, for which a GPU waits for the host; where that matters see
+    [`Recursive`][eqloop.Recursive].
+
+    Args:
+        checkpoints: How many carries are stored at once, the initial one included.
+        block: How many consecutive steps have their residuals stored together. More
+            than 1 saves recomputation if the residuals of a step are small.
+
+    Raises:
+        TypeError: If either is not an int.
+        ValueError: If either is less than 1; where the loop is run, if the block is
+            longer than the loop.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(
+        ...     lambda h, x: (jnp.sin(h + x), None), schedule=el.Binomial(30)
+        ... )
+        >>> plan = scan.plan(0.0, jnp.ones(1000))
+        >>> plan.slots, plan.evaluations
+        (30, 3475)
+
+    References:
+        A. Griewank and A. Walther, *Algorithm 799: revolve*,
+        [ACM TOMS 26(1), 2000](https://doi.org/10.1145/347837.347846).
+    """
+
     checkpoints: int
-    block: int = 1
+    block: int = dataclasses.field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_count(self, "checkpoints")
+        _check_count(self, "block")
+
+    def check(self, loop: Loop) -> None:
+        """The block must fit into the loop."""
+        if loop.length and self.block > loop.length:
+            raise ValueError(
+                f"Binomial: a block of {self.block} steps is longer than the loop, "
+                f"which has {loop.length}. Choose `block` of at most {loop.length}, or "
+                f"`el.StoreAll()` to store the residuals of every step."
+            )
 
     def layout(self, problem: Problem, active: Active) -> Layout:
+        """A chain of blocks, reversed in place."""
         if problem.loop.length == 0:
             return Stored(0)
         return Revolved(problem.loop.length, self.checkpoints, self.block)
+
+
+def _check_count(schedule: Any, name: str, least: int = 1) -> None:
+    """Makes a field an int, if it is one of some kind, and not too small."""
+    owner, value = type(schedule).__name__, getattr(schedule, name)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{owner}: `{name}` must be an int, not {value!r} of type "
+            f"{type(value).__name__}."
+        ) from None
+    if count < least:
+        raise ValueError(f"{owner}: `{name}` must be at least {least}, not {count}.")
+    object.__setattr__(schedule, name, count)

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, SupportsIndex, TypeVar, final
+from typing import Any, Concatenate, Generic, Self, SupportsIndex, TypeVar, final
 
 import equinox as eqx
 import numpy as np
@@ -13,9 +13,11 @@ from .._transform import AbstractTransform
 from .._typecheck import typed
 from ..checkpointing import (
     AbstractSchedule,
+    Plan,
     Recursive,
     StoreAll,
     as_policy,
+    plan,
     run,
 )
 from ._frame import Frame, Opened
@@ -91,6 +93,50 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             policy=as_policy(self.policy),
         )
         return opened.close(carry, ys)
+
+    @typed
+    def plan(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: _PRNGKey | None = None,
+    ) -> Plan:
+        """The plan that a gradient of the call would run by, without running anything.
+
+        It is that of a gradient of all inputs: `f`, `init` and `xs`. Arguments are
+        those of the call, where a `jax.ShapeDtypeStruct` will do for an array.
+
+        Args:
+            init: The carry of the first step.
+            xs: What is scanned.
+            length: How many steps; needed only if there is nothing to scan.
+            key: A PRNG key, if the call is given one.
+
+        Returns:
+            The plan. Printed, it is a table.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import eqloop as el
+            >>> scan = el.CheckpointedScan(lambda h, x: (jnp.tanh(h + x), None))
+            >>> plan = scan.plan(jnp.zeros(64), jnp.zeros((4096, 64)))
+            >>> plan.levels
+            ((16, 16, 16),)
+        """
+        opened: list[Opened] = []
+
+        def open_abstractly(scan: Self, init: Any, xs: Any, key: Any) -> None:
+            opened.append(scan._open(init, xs, length, key))
+
+        eqx.filter_eval_shape(open_abstractly, self, init, xs, key)
+        step, loop = opened[0].step, opened[0].loop
+        return plan(step, loop, self._schedule(), as_policy(self.policy))
 
     def _open(self, init: Any, xs: Any, length: Any, key: Any) -> Opened:
         frame = Frame(
