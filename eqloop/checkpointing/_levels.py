@@ -70,17 +70,21 @@ def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
 def _levels(length: int, base: int) -> tuple[int, ...]:
     """The levels with the largest product that is not above the length.
 
-    They have at most `base * log_base(length)` segments in all, and are as few as that
-    allows. Of equal products the one with the fewest segments is taken.
+    They have at most `base * log_base(length)` segments in all, and are as few as leave
+    over an eighth of the steps or less: with fewer levels still, a small base would
+    leave most of the steps to nest after nest, each with slots of its own. Of equal
+    products the one with the fewest segments is taken.
     """
     slots = max(base, ceil(base * log(length, base))) if length > 1 else 1
-    depth = 1
-    while depth * _root(length, depth) > slots:
-        depth += 1
-    if depth == 1:
+    if length <= slots:
         return (length,)
-    candidates = _candidates(length, depth, slots)
-    best = max(candidates, key=lambda levels: (prod(levels), -sum(levels), levels))
+    best: tuple[int, ...] = ()
+    for depth in range(2, length.bit_length() + 1):
+        candidates = _candidates(length, depth, slots)
+        key = lambda levels: (prod(levels), -sum(levels), levels)
+        best = max([best, *candidates], key=key)
+        if 8 * (length - prod(best)) <= length:
+            break
     return tuple(level for level in best if level > 1)
 
 
