@@ -3,8 +3,19 @@
 Nothing else in the library asks which JAX is installed.
 """
 
+from typing import Any
+
 from jax.experimental import hijax
 
 # JAX 0.10 calls it `VJPHiPrimitive`, JAX 0.12 `HiPrim`; the methods that eqloop
 # overrides have the same signatures in both.
 HiPrimitive: type = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+
+
+def identity(x: Any) -> Any:
+    """What is the same object for two tracers if they stand for the same value.
+
+    A program that is being lowered makes a new tracer each time it reads a variable
+    (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
+    """
+    return getattr(x, "val", x)

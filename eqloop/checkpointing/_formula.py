@@ -8,7 +8,6 @@ formulas again, so derivatives and batching nest in any order.
 """
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from jax.experimental.hijax import Zero, instantiate_zeros
 from .._compat import HiPrimitive
 from .._lists import pick, put
 from ._loop import stack_type
+from ._recall import remember
 
 
 class Formula(HiPrimitive):
@@ -139,7 +139,7 @@ class Pushed(Formula):
     def expand(self, primals: Any, tangents: Any) -> Any:
         primals_out, tangents_out = self._push(primals, tangents)
         if primals_out is not None:
-            remember(self.formula, primals, primals_out)
+            remember(self.formula, self.formula.flat_in(primals), primals_out)
         return tangents_out
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -212,9 +212,7 @@ class Mapped(Formula):
 
     def expand(self, *inputs: Any) -> Any:
         one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
-        out = self._vmap(one, self.dims)(self.flat_in(inputs))
-        _remembered.clear()  # what was kept in there is batched: no use out here
-        return out
+        return self._vmap(one, self.dims)(self.flat_in(inputs))
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         tangents = self.flat_in(tangents)
@@ -280,37 +278,6 @@ def _vjp_at(
     """The cotangents of the marked inputs of `f`."""
     _, pull = jax.vjp(lambda marked: f(put(flat, marks, marked)), pick(flat, marks))
     return pull(cts)[0]
-
-
-# The primal of a loop comes for free with its tangents. They are two equations all the
-# same, and XLA does not see that one loop contains the other; so the second to be
-# expanded takes its value from the first. Nothing is kept alive for it but the outputs,
-# and these only while the inputs live and nobody has asked.
-
-_remembered: dict[tuple[int, ...], tuple[Formula, list[Any], Any]] = {}
-
-
-def remember(formula: Formula, inputs: Any, outputs: Any) -> None:
-    """Keeps the outputs of a formula for whoever expands it for the same inputs."""
-    flat = formula.flat_in(inputs)
-    key = tuple(map(id, flat))
-    pop = _remembered.pop  # by itself, as at exit the module has lost its globals
-    forget = lambda _: pop(key, None)
-    try:
-        references = [weakref.ref(x, forget) for x in flat]
-    except TypeError:  # not every type of constant can be referred to weakly
-        return
-    _remembered[key] = (formula, references, outputs)
-
-
-def recall(formula: Formula, inputs: Any) -> Any | None:
-    """The outputs that were kept for just these inputs, once."""
-    flat = formula.flat_in(inputs)
-    known, references, outputs = _remembered.pop(tuple(map(id, flat)), (None, [], None))
-    same = known == formula and all(
-        r() is x for r, x in zip(references, flat, strict=True)
-    )
-    return outputs if same else None
 
 
 # Symbolic zeros.

@@ -39,11 +39,11 @@ from ._formula import (
     is_inexact,
     is_zero,
     nonzero,
-    recall,
     vmap,
 )
 from ._layout import Layout, Nested, Revolved, Stored
 from ._loop import Loop, stack_of, stack_type
+from ._recall import recall
 from ._reverse import reverse
 from ._step import Step, make_step, reaching
 from ._sweep import Sweep
@@ -100,7 +100,7 @@ class PlannedLoop(Formula):
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
-        if (known := recall(self, inputs)) is not None:
+        if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
         step, loop = self.problem.step, self.problem.loop
         if self.saves is None:

@@ -1,0 +1,49 @@
+"""One loop for two equations: a primal that was computed along with its tangents.
+
+In forward mode a formula makes an equation for the tangents and one for the primal.
+That of the tangents runs first and computes the primal as well; XLA, however, does not
+see that one loop contains the other. So when the second is expanded, it takes its
+outputs from the first, provided that both are expanded by the same trace and for the
+same inputs. They are apart where JAX has pulled them apart: in `jax.checkpoint` the
+primal is evaluated in one program and the tangents, transposed, in another.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from .._compat import identity
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    formula: Any
+    inputs: list[Any]
+    trace: Any
+    outputs: Any
+
+
+# The two equations follow upon each other, so there is only ever one to remember.
+_last: list[_Known] = []
+
+
+def remember(formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
+    """Keeps the outputs of a formula for when it is expanded for the same inputs."""
+    _last[:] = [_Known(formula, [*map(identity, inputs)], _trace(), outputs)]
+
+
+def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
+    """The outputs of the formula, if they are what was last kept; but once."""
+    known, _last[:] = list(_last), []
+    for last in known:
+        if last.trace == _trace() and last.formula == formula:
+            pairs = zip(map(identity, inputs), last.inputs, strict=True)
+            if all(mine is kept for mine, kept in pairs):
+                return last.outputs
+    return None
+
+
+def _trace() -> Any:
+    return jex.get_opaque_trace_state(convention="eqloop")
