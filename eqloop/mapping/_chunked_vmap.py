@@ -61,8 +61,9 @@ class ChunkedVmap(AbstractTransform):
             axes of their arrays. Leaves that are not arrays are passed as they are.
         out_axes: At which axes of the results the rows are: likewise, a prefix of what
             `f` returns. `None` is for what is the same for every row.
-        policy: Which residuals of a chunk are stored when it is computed again: `None`
-            for all that are needed, or one of `eqloop.policies` for fewer.
+        policy: Which values inside `f` are stored for the backward pass nevertheless,
+            those of all rows: one of `eqloop.policies`, a callable from
+            `jax.checkpoint_policies`, or the name of one of these.
 
     Raises:
         TypeError: `chunk_size` is no int, or `policy` no policy; when called, an axis

@@ -25,9 +25,15 @@ class Chunks:
         """How many rows are in the last chunk and in the one before it as well."""
         return self.count * self.size - self.rows
 
-    def start(self, index: int) -> int:
-        """The first row of a chunk."""
-        return min(index * self.size, self.rows - self.size)
+    @property
+    def last(self) -> int:
+        """The first row of the last chunk."""
+        return self.rows - self.size
+
+    @property
+    def end(self) -> int:
+        """The row after those of the last chunk but one."""
+        return self.rows - self.size + self.overlap
 
 
 def equal_chunks(rows: int, at_most: int) -> Chunks:

@@ -23,20 +23,22 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import pick, put
+from .._lists import Arrays, Flags, pick, put, split
 from ..checkpointing._engine import Policy
 from ..checkpointing._formula import (
     Formula,
+    Static,
     Zero,
     instantiated,
     is_inexact,
     nonzero,
-    recall,
     vmap,
 )
-from ..checkpointing._step import Flags
+from ..checkpointing._policies import save_nothing
+from ..checkpointing._recall import recall
 from ._chunks import Chunks
-from ._sweep import Arrays, Sweep, along, cut, resized, trace_chunk
+from ._stored import run_stored
+from ._sweep import Sweep, along, resized, trace_chunk
 
 Marks = tuple[Flags, Flags]
 
@@ -60,8 +62,8 @@ def map_rows(
         x_axes: For each of the `xs`, the axis along which its rows lie.
         y_axes: The same for each of the `ys`.
         chunks: How the rows are cut.
-        policy: What of a chunk is stored while it is differentiated backwards, as
-            `jax.checkpoint` has it.
+        policy: What is stored of all rows for the backward pass, as `jax.checkpoint`
+            has it; `None` for nothing but the inputs.
 
     Returns:
         The `ys` of all rows.
@@ -77,6 +79,7 @@ def map_rows(
         chunks,
     )
     sweep = Sweep(chunk, chunks, x_axes, y_axes, (False,) * len(y_axes))
+    policy = None if policy == save_nothing else policy
     _, ys = RowMap(sweep, policy, (consts, xs))(consts, xs)
     return ys
 
@@ -85,7 +88,8 @@ class RowMap(Formula):
     """`(consts, xs) -> (sums, ys)`, by a sweep.
 
     Attributes:
-        policy: What to store of a chunk while it is differentiated backwards.
+        policy: What to store of all rows for the backward pass; `None` for a map that
+            has sums, and where nothing is to be stored but the inputs.
     """
 
     sweep: Sweep
@@ -99,7 +103,7 @@ class RowMap(Formula):
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
-        known = recall(self, inputs)
+        known = recall(self, self.flat_in(inputs))
         return self.sweep.run(*inputs) if known is None else known
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -109,20 +113,42 @@ class RowMap(Formula):
         pushed = _pushed(self.sweep, _flags(moves_in), _flags(out))
         inputs = tuple(map(_with, primals, tangents, moves_in))
         sums, ys = RowMap(pushed, self.policy, inputs)(*inputs)
-        sums, sums_dot = cut(sums, len(self.out_aval[0]))
-        ys, ys_dot = cut(ys, len(self.out_aval[1]))
+        sums, sums_dot = split(sums, len(self.out_aval[0]))
+        ys, ys_dot = split(ys, len(self.out_aval[1]))
         tangents = self.among_zeros(self.flat_in(moves_in), [*sums_dot, *ys_dot])
         return (sums, ys), tangents
+
+    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+        if self.policy is None:
+            return super().vjp_fwd(nzs_in, *inputs)
+        marks = _flags(map(_may_move, nzs_in, self.in_avals))
+        moving = [is_inexact(aval) for aval in self.out_aval[1]]
+
+        def run(*marked: Arrays) -> tuple[Arrays, Arrays]:
+            merged = map(put, inputs, marks, marked)
+            ys = run_stored(self.sweep, self.policy, *merged)
+            return pick(ys, moving), ys
+
+        _, pull, ys = jax.vjp(run, *map(pick, inputs, marks), has_aux=True)
+        return ([], ys), (Static((marks, moving)), pull)
+
+    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+        if self.policy is None:
+            return super().vjp_bwd_retval(res, outgrad)
+        static, pull = res
+        marks, moving = static.value
+        cts = pull(instantiated(pick(outgrad[1], moving)))
+        return tuple(map(put, self._zero_cts(), marks, cts))
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         marks = _flags(map(_may_move, perturbed, self.in_avals))
         wanted = _flags(map(_may_move, nonzero(cts), self.out_aval))
-        zeros = [[Zero(aval.to_ct_aval()) for aval in group] for group in self.in_avals]
+        zeros = self._zero_cts()
         if not any(map(any, marks)) or not any(map(any, wanted)):
-            return tuple(zeros)
-        pulled = _pulled(self.sweep, self.policy, marks, wanted)
+            return zeros
+        pulled = _pulled(self.sweep, marks, wanted)
         inputs = tuple(map(_with, inputs, cts, wanted))
-        out = RowMap(pulled, self.policy, inputs)(*inputs)
+        out = RowMap(pulled, None, inputs)(*inputs)
         return tuple(map(put, zeros, marks, out))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
@@ -137,6 +163,9 @@ class RowMap(Formula):
         out = RowMap(batched, self.policy, args)(*args)
         return out, tuple(map(_in_front, marks))
 
+    def _zero_cts(self) -> Any:
+        return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+
 
 # The sweeps of derivatives, and under `vmap`. All depend on the types alone, so they
 # are traced once.
@@ -148,8 +177,8 @@ def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
     const_types, x_types = sweep.chunk.in_types
 
     def push(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        consts, consts_dot = cut(consts, len(const_types))
-        xs, xs_dot = cut(xs, len(x_types))
+        consts, consts_dot = split(consts, len(const_types))
+        xs, xs_dot = split(xs, len(x_types))
         run = lambda *marked: sweep.chunk(twice, *map(put, (consts, xs), moves, marked))
         primals = tuple(map(pick, (consts, xs), moves))
         values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
@@ -172,26 +201,19 @@ def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
 
 
 @functools.lru_cache(maxsize=128)
-def _pulled(
-    sweep: Sweep,
-    policy: Policy,
-    marks: Marks,
-    wanted: Marks,
-) -> Sweep:
+def _pulled(sweep: Sweep, marks: Marks, wanted: Marks) -> Sweep:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     const_types, x_types = sweep.chunk.in_types
     axes, shares = pick(sweep.y_axes, wanted[1]), pick(sweep.shares, wanted[1])
 
     def pull(twice: Any, consts: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        consts, ct_sums = cut(consts, len(const_types))
-        xs, ct_ys = cut(xs, len(x_types))
+        consts, ct_sums = split(consts, len(const_types))
+        xs, ct_ys = split(xs, len(x_types))
 
         def run(*marked: Arrays) -> Any:
             out = sweep.chunk(twice, *map(put, (consts, xs), marks, marked))
             return tuple(map(pick, out, wanted))
 
-        if policy is not None:
-            run = jax.checkpoint(run, policy=policy)
         _, back = jax.vjp(run, *map(pick, (consts, xs), marks))
         ct_ys = [
             ct if twice is None or share else _halved(ct, twice, axis)

@@ -13,11 +13,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Flags
+from .._lists import Arrays, Flags, split
 from ..checkpointing._step import Step, make_step, reaching
 from ._chunks import Chunks
-
-Arrays = list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +43,12 @@ class Chunk:
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `sums`, and those of `ys`."""
-        return cut(self.step.y_types, self.num_sums)
+        return split(self.step.y_types, self.num_sums)
 
     def __call__(self, twice: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
         marks = [] if twice is None else [twice]
         _, outs = self.step([*marks, *consts], [], xs)
-        return cut(outs, self.num_sums)
+        return split(outs, self.num_sums)
 
     def reached(
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
@@ -73,7 +71,7 @@ def trace_chunk(
 
     def flat(consts: Arrays, _: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
         nonlocal num_sums
-        twice, consts = cut(consts, len(marks))
+        twice, consts = split(consts, len(marks))
         sums, ys = f(twice[0] if twice else None, consts, xs)
         num_sums = len(sums)
         return [], [*sums, *ys]
@@ -121,12 +119,12 @@ class Sweep:
         def body(index: Any, state: tuple[Arrays, Arrays]) -> tuple[Arrays, Arrays]:
             sums, ys = state
             first = index * size
-            start = jnp.minimum(first, self.chunks.rows - size)
+            start = jnp.minimum(first, self.chunks.last)
             parts = [
                 lax.dynamic_slice_in_dim(x, start, size, axis)
                 for x, axis in zip(xs, self.x_axes, strict=True)
             ]
-            more, rows = self.chunk(self._twice(start), consts, parts)
+            more, rows = self.chunk(self.twice(start), consts, parts)
             return [a + b for a, b in zip(sums, more, strict=True)], [
                 self._write(y, part, start, first, axis, shares)
                 for y, part, axis, shares in zip(
@@ -139,13 +137,12 @@ class Sweep:
         ys = [_varying(lax.empty(y.shape, y.dtype), y) for y in y_types]
         return lax.fori_loop(0, self.chunks.count, body, (sums, ys))
 
-    def _twice(self, start: Any) -> Any:
-        """Which rows of a chunk are in two chunks: in the last and the one before."""
+    def twice(self, start: Any) -> Any:
+        """Which rows are in two chunks, of those of the chunk with this first row."""
         if not self.chunks.overlap:
             return None
         row = start + jnp.arange(self.chunks.size)
-        last = self.chunks.count - 1
-        return (self.chunks.start(last) <= row) & (row < last * self.chunks.size)
+        return (self.chunks.last <= row) & (row < self.chunks.end)
 
     def _write(
         self, y: Any, part: Any, start: Any, first: Any, axis: int, shares: bool
@@ -165,11 +162,6 @@ def along(rows: Any, axis: int, like: Any) -> Any:
 def resized(aval: Any, axis: int, size: int, new: int) -> Any:
     """A type with another size along an axis."""
     return jex.unmapped_aval(new, axis, jex.mapped_aval(size, axis, aval))
-
-
-def cut(leaves: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
-    """The first leaves, so many of them, and the rest."""
-    return list(leaves[:count]), list(leaves[count:])
 
 
 def _varying(x: jax.Array, aval: Any) -> jax.Array:

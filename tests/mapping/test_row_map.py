@@ -254,3 +254,24 @@ def test_forward_mode_evaluates_the_primal_once():
     text = jax.jit(push).lower(X).as_text()
     plain = jax.jit(lambda x: jax.jvp(jax.vmap(jnp.cumsum), (x,), (x,))).lower(X)
     assert text.count("reduce_window") == plain.as_text().count("reduce_window")
+
+
+@pytest.mark.parametrize("rows", [128, 2045])
+def test_a_policy_stores_values_of_all_rows(rows):
+    def program(policy):
+        f = lambda mlp, x: el.ChunkedVmap(mlp, 32, policy=policy)(x)
+        return temporary(jax.grad, f, rows)
+
+    hidden = 4 * 64 * rows  # the bytes of one layer of hidden units
+    assert program("save_dots") > program(None) + 1.5 * hidden
+    assert program("save_nothing") < program(None) + hidden
+
+
+def test_what_a_policy_stores_is_not_computed_again():
+    def products(policy):
+        f = lambda mlp, x: el.ChunkedVmap(mlp, 3, policy=policy)(x)
+        grad = eqx.filter_jit(eqx.filter_grad(lambda mlp, x: jnp.sum(f(mlp, x) ** 2)))
+        return grad.lower(MLP, jnp.ones((7, 4))).as_text().count("dot_general")
+
+    assert products("save_dots") == products(None) - 2  # no need of the last layer's
+    assert products(el.policies.save_dots) == products("dots_saveable")
