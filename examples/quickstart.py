@@ -98,9 +98,7 @@ def loss(model, poles, seasons):
 
 def compare_schedules(cell, days):
     """What each schedule plans, and what the gradient then takes and is."""
-    print(
-        "schedule                 carries kept  steps run     memory     time  off by"
-    )
+    print("schedule                 carries kept  steps run     memory     time off by")
     reference = None
     for schedule in (el.StoreAll(), el.Chunked(134), el.Recursive(16)):
         model = Forecaster(el.CheckpointedScan(cell, schedule=schedule))
@@ -113,7 +111,7 @@ def compare_schedules(cell, days):
         difference = max(map(relative_difference, leaves, reference))
         print(
             f"{schedule!r:<25}{plan.slots:>12}{plan.evaluations:>11,}"
-            f"{megabytes:>8.2f} MB{milliseconds:>6.0f} ms{difference:>9.0e}"
+            f"{megabytes:>8.2f} MB{milliseconds:>6.0f} ms{difference:>7.0e}"
         )
 
 
