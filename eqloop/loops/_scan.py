@@ -39,9 +39,9 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
     """
 
     f: Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
-    # No static field, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
     schedule: AbstractSchedule | None = _setting(None)
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
     in_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
     out_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
     f_axes: PyTree[Any] = _setting(None, hashable_axes)

@@ -1,4 +1,4 @@
-"""Compiling quickly: what these tests compare does not depend on how well it is done."""
+"""Compiling quickly: what is compared here does not depend on how well it is done."""
 
 from collections.abc import Iterator
 
