@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
@@ -40,7 +39,7 @@ def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -
     # What is left may call functions that return more than is needed of them.
     pruned, used = partial_eval.dce_jaxpr(pruned, [True] * len(outvars))
     inputs = [const for const, u in zip(consts, used, strict=False) if u]
-    return jax.core.eval_jaxpr(pruned, (), *inputs)
+    return jex.jaxpr_as_fun(jex.ClosedJaxpr(pruned, ()))(*inputs)
 
 
 def drop_outputs(step: Step, which: Sequence[bool]) -> Step:

@@ -148,9 +148,9 @@ def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") ->
         offload_src=src,
         offload_dst=dst,
     )
-    defaults = offload_names.__kwdefaults__
+    usual = {"src": "device", "dst": "pinned_host"}
     settings = {"src": src, "dst": dst}
-    unusual = {k: v for k, v in settings.items() if v != defaults[k]}
+    unusual = {k: v for k, v in settings.items() if v != usual[k]}
     return Policy(rule, _written("offload_names", names, **unusual))
 
 

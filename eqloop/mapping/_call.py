@@ -11,6 +11,7 @@ import jax
 import jax.extend.core as jex
 
 from .._axes import Axis, axes_tree, common_length, resolve_axes
+from .._lists import Arrays
 from .._partition import Rest, as_arrays, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing._invariant import (
@@ -45,9 +46,7 @@ class MappedCall:
     size: int
     close: Callable[[list[jax.Array]], Any]
 
-    def vectorised(
-        self, consts: list[jax.Array], xs: list[jax.Array]
-    ) -> list[jax.Array]:
+    def vectorised(self, consts: Arrays, xs: Arrays) -> list[jax.Array]:
         """The results for some of the rows, all at once."""
         row = lambda *x: self.row(consts, [], x)[1]
         return jax.vmap(row, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)

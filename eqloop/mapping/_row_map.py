@@ -182,7 +182,8 @@ def _pushed(sweep: Sweep, moves: Marks, out: Marks) -> Sweep:
         run = lambda *marked: sweep.chunk(twice, *map(put, (consts, xs), moves, marked))
         primals = tuple(map(pick, (consts, xs), moves))
         values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
-        return tuple(map(_with, values, tangents, out))
+        sums, ys = map(_with, values, tangents, out)
+        return sums, ys
 
     dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
@@ -252,13 +253,13 @@ def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> tuple[Sweep, Marks]:
     const_dims, x_dims = dims
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = sweep.chunk.reached(*is_batched, axis_name=axis_data.name)
-    types = [
+    const_types, x_types = (
         [
             aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
             for aval, dim in zip(avals, group, strict=True)
         ]
         for avals, group in zip(sweep.chunk.in_types, dims, strict=True)
-    ]
+    )
     in_axes = (None, list(const_dims), list(x_dims))
     out_axes = tuple(map(_in_front, marks))
     x_axes = tuple(
@@ -269,7 +270,7 @@ def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> tuple[Sweep, Marks]:
         axis + batched for axis, batched in zip(sweep.y_axes, marks[1], strict=True)
     )
     batched = vmap(sweep.chunk, axis_data, in_axes, out_axes)
-    chunk = trace_chunk(batched, *types, sweep.chunks)
+    chunk = trace_chunk(batched, const_types, x_types, sweep.chunks)
     sweep = dataclasses.replace(sweep, chunk=chunk, x_axes=x_axes, y_axes=y_axes)
     return sweep, marks
 
