@@ -93,11 +93,8 @@ _cache = weakref.WeakKeyDictionary()
 
 
 def _enforced(fn: types.FunctionType) -> Callable[..., Any]:
-    made_in = fn.__globals__.get("__name__", "")
-    if made_in == __name__ or made_in.startswith("jaxtyping."):
-        return (
-            fn  # a wrapper of `typed` or `jaxtyped`: what it wraps is checked already
-        )
+    if fn.__globals__.get("__name__", "").startswith("jaxtyping."):
+        return fn  # a wrapper of `jaxtyped`: what it wraps is checked already
     try:
         return _cache[fn]
     except KeyError:
