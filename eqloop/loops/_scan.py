@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, Self, SupportsIndex, TypeVar, final
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree, UInt32
 
@@ -101,7 +102,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
         xs: PyTree = None,
         *,
         length: SupportsIndex | None = None,
-        key: _PRNGKey | None = None,
+        key: _PRNGKey | jax.ShapeDtypeStruct | None = None,
     ) -> Plan:
         """The plan that a gradient of the call would run by, without running anything.
 

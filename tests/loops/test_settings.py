@@ -292,6 +292,28 @@ def test_whole_loop_unrolled():
     assert "while" not in compiled.as_text()
 
 
+# Plans
+
+
+def test_a_plan_needs_types_only_and_runs_nothing():
+    ran = []
+
+    def f(carry, x, key):
+        jax.debug.callback(ran.append, x)
+        return {**carry, "h": carry["h"] + x}, jax.random.normal(key)
+
+    key, h, xs = jax.random.key(0), jnp.zeros(3), jnp.zeros((64, 3))
+    scan = el.CheckpointedScan(f, base=4)
+    plan = scan.plan({"h": h, "s": "static"}, xs, key=key)
+    abstract = jax.eval_shape(lambda: (h, xs, key))
+    h, xs, key = abstract
+    assert scan.plan({"h": h, "s": "static"}, xs, key=key) == plan
+    assert plan.length == 64
+    assert plan != el.CheckpointedScan(f, base=8).plan({"h": h}, xs, key=key)
+    jax.effects_barrier()
+    assert ran == []
+
+
 # In other transforms
 
 

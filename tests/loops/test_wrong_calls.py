@@ -339,6 +339,21 @@ WRONG = {
         TypeError,
         "`schedule` must be a schedule, such as `el.Recursive(16)`, not <class",
     ),
+    "base": (
+        lambda: el.CheckpointedScan(keep, base=1),
+        ValueError,
+        "`base` must be at least 2",
+    ),
+    "base of no int": (
+        lambda: el.CheckpointedScan(keep, base="16"),
+        TypeError,
+        "`base` must be an int",
+    ),
+    "plan": (
+        lambda: el.Scan(keep).plan(0.0, {"a": XS, "b": jnp.ones(5)}),
+        ValueError,
+        "Scan: these lengths must all be the same:\n  xs['a']: 4\n  xs['b']: 5\n",
+    ),
     "policy": (
         lambda: el.Scan(keep, policy="save_dot"),
         ValueError,
