@@ -114,7 +114,6 @@ def layer(matrix, x):
         ((lambda leaf: None, eqx.if_array(0)), (MATRIX, ROWS)),
         (1, (jnp.stack([MATRIX] * 7, 1), ROWS.T)),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("out_axes", [0, 1, -2])
 def test_axes(in_axes, args, out_axes):
@@ -132,7 +131,6 @@ def test_axes(in_axes, args, out_axes):
         ({"scale": 1}, jnp.ones((2, 7))),
         ((0,), jnp.arange(7.0)),
     ],
-    ids=str,
 )
 def test_keyword_arguments_are_mapped_as_well(in_axes, scale):
     f = lambda x, *, scale: scale * x[:2]
