@@ -117,8 +117,8 @@ def common_length(
     if len(set(sizes.values())) > 1:
         listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
         raise ValueError(
-            f"{name}: these lengths must all be the same:\n{listing}\nCheck the axes "
-            f"that are scanned, or give a leaf that is not scanned the axis None."
+            f"{name}: these lengths must all be the same:\n{listing}\nCheck the "
+            f"axes, or give a leaf that is to be passed whole the axis None."
         )
     return next(iter(sizes.values()))
 

@@ -165,8 +165,8 @@ WRONG = {
         lambda: scan(xs={"a": XS, "b": (jnp.ones(5), "static")}),
         ValueError,
         "CheckpointedScan: these lengths must all be the same:\n  xs['a']: 4\n  "
-        "xs['b'][0]: 5\nCheck the axes that are scanned, or give a leaf that is not "
-        "scanned the axis None.",
+        "xs['b'][0]: 5\nCheck the axes, or give a leaf that is to be passed whole the "
+        "axis None.",
     ),
     "length disagrees": (
         lambda: scan(length=3),
