@@ -146,15 +146,16 @@ class _Chain:
     ) -> Cotangents:
         """Reverses the blocks from one down to another; their carries lie in a row."""
 
-        def pull(state: tuple[Any, Any, Cotangents]) -> tuple[Any, Any, Cotangents]:
-            row, block, cts = state
-            carry = [element(s, row) for s in slots]
-            position = block * self.layout.block - self.layout.missing
-            cts = self.sweep.pull(carry, position, self.layout.block, cts)
-            return row - 1, block - 1, cts
+        offset = row - block
 
-        left = lambda state: state[1] - low + 1
-        return iterate(pull, (row, block, cts), left, self.sweep.loop.unroll)[-1]
+        def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
+            block, cts = state
+            carry = [element(s, block + offset) for s in slots]
+            position = block * self.layout.block - self.layout.missing
+            return block - 1, self.sweep.pull(carry, position, self.layout.block, cts)
+
+        left = lambda state: state[0] - low + 1
+        return iterate(pull, (block, cts), left, self.sweep.loop.unroll)[1]
 
     def drop(self, stack: _Stack, low: Any) -> _Stack:
         """Frees the slot whose segment has been reversed, if it has been wholly."""
