@@ -7,6 +7,7 @@ from jax import lax
 
 from .._lists import Arrays
 from . import _binomial
+from ._constant import constant
 from ._engine import iterate, zero
 from ._layout import Revolved
 from ._loop import element, store
@@ -69,7 +70,7 @@ class _Chain:
             for k in range(layout.primal_slots + 1)
         ]
         # With a single slot nothing is ever split, and the table would be long.
-        self.reach = jnp.asarray(reach if self.last else [[0]], jnp.int32)
+        self.reach = constant(reach if self.last else [[0]])
 
     def position(self, block: Any) -> Any:
         """The position at which a block starts."""
@@ -83,7 +84,7 @@ class _Chain:
         top, start, rank = (
             jnp.asarray(number, jnp.int32) for number in (self.last, *rows[-1])
         )
-        return _Stack(top, start, rank, jnp.asarray(rows, jnp.int32), list(slots))
+        return _Stack(top, start, rank, constant(rows), list(slots))
 
     def split(self, stack: _Stack, block: Any) -> _Stack:
         """Stores the carries that start new segments before the block.
@@ -145,7 +146,6 @@ class _Chain:
         self, slots: Arrays, row: Any, block: Any, low: Any, cts: Cotangents
     ) -> Cotangents:
         """Reverses the blocks from one down to another; their carries lie in a row."""
-
         offset = row - block
 
         def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
