@@ -9,7 +9,8 @@ primal is evaluated in one program and the tangents, transposed, in another.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -21,7 +22,7 @@ from .._compat import identity
 @dataclasses.dataclass(frozen=True)
 class _Known:
     formula: Any
-    inputs: list[Any]
+    inputs: list[Callable[[], Any]]
     trace: Any
     outputs: Any
 
@@ -32,7 +33,8 @@ _last: list[_Known] = []
 
 def remember(formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
     """Keeps the outputs of a formula for when it is expanded for the same inputs."""
-    _last[:] = [_Known(formula, [*map(identity, inputs)], _trace(), outputs)]
+    references = [_refer_to(identity(x)) for x in inputs]
+    _last[:] = [_Known(formula, references, _trace(), outputs)]
 
 
 def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
@@ -40,9 +42,19 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
     known, _last[:] = list(_last), []
     for last in known:
         if last.trace == _trace() and last.formula == formula:
-            if all(map(_same, map(identity, inputs), last.inputs)):
+            kept = [reference() for reference in last.inputs]
+            if all(map(_same, map(identity, inputs), kept)):
                 return last.outputs
     return None
+
+
+def _refer_to(x: Any) -> Callable[[], Any]:
+    """A reference that keeps no array alive: outputs are forgotten with the inputs."""
+    forget = _last.clear  # by itself, as at exit the module has lost its globals
+    try:
+        return weakref.ref(x, lambda _: forget())
+    except TypeError:  # a variable of a program that is being lowered
+        return lambda: x
 
 
 def _same(mine: Any, kept: Any) -> bool:
