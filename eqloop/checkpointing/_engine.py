@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays, Flags
+from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
 from ._step import Step
@@ -71,7 +72,7 @@ def single(
     x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
     carry, y = evaluate(consts, init, x)
-    return carry, [leaf[None] for leaf in y]
+    return carry, [stack_of(leaf, 1) for leaf in y]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _forward_by_segments(
 
     The rows of `_row_of` are not cheap to find for so irregular a layout.
     """
-    starts = jnp.asarray([*layout.starts, layout.length], jnp.int32)
+    starts = constant([*layout.starts, layout.length])
 
     def body(row: Any, state: tuple[list[Any], list[Any]]) -> Any:
         carry, slots = state
@@ -163,7 +164,7 @@ def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:
         # As many starts as there are before the position, by bisection.
         bits = layout.primal_slots.bit_length()
         padding = [layout.length] * (2**bits - layout.primal_slots)
-        starts = jnp.asarray([*layout.starts, *padding], jnp.int32)
+        starts = constant([*layout.starts, *padding])
 
         def row_at(position: Any) -> Any:
             row = zero()

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays
@@ -95,4 +94,4 @@ def stack_type(aval: Any, size: int) -> Any:
 
 def stack_of(x: Any, size: int) -> Any:
     """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
-    return jnp.broadcast_to(x[None], (size, *x.shape))
+    return lax.broadcast(x, (size,))
