@@ -1,0 +1,97 @@
+"""Every schedule in every mode and context, against `jax.lax.scan`."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from . import derivatives
+from .derivatives import CONTEXTS, MODES, inputs, looped, mapped, rematerialised
+
+SCHEDULES = (
+    el.StoreAll(),
+    el.Recursive(2),
+    el.Chunked(3),
+    el.Binomial(3),
+    el.Binomial(2, block=2),
+)
+
+# For programs that are run once and on little data.
+QUICK = {"xla_backend_optimization_level": 0}
+
+name = lambda f: getattr(f, "__name__", str(f))
+
+
+def scan(schedule: Any) -> Any:
+    return lambda f, init, xs, **settings: el.Scan(f, schedule=schedule, **settings)(
+        init, xs
+    )
+
+
+def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
+    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
+
+
+@functools.cache
+def expected(mode: Any, context: Any) -> list[np.ndarray]:
+    return evaluate(mode, context, jax.lax.scan)
+
+
+def check(mode: Any, context: Any, schedule: Any) -> None:
+    actual = evaluate(mode, context, scan(schedule))
+    for a, e in zip(actual, expected(mode, context), strict=True):
+        assert a.shape == e.shape
+        assert a.dtype == e.dtype
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_modes(mode):
+    check(mode, derivatives.plain, el.Binomial(3))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+@pytest.mark.parametrize(
+    "mode", [derivatives.grad, derivatives.reverse_over_reverse], ids=name
+)
+def test_schedules(mode, schedule):
+    check(mode, derivatives.plain, schedule)
+
+
+@pytest.mark.parametrize("context", CONTEXTS[1:], ids=name)
+def test_contexts(context):
+    # Modes and schedules take turns; all of them are tried by the slow test.
+    turn = CONTEXTS.index(context)
+    mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
+    check(mode, context, SCHEDULES[1 + turn // 2 % 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("context", CONTEXTS, ids=name)
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_modes_in_contexts(mode, context, schedule):
+    check(mode, context, schedule)
+
+
+PLACES = (mapped, looped, rematerialised)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=name)
+def test_places(place):
+    mode = derivatives.jvp if place is rematerialised else derivatives.vjp
+    check(place(mode), derivatives.plain, el.Binomial(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=name)
+@pytest.mark.parametrize("place", PLACES, ids=name)
+@pytest.mark.parametrize("context", [derivatives.plain, derivatives.vmap], ids=name)
+def test_modes_in_places(context, place, mode, schedule):
+    check(place(mode), context, schedule)
