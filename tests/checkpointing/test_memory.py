@@ -1,0 +1,150 @@
+"""Temporary memory of compiled derivatives, as XLA gives it: nothing is run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+
+BATCH = 32
+
+
+def cell(w: Any, h: Any, x: Any) -> Any:
+    return jnp.tanh(w @ jnp.tanh(w @ h + x))
+
+
+def loss(schedule: Any) -> Callable[..., jax.Array]:
+    """A number to differentiate with respect to `w`, `h` and `xs`."""
+
+    def run(w: Any, h: Any, xs: Any) -> jax.Array:
+        f = lambda h, x: (cell(w, h, x), None)
+        return jnp.sum(el.Scan(f, schedule=schedule)(h, xs)[0])
+
+    return run
+
+
+def equinox_loss(checkpoints: int) -> Callable[..., jax.Array]:
+    def run(w: Any, h: Any, xs: Any) -> jax.Array:
+        f = lambda h, x: (cell(w, h, x), None)
+        scan = eqxi.scan(f, h, xs, kind="checkpointed", checkpoints=checkpoints)
+        return jnp.sum(scan[0])
+
+    return run
+
+
+def summed(loss: Callable[..., jax.Array], *axes: int | None) -> Callable[..., Any]:
+    """The sum over a batch, whose axes in `w`, `h` and `xs` are given."""
+    return lambda *args: jnp.sum(jax.vmap(loss, axes)(*args))
+
+
+def temporary(f: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
+    """The bytes that a function takes beside its inputs and outputs."""
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def shapes(length: int, width: int) -> tuple[tuple[int, ...], ...]:
+    return (width, width), (width,), (length, width)
+
+
+ALL = (0, 1, 2)
+LONG = shapes(4096, 64)
+SHORT = shapes(1024, 16)
+XS_BYTES = 4 * 1024 * 16
+
+
+@pytest.mark.parametrize(
+    ("schedule", "slots"),
+    [
+        (el.Recursive(16), 3 * 16),
+        (el.Chunked(64), 2 * 64),
+        (el.Binomial(30), 30),
+        (el.Binomial(3), 3),
+    ],
+    ids=str,
+)
+def test_a_gradient_takes_its_slots_and_little_besides(schedule, slots):
+    carry = 4 * 64
+    taken = temporary(jax.grad(loss(schedule), ALL), *LONG)
+    assert slots * carry <= taken <= (slots + 16) * carry
+
+
+def test_a_gradient_with_stored_residuals_takes_what_lax_scan_takes():
+    def plain(w: Any, h: Any, xs: Any) -> jax.Array:
+        return jnp.sum(jax.lax.scan(lambda h, x: (cell(w, h, x), None), h, xs)[0])
+
+    ours = temporary(jax.grad(loss(el.StoreAll()), ALL), *SHORT)
+    assert ours == temporary(jax.grad(plain, ALL), *SHORT)
+
+
+def test_no_more_than_equinox_takes():
+    ours = temporary(jax.grad(loss(el.Binomial(30)), ALL), *LONG)
+    assert ours <= temporary(jax.grad(equinox_loss(30), ALL), *LONG)
+
+
+def test_no_more_than_equinox_takes_of_a_batch():
+    w, h, xs = SHORT
+    args = (w, (BATCH, *h), (BATCH, *xs))
+    ours, theirs = loss(el.Binomial(30)), equinox_loss(30)
+    ours = temporary(jax.grad(summed(ours, None, 0, 0)), *args)
+    assert ours <= temporary(jax.grad(summed(theirs, None, 0, 0)), *args)
+
+
+def test_memory_does_not_grow_with_the_length():
+    gradient = jax.grad(loss(el.Binomial(12)), (0, 1))
+    longer = temporary(gradient, *shapes(100_000, 16))
+    assert longer <= temporary(gradient, *shapes(1_000, 16)) + 1024
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(16), el.Binomial(30)], ids=str)
+def test_xs_that_are_not_differentiated_have_no_cotangents(schedule):
+    # A buffer for them would be temporary: it is no output.
+    assert temporary(jax.grad(loss(schedule), (0, 1)), *SHORT) < XS_BYTES / 8
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(4), el.Binomial(4)], ids=str)
+def test_parameters_that_are_not_batched_have_one_accumulator(schedule):
+    width = 64
+    w, h, xs = shapes(64, width)
+    gradient = jax.grad(summed(loss(schedule), None, 0, 0))
+    taken = temporary(gradient, w, (BATCH, *h), (BATCH, *xs))
+    assert taken < BATCH * (4 * width * width) / 2
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(16), el.Binomial(30)], ids=str)
+def test_xs_that_are_not_batched_have_one_accumulator(schedule):
+    w, h, xs = SHORT
+    gradient = jax.grad(summed(loss(schedule), None, 0, None), ALL)
+    assert temporary(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_xs_are_not_copied_to_bring_their_loop_axis_to_the_front(axis):
+    w, h, (length, width) = SHORT
+    xs = (BATCH, length, width) if axis == 0 else (length, width, BATCH)
+    gradient = jax.grad(summed(loss(el.Binomial(30)), None, 0, axis), ALL)
+    assert temporary(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(16), el.Binomial(30)], ids=str)
+def test_second_derivatives_keep_to_the_slots(schedule):
+    gradient = jax.grad(loss(schedule))
+
+    def forward_over_reverse(w: Any, h: Any, xs: Any) -> Any:
+        return jax.jvp(lambda w: gradient(w, h, xs), (w,), (w,))
+
+    def reverse_over_reverse(w: Any, h: Any, xs: Any) -> Any:
+        return jax.grad(lambda w: jnp.sum(gradient(w, h, xs) ** 2))(w)
+
+    assert temporary(forward_over_reverse, *SHORT) < XS_BYTES / 2
+    assert temporary(reverse_over_reverse, *SHORT) < XS_BYTES / 2
+
+
+def test_forward_mode_stores_nothing():
+    run = loss(el.Binomial(30))
+    push = lambda w, h, xs: jax.jvp(lambda w: run(w, h, xs), (w,), (w,))
+    assert temporary(push, *SHORT) < 20 * 4 * 16
