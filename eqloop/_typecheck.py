@@ -88,29 +88,28 @@ def explained(note: str) -> Iterator[None]:
         raise
 
 
-_cache: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]]
+# No value may refer to its key, or neither would ever be freed: so where there is
+# nothing to enforce it is `None`, and not the function.
+_cache: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None]
 _cache = weakref.WeakKeyDictionary()
 
 
 def _enforced(fn: types.FunctionType) -> Callable[..., Any]:
     if fn.__globals__.get("__name__", "").startswith("jaxtyping."):
         return fn  # a wrapper of `jaxtyped`: what it wraps is checked already
-    try:
-        return _cache[fn]
-    except KeyError:
-        _cache[fn] = result = _enforce(fn)
-        return result
+    if fn not in _cache:
+        _cache[fn] = _enforce(fn)
+    return _cache[fn] or fn
 
 
-def _enforce(fn: types.FunctionType) -> Callable[..., Any]:
+def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
     hints = {
         name: hint
         for name, annotation in getattr(fn, "__annotations__", {}).items()
         if _mentions_jaxtyping(hint := _evaluate(annotation, fn))
     }
     if not hints:
-        return fn
-    # The wrapper must not keep alive the function that is its key in the cache.
+        return None
     weak = weakref.ref(fn)
 
     @functools.wraps(fn)

@@ -141,8 +141,9 @@ def test_switch():
         jaxtyping.config.update("jaxtyping_disable", False)
 
 
-def test_checks_are_made_once_and_do_not_keep_functions_alive():
-    def f(x: Float[Array, " n"]) -> Any:
+@pytest.mark.parametrize("annotation", [Float[Array, " n"], Any])
+def test_checks_are_made_once_and_do_not_keep_functions_alive(annotation):
+    def f(x: annotation) -> Any:
         return x
 
     assert enforce_annotations(f) is enforce_annotations(f)
