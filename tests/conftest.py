@@ -7,7 +7,7 @@ import jax
 import pytest
 
 # Enough devices to shard over; a program on one device does not notice the others.
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 # The first example compiles, so a deadline would measure XLA. The same examples every
 # time, so that a failure is one of the change at hand.

@@ -24,9 +24,14 @@ def _array(numbers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(numbers, np.int32).reshape(shape)
 
 
+def _type(numbers: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    # A type names the mesh in use, so it is best that JAX makes it.
+    return jax.make_jaxpr(lambda: jnp.zeros(shape, jnp.int32))().out_avals[0]
+
+
 _constant = jex.Primitive("constant")
 _constant.def_impl(lambda **params: jnp.asarray(_array(**params)))
-_constant.def_abstract_eval(lambda **params: jax.typeof(_array(**params)))
+_constant.def_abstract_eval(_type)
 mlir.register_lowering(
     _constant, lambda context, **params: [mlir.ir_constant(_array(**params))]
 )
