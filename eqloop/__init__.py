@@ -8,6 +8,7 @@ through any loop within the memory that you have.
 from ._version import __version__
 from .checkpointing import (
     Binomial,
+    Budget,
     Checkpoint,
     Chunked,
     Plan,
@@ -17,11 +18,12 @@ from .checkpointing import (
     name,
     policies,
 )
-from .loops import CheckpointedScan, Scan
+from .loops import CheckpointedScan, Scan, frontier
 from .mapping import ChunkedVmap
 
 __all__ = [
     "Binomial",
+    "Budget",
     "Checkpoint",
     "CheckpointedScan",
     "Chunked",
@@ -32,6 +34,7 @@ __all__ = [
     "Scan",
     "StoreAll",
     "__version__",
+    "frontier",
     "name",
     "policies",
 ]

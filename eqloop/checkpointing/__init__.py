@@ -5,19 +5,22 @@ sees: those turn a call into a `Step`, hand it to `run` and turn the arrays back
 """
 
 from . import _policies as policies
+from ._frontier import Frontier, frontier
 from ._loop import Loop
 from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
 from ._run import run
-from ._schedule import AbstractSchedule, Binomial, Chunked, Recursive, StoreAll
+from ._schedule import AbstractSchedule, Binomial, Budget, Chunked, Recursive, StoreAll
 from ._step import Step, trace_step
 
 __all__ = [
     "AbstractSchedule",
     "Binomial",
+    "Budget",
     "Checkpoint",
     "Chunked",
+    "Frontier",
     "Loop",
     "Plan",
     "Recursive",
@@ -25,6 +28,7 @@ __all__ = [
     "Step",
     "StoreAll",
     "as_policy",
+    "frontier",
     "name",
     "plan",
     "policies",

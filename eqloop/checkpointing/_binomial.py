@@ -92,10 +92,27 @@ def _rank_of_sweep(length: int, slots: int) -> int:
 
 
 def sweep_advances(length: int, slots: int) -> int:
-    """The least number of advances when the primal has left its slots on its way."""
-    parts = segments(length, slots)
-    count = min(slots, length)
-    return sum(advances(n, count - i) for i, (n, _) in enumerate(parts))
+    """The least number of advances when the primal has left its slots on its way.
+
+    The closed form of the sum of `advances` over the `segments`.
+    """
+    slots = min(slots, length)
+    rank = _rank_of_sweep(length, slots)
+    if rank == 0:
+        return 0
+    at_rank_below = reach(slots, rank) - 1
+    left_over = length - at_rank_below
+    below = (rank - 1) * at_rank_below - comb(slots + rank, slots + 1) + rank
+    return below + rank * left_over
+
+
+def first_segment(length: int, slots: int) -> tuple[int, int]:
+    """The first of the `segments`, with its rank; the others need not be known."""
+    slots = min(slots, length)
+    rank = _rank_of_sweep(length, slots)
+    left_over = length - (reach(slots, rank) - 1)
+    below = reach(slots, rank - 1)
+    return below + min(left_over, reach(slots, rank) - below), rank
 
 
 def crossings(length: int, slots: int, rank: int) -> int:

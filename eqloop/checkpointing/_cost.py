@@ -1,18 +1,21 @@
-"""What one step of a loop costs, in bytes and in work."""
+"""What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
+import jax.extend.core as jex
+from jax.interpreters import partial_eval
 
-from .._lists import pick, put
+from .._lists import Arrays, pick, put
 from . import _engine
 from ._engine import Active
-from ._layout import Layout, Nested, Stored
+from ._formula import is_inexact
 from ._primitive import Problem
+from ._work import outer_products, rates, work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,69 +24,123 @@ class StepCost:
 
     Attributes:
         carry: Bytes of a carry.
+        read: Bytes of those leaves of a carry that the reversal of one step reads.
+        x: Bytes of one element of `xs`.
+        ct_x: Bytes of its cotangent.
+        ct_consts: Bytes of the cotangents of what all steps share.
         residuals: Bytes that one step adds to the residuals of a block.
-        invariant: Bytes of residuals that a block has whatever its length.
+        evaluation: The work of evaluating the step.
+        reversal: The work of taking cotangents back, given the residuals.
+        reads: Entries of outer products that are computed from stored residuals.
     """
 
     carry: int
+    read: int
+    x: int
+    ct_x: int
+    ct_consts: int
     residuals: int
-    invariant: int
-
-    def peak_bytes(self, layout: Layout) -> int:
-        """The bytes that are allocated at once, besides inputs and outputs."""
-        block = self.invariant + layout.block * self.residuals
-        return rows(layout) * self.carry + block
-
-
-def rows(layout: Layout) -> int:
-    """The carries that there is room for at once, scratch rows included."""
-    if isinstance(layout, Stored):
-        return 0
-    if isinstance(layout, Nested):
-        # The slots of inner levels come and go, one nest after the other.
-        inner = (sum(nest.levels[1:]) for nest in layout.nests)
-        return layout.primal_slots + 1 + max(inner, default=0)
-    return layout.primal_slots + 1
+    evaluation: float
+    reversal: float
+    reads: int
 
 
 @functools.lru_cache(maxsize=128)
 def step_cost(problem: Problem, active: Active) -> StepCost:
-    """What one step costs, by abstract evaluation."""
-    one, two, three = (_residuals(problem, active, count) for count in (1, 2, 3))
-    per_step = max(three - two, 0)
+    """What one step costs, given which inputs are differentiated."""
+    step, rate = problem.step, rates()
+    one, two, three = (_Block(problem, active, count) for count in (1, 2, 3))
+    pull, stored = one.pull()
     return StepCost(
-        carry=nbytes(problem.step.carry_types),
-        residuals=per_step,
-        invariant=max(one, two - 2 * per_step, 0),
+        carry=nbytes(step.carry_types),
+        read=one.bytes_read(),
+        x=nbytes(step.x_types),
+        ct_x=nbytes(pick(step.x_types, active.xs)),
+        ct_consts=nbytes(pick(step.const_types, active.consts)),
+        residuals=max(three.residuals() - two.residuals(), 0),
+        evaluation=work(step.jaxpr.jaxpr, rate),
+        reversal=work(pull, rate),
+        reads=outer_products(pull, stored),
     )
 
 
 def nbytes(types: Sequence[Any]) -> int:
-    """The bytes of arrays of these types; those of a key are of what it is made of."""
-    return sum(int(np.prod(t.shape)) * _itemsize(t.dtype) for t in types)
+    """The bytes of arrays of these types."""
+    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
 
 
-def _itemsize(dtype: Any) -> int:
-    return getattr(dtype, "itemsize", 0)
-
-
-def _residuals(problem: Problem, active: Active, count: int) -> int:
-    """Bytes of the residuals of a block, less those that are inputs of the loop."""
-    step, loop = problem.step, problem.loop.part(count)
-    xs = [
-        jax.ShapeDtypeStruct((*t.shape[:axis], count, *t.shape[axis:]), t.dtype)
-        for t, axis in zip(step.x_types, loop.x_axes, strict=True)
+def xs_types(problem: Problem, count: int) -> list[Any]:
+    """The types of `xs` for a loop of so many steps."""
+    axes = problem.loop.x_axes
+    return [
+        jex.unmapped_aval(count, axis, t)
+        for t, axis in zip(problem.step.x_types, axes, strict=True)
     ]
-    inputs = (step.const_types, step.carry_types, xs)
 
-    def pull(*inputs: Any) -> Any:
-        def run(*marked: Any) -> Any:
-            groups = [put(*group) for group in zip(inputs, active, marked, strict=True)]
-            carry, ys = _engine.stored(step, loop, problem.policy, *groups)
-            return pick(carry, active.carry), ys
 
-        marked = [pick(*group) for group in zip(inputs, active, strict=True)]
-        return jax.vjp(run, *marked)[1]
+class _Block:
+    """A block of steps as JAX differentiates it, traced."""
 
-    residuals = jax.tree.leaves(jax.eval_shape(pull, *inputs))
-    return nbytes(residuals) - nbytes([*step.const_types, *xs])
+    def __init__(self, problem: Problem, active: Active, count: int):
+        self.problem = problem
+        self.active = active
+        self.loop = problem.loop.part(count)
+        step = problem.step
+        xs = xs_types(problem, count)
+        self.types = (step.const_types, step.carry_types, xs)
+
+    def residuals(self) -> int:
+        """Bytes of all that is kept and is not an input of the loop anyway."""
+
+        def residuals(*inputs: Arrays) -> list[Any]:
+            return jax.tree.leaves(self._vjp(inputs)[1])
+
+        jaxpr = jax.make_jaxpr(residuals)(*self.types).jaxpr
+        kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        return nbytes([var.aval for var in kept - set(jaxpr.invars)])
+
+    def pull(self) -> tuple[Any, list[Any]]:
+        """Taking cotangents back, given the residuals: its jaxpr.
+
+        Returns:
+            The jaxpr, and those of its inputs that are residuals and no consts.
+        """
+        trees: list[Any] = []
+        stored: list[bool] = []
+
+        def residuals(*inputs: Arrays) -> Any:
+            out, pull = self._vjp(inputs)
+            leaves, tree = jax.tree.flatten(pull)
+            consts = {id(const) for const in inputs[0]}
+            trees[:], stored[:] = [tree], [id(leaf) not in consts for leaf in leaves]
+            return leaves, out
+
+        def back(leaves: Arrays, cts: Any) -> Any:
+            return jax.tree.leaves(trees[0].unflatten(leaves)(cts))
+
+        leaves, cts = jax.eval_shape(residuals, *self.types)
+        jaxpr = jax.make_jaxpr(back)(leaves, cts).jaxpr
+        return jaxpr, pick(jaxpr.invars[: len(leaves)], stored)
+
+    def bytes_read(self) -> int:
+        """Bytes of the leaves of a carry without which the block is not reversed."""
+
+        def back(carry: Arrays, consts: Arrays, xs: Arrays, cts: Any) -> Any:
+            return jax.tree.leaves(self._vjp((consts, carry, xs))[1](cts))
+
+        consts, carry, xs = self.types
+        cts = jax.eval_shape(lambda *inputs: self._vjp(inputs)[0], *self.types)
+        jaxpr = jax.make_jaxpr(back)(carry, consts, xs, cts).jaxpr
+        _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        return nbytes(pick(carry, used[: len(carry)]))
+
+    def _vjp(self, inputs: Any) -> tuple[Any, Any]:
+        step, policy, active = self.problem.step, self.problem.policy, self.active
+        run = _engine.stored if self.loop.length > 1 else _engine.single
+
+        def block(*marked: Arrays) -> Any:
+            merged = [put(*g) for g in zip(inputs, active, marked, strict=True)]
+            carry, ys = run(step, self.loop, policy, *merged)
+            return pick(carry, active.carry), [y for y in ys if is_inexact(y)]
+
+        return jax.vjp(block, *map(pick, inputs, active))

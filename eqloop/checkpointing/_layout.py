@@ -96,7 +96,7 @@ class Revolved:
 
     @property
     def primal_slots(self) -> int:
-        return len(self.segments)
+        return min(self.slots, self.blocks)
 
     @property
     def segments(self) -> list[tuple[int, int]]:
@@ -116,9 +116,12 @@ class Revolved:
 
     @property
     def advances(self) -> int:
-        slots = min(self.slots, self.blocks)
-        crossings = _binomial.crossings(self.segments[0][0], slots, self.segments[0][1])
-        in_blocks = _binomial.sweep_advances(self.blocks, slots)
+        in_blocks = _binomial.sweep_advances(self.blocks, self.slots)
+        if not self.missing:
+            return in_blocks * self.block
+        # The first block, which may be shorter, is the first of the first segment.
+        length, rank = _binomial.first_segment(self.blocks, self.slots)
+        crossings = _binomial.crossings(length, self.primal_slots, rank)
         return in_blocks * self.block - crossings * self.missing
 
     @property

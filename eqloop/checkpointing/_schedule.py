@@ -5,11 +5,14 @@ import dataclasses
 import operator
 from typing import Any, final
 
+from ._choice import fastest, smallest
 from ._engine import Active
 from ._layout import Layout, Nested, Revolved, Stored
 from ._levels import Nest, nests
 from ._loop import Loop
+from ._plan import plan_of
 from ._primitive import Problem
+from ._units import format_bytes, parse_bytes
 
 
 class AbstractSchedule(abc.ABC):
@@ -215,6 +218,66 @@ class Binomial(AbstractSchedule):
         if problem.loop.length == 0:
             return Stored(0)
         return Revolved(problem.loop.length, self.checkpoints, self.block)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Budget(AbstractSchedule):
+    """The plan that takes the least time within so much memory.
+
+    Chosen from are storing everything, storing every carry, nested levels of any
+    lengths, and the least recomputation with any number of slots; each with the
+    residuals of single steps or of blocks of them. The budget is for what the gradient
+    of the loop allocates, beside its inputs and outputs, on the backend in use; under
+    `vmap` it is for the whole batch. To find out, small loops of the step are compiled,
+    once, and never run.
+
+    Plans that run each step more than a hundred times again are left out. Ask for
+    these by [`Binomial`][eqloop.Binomial].
+
+    Args:
+        nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
+
+    Raises:
+        TypeError: If `nbytes` is neither an int nor a string.
+        ValueError: If it is no amount of memory. Where the loop is differentiated, if
+            nothing fits: the error says how much would do, and for which plan.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(
+        ...     lambda h, x: (jnp.sin(h) + x, None), schedule=el.Budget("64KiB")
+        ... )
+        >>> plan = scan.plan(jnp.zeros(100), jnp.zeros((1000, 100)))
+        >>> plan.peak_bytes <= 64 * 1024
+        True
+
+    References:
+        What is stored beside carries follows J. R. Maddison, *Step-based checkpointing
+        with high-level algorithmic differentiation*,
+        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568).
+    """
+
+    nbytes: int
+
+    def __init__(self, nbytes: int | str) -> None:
+        object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
+
+    def layout(self, problem: Problem, active: Active) -> Layout:
+        """The fastest layout that fits."""
+        if problem.loop.length == 0:
+            return Stored(0)
+        if (layout := fastest(problem, active, self.nbytes)) is not None:
+            return layout
+        least = plan_of(problem, active, smallest(problem, active))
+        least = dataclasses.replace(least, schedule=Budget(least.peak_bytes))
+        raise ValueError(
+            f"Budget: the gradient of this loop does not fit into "
+            f"{format_bytes(self.nbytes)}. The least that would do is "
+            f"{format_bytes(least.peak_bytes)}, which is {least.peak_bytes} bytes, "
+            f"with this plan:\n\n{least}"
+        )
 
 
 def _check_count(schedule: Any, name: str, least: int = 1) -> None:

@@ -3,6 +3,7 @@
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 """
 
+from ._frontier import frontier
 from ._scan import AbstractScan, CheckpointedScan, Scan
 
-__all__ = ["AbstractScan", "CheckpointedScan", "Scan"]
+__all__ = ["AbstractScan", "CheckpointedScan", "Scan", "frontier"]

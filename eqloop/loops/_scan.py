@@ -130,14 +130,22 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             >>> plan.levels
             ((16, 16, 16),)
         """
+        return plan(**self._problem(init, xs, length, key))
+
+    def _problem(self, init: Any, xs: Any, length: Any, key: Any) -> dict[str, Any]:
+        """What a call would run, from the types of its arguments."""
         opened: list[Opened] = []
 
         def open_abstractly(scan: Self, init: Any, xs: Any, key: Any) -> None:
             opened.append(scan._open(init, xs, length, key))
 
         eqx.filter_eval_shape(open_abstractly, self, init, xs, key)
-        step, loop = opened[0].step, opened[0].loop
-        return plan(step, loop, self._schedule(), as_policy(self.policy))
+        return dict(
+            step=opened[0].step,
+            loop=opened[0].loop,
+            schedule=self._schedule(),
+            policy=as_policy(self.policy),
+        )
 
     def _open(self, init: Any, xs: Any, length: Any, key: Any) -> Opened:
         frame = Frame(

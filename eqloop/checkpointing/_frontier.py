@@ -1,0 +1,78 @@
+"""The trade-off between memory and recomputation, of one loop under all schedules."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ._choice import pareto
+from ._engine import Policy
+from ._loop import Loop
+from ._plan import Plan, all_active, plan, plan_of
+from ._primitive import Problem
+from ._schedule import AbstractSchedule, Budget
+from ._step import Step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Frontier(Sequence[Plan]):
+    """The plans that no other plan beats both in memory and in time: a sequence.
+
+    It goes from the least memory to the least time. The schedule of each plan is the
+    [`Budget`][eqloop.Budget] that chooses it.
+
+    Attributes:
+        plans: The plans.
+        chosen: The plan of the schedule that the loop has now.
+    """
+
+    plans: tuple[Plan, ...]
+    chosen: Plan
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
+        return self.plans[index]
+
+    def __repr__(self) -> str:
+        return f"Frontier({len(self)} plans, chosen={self.chosen!r})"
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws time against memory, with the chosen plan marked.
+
+        Args:
+            ax: The axes to draw on; new ones by default.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        from ._plot import plot_frontier
+
+        return plot_frontier(self, ax)
+
+
+def frontier(
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: Policy = None
+) -> Frontier:
+    """The frontier of a loop, with the plan of its schedule."""
+    chosen = plan(step, loop, schedule, policy)
+    if not loop.length:
+        return Frontier((chosen,), chosen)
+    active = all_active(step)
+
+    def planned(layout: Any) -> Plan:
+        found = plan_of(Problem(step, loop, policy, schedule), active, layout)
+        return dataclasses.replace(found, schedule=Budget(found.peak_bytes))
+
+    layouts = pareto(Problem(step, loop, policy, schedule), active)
+    return Frontier(tuple(map(planned, layouts)), chosen)

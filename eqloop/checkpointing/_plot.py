@@ -1,0 +1,107 @@
+"""Pictures of plans. Needs matplotlib, which is imported when something is drawn."""
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from ._history import Event, history
+from ._layout import Stored
+from ._units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ._frontier import Frontier
+    from ._plan import Plan
+
+# In more, nothing could be seen.
+_MOST_EVENTS = 20_000
+_COLOURS = {"primal": "tab:green", "again": "tab:orange", "reversal": "tab:blue"}
+_LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}
+
+
+def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
+    """Draws the bytes in use as a gradient proceeds, and which step is at work."""
+    events = list(itertools.islice(history(plan.layout), _MOST_EVENTS + 1))
+    if not 0 < len(events) <= _MOST_EVENTS:
+        raise ValueError(
+            f"Plan.plot: only gradients of up to {_MOST_EVENTS} evaluations of the "
+            f"step, and at least one, can be drawn, and this one takes "
+            f"{plan.evaluations}. Draw the plan of a shorter loop."
+        )
+    ax = _axes(ax)
+    stored = [_stored(plan, event) for event in events]
+    # What does not depend on the place in the sweep: buffers that come and go.
+    rest = max(plan.peak_bytes - max(stored), 0)
+    sizes = [size + rest for size in stored]
+    ax.fill_between(range(len(sizes)), sizes, step="post", color="0.85")
+    ax.step(range(len(sizes)), sizes, where="post", color="0.5", linewidth=1)
+    ax.set(xlabel="evaluations and reversals, in order", ylabel="bytes in use")
+    ax.set(xlim=(0, len(events)), ylim=(0, 1.05 * plan.peak_bytes))
+    ax.yaxis.set_major_formatter(_format)
+    ax.set_title(repr(plan.schedule), fontsize="medium")
+    _plot_positions(ax, events)
+    return ax
+
+
+def _plot_positions(ax: "Axes", events: list[Event]) -> None:
+    """Which step is at work, against an axis of its own on the right."""
+    steps = ax.twinx()
+    for kind, colour in _COLOURS.items():
+        points = [(i, e.position) for i, e in enumerate(events) if e.kind == kind]
+        if points:
+            steps.plot(*zip(*points, strict=True), ".", ms=2, color=colour, label=kind)
+    handles, kinds = steps.get_legend_handles_labels()
+    steps.set_ylabel("step")
+    steps.legend(
+        handles,
+        [_LABELS[kind] for kind in kinds],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.15),
+        ncols=3,
+        markerscale=4,
+        frameon=False,
+    )
+
+
+def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
+    """Draws time against memory, with the chosen plan marked."""
+    ax = _axes(ax)
+    at = lambda plans: (
+        [plan.peak_bytes for plan in plans],
+        [plan.relative_time for plan in plans],
+    )
+    ax.plot(*at(frontier.plans), ".-", linewidth=1, label="fastest within the memory")
+    chosen = frontier.chosen
+    ax.plot(*at([chosen]), "*", ms=14, color="tab:red", label=repr(chosen.schedule))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.xaxis.set_major_formatter(_format)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set(xlabel="peak memory", ylabel="time, storing everything = 1")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _stored(plan: "Plan", event: Event) -> int:
+    cost = plan.cost
+    if isinstance(plan.layout, Stored) or plan.block > 1:
+        return event.slots * cost.carry + event.residuals * cost.residuals
+    return event.slots * cost.carry
+
+
+def _format(value: float, _: Any) -> str:
+    return format_bytes(round(value))
+
+
+def _axes(ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError(
+            "Plans are drawn with matplotlib, which is not installed. To install it: "
+            "python -m pip install 'eqloop[plot]'"
+        ) from None
+    _, ax = pyplot.subplots(layout="constrained")
+    return ax

@@ -1,0 +1,65 @@
+"""The layouts among which a budget chooses, in plain Python, no JAX."""
+
+import math
+from collections.abc import Iterator
+
+from ._layout import Layout, Nested, Revolved, Stored
+from ._levels import Nest, nests
+
+# A layout that runs each step so many times more is no answer to how little memory
+# would do: with a single slot, a loop of a million steps would take 10**12 evaluations.
+MOST_ADVANCES = 100
+
+_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def layouts(length: int) -> Iterator[Layout]:
+    """Layouts from which to choose, at all the trade-offs that there are.
+
+    They are not many, as neighbouring ones differ by some per cent.
+    """
+    yield Stored(length)
+    for block in _BLOCKS:
+        if block <= length:
+            yield from _nested(length, block)
+            yield from _revolved(length, block)
+
+
+def _revolved(length: int, block: int) -> Iterator[Layout]:
+    blocks = -(-length // block)
+    for slots in _sizes(blocks):
+        layout = Revolved(length, slots, block)
+        if layout.advances <= MOST_ADVANCES * length:
+            yield layout
+
+
+def _nested(length: int, block: int) -> Iterator[Layout]:
+    """One level, and up to four more within it, of unequal lengths."""
+    blocks = length // block
+    for inner in _inner_levels(blocks):
+        outer = blocks // math.prod(inner)
+        first = Nest((outer, *inner), block)
+        base = max(inner, default=2)
+        layout = Nested((first, *nests(length - first.length, base, block)))
+        # Each nest is a part of the program of its own.
+        if len(layout.nests) <= 3:
+            yield layout
+
+
+def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:
+    """The levels within the first: about equal, if there are several."""
+    yield ()
+    for depth in range(1, 5):
+        for size in _sizes(2 * round(length ** (1 / (depth + 1)))):
+            inner = (size,) * depth
+            if size > 1 and 2 * math.prod(inner) <= length:
+                yield inner
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """Numbers up to `most`, which is among them, each a few per cent above the last."""
+    size = 1
+    while size < most:
+        yield size
+        size = max(size + 1, round(size * 1.05))
+    yield most

@@ -1,0 +1,44 @@
+"""How long the gradient of a loop takes under a layout, as far as can be told."""
+
+from ._cost import StepCost
+from ._layout import Layout, Revolved, Stored
+from ._levels import Nest
+from ._work import Rates
+
+
+def duration(cost: StepCost, layout: Layout, rate: Rates) -> float:
+    """Nanoseconds, roughly; good for comparing layouts with one another."""
+    sweep = cost.evaluation + cost.reversal + 2 * rate.iteration
+    if isinstance(layout, Stored):
+        return layout.length * (sweep + _residuals(cost, rate))
+    # Every step but those of blocks is evaluated once more where it is reversed.
+    total = layout.length * (sweep + cost.evaluation)
+    total += layout.advances * (cost.evaluation + rate.iteration)
+    if isinstance(layout, Revolved):
+        total += layout.blocks * _block(cost, layout.block, rate)
+        return total + (layout.blocks + layout.advances) * rate.dynamic_iteration
+    return total + sum(_nest(cost, nest, rate) for nest in layout.nests)
+
+
+def _nest(cost: StepCost, nest: Nest, rate: Rates) -> float:
+    """What the loops of a nest take by themselves."""
+    total, segments = 0.0, 1
+    for count in nest.levels:
+        # A loop is entered, its slots are made, and every segment starts with one.
+        slot = 2 * cost.carry * rate.byte + 2 * rate.iteration
+        total += segments * (3 * rate.iteration + count * slot)
+        segments *= count
+    return total + segments * _block(cost, nest.block, rate)
+
+
+def _block(cost: StepCost, block: int, rate: Rates) -> float:
+    """What it takes to store the residuals of a block and to read them."""
+    if block == 1:
+        return 0.0
+    # The cotangents of what steps share are first summed up within the block.
+    entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 60 * rate.iteration
+    return entry + block * (_residuals(cost, rate) + 2 * rate.iteration)
+
+
+def _residuals(cost: StepCost, rate: Rates) -> float:
+    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads

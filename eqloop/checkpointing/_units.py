@@ -1,0 +1,54 @@
+"""Bytes as people write them."""
+
+import operator
+import re
+from typing import Any
+
+_UNITS = {"B": 1}
+for _power, _prefix in enumerate("KMGTP", start=1):
+    _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}iB": 1024**_power}
+_UNIT_OF = {name.lower(): size for name, size in _UNITS.items()}
+
+
+def parse_bytes(owner: str, value: Any) -> int:
+    """The number of bytes that an int or a string such as `"512MiB"` stands for.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If the string cannot be read, or the number is not positive.
+    """
+    count = _read(owner, value)
+    if count < 1:
+        raise ValueError(f"{owner}: there must be at least 1 byte, not {value!r}.")
+    return count
+
+
+def _read(owner: str, value: Any) -> int:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
+        if match is None or match[2].lower() not in _UNIT_OF:
+            raise ValueError(
+                f"{owner}: {value!r} is no amount of memory. Write a number and its "
+                f"unit, such as '64kB', '512 MiB' or '1.5GiB', or give an int, which "
+                f"is taken as bytes. Units are {', '.join(_UNITS)}."
+            )
+        return int(float(match[1]) * _UNIT_OF[match[2].lower()])
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{owner}: the memory must be an int, in bytes, or a string such as "
+            f"'512MiB', not {value!r} of type {type(value).__name__}."
+        ) from None
+
+
+def format_bytes(count: int) -> str:
+    """A count of bytes with three digits and a binary unit."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1000:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"

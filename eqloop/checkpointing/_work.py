@@ -1,0 +1,146 @@
+"""How much work a step is: counted in its jaxpr, never run.
+
+The unit is a nanosecond, roughly, on the backend in use. Nothing depends on the unit:
+plans are compared with one another.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+_COSTLY = frozenset(
+    "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erfc erf_inv pow sqrt rsqrt "
+    "cbrt asin acos atan atan2 sinh cosh asinh acosh atanh digamma lgamma div".split()
+)
+_FREE = frozenset(
+    "broadcast_in_dim reshape squeeze transpose convert_element_type copy "
+    "stop_gradient optimization_barrier name".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What single operations take on a backend, in nanoseconds.
+
+    Attributes:
+        flop: One multiplication or addition of a contraction.
+        entry: One entry of an elementwise result.
+        costly_entry: The same for a transcendental function.
+        equation: Any equation, however small.
+        byte: One byte written to a buffer that lives longer than an iteration.
+        iteration: One iteration of a loop whose trip count is static.
+        dynamic_iteration: One iteration of a loop whose trip count is not.
+        entry_of_reads: One entry of an outer product of what was read from stored
+            residuals. XLA may fuse the reads into the product, and what is computed
+            from them, and then repeats both for every entry.
+    """
+
+    flop: float
+    entry: float
+    costly_entry: float
+    equation: float
+    byte: float
+    iteration: float
+    dynamic_iteration: float
+    entry_of_reads: float
+
+
+# Measured on two cores with the loops of `tests/benchmarks/calibrate.py`, which prints
+# the same figures for the machine that it runs on.
+CPU = Rates(
+    flop=0.02,
+    entry=0.1,
+    costly_entry=0.5,
+    equation=10.0,
+    byte=0.1,
+    iteration=10.0,
+    dynamic_iteration=150.0,
+    entry_of_reads=1.0,
+)
+
+# Not measured: the throughput of a current GPU from its data sheet, some microseconds
+# to start a kernel, and tens of them for the host to see a loop's condition.
+ACCELERATOR = Rates(
+    flop=5e-5,
+    entry=2e-3,
+    costly_entry=2e-3,
+    equation=1e3,
+    byte=5e-4,
+    iteration=2e3,
+    dynamic_iteration=3e4,
+    entry_of_reads=0.0,
+)
+
+
+def rates() -> Rates:
+    """The rates of the backend in use."""
+    return CPU if jax.default_backend() == "cpu" else ACCELERATOR
+
+
+def work(jaxpr: Any, rate: Rates) -> float:
+    """The time that the equations of a jaxpr take, one after the other."""
+    return sum(_equation(eqn, rate) for eqn in jaxpr.eqns)
+
+
+def _equation(eqn: Any, rate: Rates) -> float:
+    inner = [work(jaxpr, rate) for jaxpr in jex.jaxprs_in_params(eqn.params)]
+    if inner:
+        if eqn.primitive.name == "cond":
+            return max(inner)
+        # How often a `while` goes round is not known; once is a lower bound.
+        return sum(inner) * eqn.params.get("length", 1)
+    size = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+    match eqn.primitive.name:
+        case name if name in _FREE:
+            return 0.0
+        case "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            depth = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+            return rate.equation + 2 * size * depth * rate.flop
+        case "conv_general_dilated":
+            kernel = eqn.invars[1].aval.shape
+            features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+            depth = math.prod(kernel) // features
+            return rate.equation + 2 * size * depth * rate.flop
+        case name if name in _COSTLY:
+            return rate.equation + size * rate.costly_entry
+        case _:
+            return rate.equation + size * rate.entry
+
+
+def outer_products(jaxpr: Any, stored: list[Any]) -> int:
+    """The entries of outer products of values that are computed from stored ones.
+
+    Counted are those of which a factor is an elementwise function, and no mere copy, of
+    what was stored.
+    """
+    read = set(stored)
+    computed: set[Any] = set()
+    total = 0
+    for eqn in jaxpr.eqns:
+        inputs = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            if not contracted and any(var in computed for var in inputs):
+                total += math.prod(eqn.outvars[0].aval.shape)
+        elif any(var in computed for var in inputs) and _is_elementwise(eqn):
+            computed.update(eqn.outvars)
+        elif any(var in read for var in inputs) and _is_elementwise(eqn):
+            (read if eqn.primitive.name in _FREE else computed).update(eqn.outvars)
+    return total
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    out = eqn.outvars[0].aval
+    size = math.prod(getattr(out, "shape", ()))
+    return (
+        len(eqn.outvars) == 1
+        and eqn.primitive.name not in ("dot_general", "concatenate", "pad")
+        and not list(jex.jaxprs_in_params(eqn.params))
+        and all(
+            math.prod(getattr(var.aval, "shape", ())) in (1, size) for var in eqn.invars
+        )
+    )
