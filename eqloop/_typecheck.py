@@ -27,6 +27,7 @@ def typed(fn: _Function) -> _Function:
     The check is made at the first call, since importing beartype takes longer than
     importing all of this library.
     """
+    signature = inspect.signature(fn)
 
     @functools.cache
     def checked() -> Callable[..., Any]:
@@ -36,6 +37,12 @@ def typed(fn: _Function) -> _Function:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            # jaxtyping's own error does not say what it was that was called.
+            call = f"{fn.__qualname__}{_without_annotations(signature)}"
+            raise TypeError(f"{call}: {error}.") from None
         return checked()(*args, **kwargs)
 
     return typing.cast(_Function, call)
@@ -126,6 +133,12 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
         return_annotation=hints.get("return", inspect.Signature.empty),
     )
     return typed(call)
+
+
+def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    empty = inspect.Signature.empty
+    parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=empty)
 
 
 def _evaluate(annotation: Any, fn: types.FunctionType) -> Any:

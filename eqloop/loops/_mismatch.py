@@ -3,6 +3,7 @@
 Of the carry that came out of a step, only the types of the arrays are needed.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,7 +81,15 @@ def _structure_changes(before: Any, after: Any, name: str) -> Iterator[str]:
     if children_before.keys() == children_after.keys():
         shallow = lambda tree: jtu.tree_structure(tree, is_leaf=lambda x: x is not tree)
         if shallow(before) != shallow(after):
-            yield f"  {name}: the static fields of the {type(before).__name__} changed"
+            yield from _static_field_changes(before, after, name)
+
+
+def _static_field_changes(before: Any, after: Any, name: str) -> Iterator[str]:
+    yield f"  {name}: the static fields of the {type(before).__name__} changed"
+    for field in dataclasses.fields(before) if dataclasses.is_dataclass(before) else ():
+        values = [getattr(node, field.name, None) for node in (before, after)]
+        if field.metadata.get("static") and not same_static(*values):
+            yield _line(f"{name}.{field.name}", *values)
 
 
 def _children(node: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxtyping import Array, Float
 
 import eqloop as el
 
@@ -19,6 +20,10 @@ class State(eqx.Module):
 
 
 def keep(carry: Any, x: Any) -> Any:
+    return carry, x
+
+
+def annotated(carry: Float[Array, ""], x: Any) -> Any:
     return carry, x
 
 
@@ -93,7 +98,8 @@ WRONG = {
             eqx.nn.Lambda(eqx.nn.Linear(2, 4, key=KEYS[0])),
         ),
         TypeError,
-        CHANGED + "  carry.fn: the static fields of the Linear changed",
+        CHANGED + "  carry.fn: the static fields of the Linear changed\n"
+        "  carry.fn.out_features: 4 came in, 3 came out",
     ),
     "None becomes an array": (
         lambda: scan(becomes(State(ZEROS, n=ZEROS)), State(ZEROS)),
@@ -280,6 +286,23 @@ WRONG = {
         lambda: scan(key=ZEROS),
         TypeError,
         "parameter 'key'.\nActual value: f32[3]",
+    ),
+    # Arguments
+    "length by position": (
+        lambda: el.Scan(keep)(0.0, XS, 4),
+        TypeError,
+        "__call__(self, init, xs=None, *, length=None, key=None): too many positional "
+        "arguments.",
+    ),
+    "no init": (
+        lambda: el.Scan(keep)(xs=XS),
+        TypeError,
+        "length=None, key=None): missing a required argument: 'init'.",
+    ),
+    "annotated f takes no key": (
+        lambda: scan(annotated, key=KEYS[0]),
+        TypeError,
+        "annotated(carry, x): got an unexpected keyword argument 'key'.",
     ),
     # Settings
     "f is no function": (
