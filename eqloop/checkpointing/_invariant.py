@@ -6,6 +6,7 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from .._lists import pick
 from ._step import Step, make_step, reaching
 
 
@@ -28,7 +29,7 @@ def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -
     """
     jaxpr = step.jaxpr.jaxpr
     y = jaxpr.outvars[step.num_carry :]
-    outvars = [var for var, wanted in zip(y, which, strict=True) if wanted]
+    outvars = pick(y, which)
     needed = {var for var in outvars if not isinstance(var, jex.Literal)}
     eqns = []
     for eqn in reversed(jaxpr.eqns):
@@ -47,6 +48,6 @@ def drop_outputs(step: Step, which: Sequence[bool]) -> Step:
 
     def rest(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list, list]:
         carry, y = step(consts, carry, x)
-        return carry, [leaf for leaf, drop in zip(y, which, strict=True) if not drop]
+        return carry, pick(y, [not drop for drop in which])
 
     return make_step(rest, step.const_types, step.carry_types, step.x_types)

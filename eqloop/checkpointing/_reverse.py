@@ -64,7 +64,7 @@ def _reverse_level(
 def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
     """The carries at the start of each outermost segment of a nest."""
 
-    def body(i: Any, state: tuple[list[Any], list[Any]]):
+    def body(i: Any, state: tuple[list[Any], list[Any]]) -> Any:
         carry, slots = state
         carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
         return carry, [store(s, c, i + 1) for s, c in zip(slots, carry, strict=True)]

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
 from .._lists import Arrays
 from ._engine import Policy, stored
 from ._loop import Loop
 from ._primitive import Problem, planned_loop
 from ._schedule import AbstractSchedule, StoreAll
-from ._step import Step
+from ._step import Step, strongly_typed
 
 
 def run(
@@ -45,10 +41,6 @@ def run(
     if isinstance(schedule, StoreAll) or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
     problem = Problem(step, loop, policy, schedule)
-    return planned_loop(problem, *([_strong(x) for x in g] for g in (consts, init, xs)))
-
-
-def _strong(x: Any) -> Any:
-    """Derivatives lose weak types, and the primitive must keep the types it has."""
-    x = jnp.asarray(x)
-    return lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x
+    # Derivatives lose weak types, and the primitive must keep the types that it has.
+    inputs = [list(map(strongly_typed, group)) for group in (consts, init, xs)]
+    return planned_loop(problem, *inputs)

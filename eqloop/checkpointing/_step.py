@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays, Flags, split
@@ -60,7 +59,7 @@ def make_step(
 
     def flat(*leaves: Any) -> list[Any]:
         carry, y = f(*split(leaves, num_consts, num_carry))
-        return [_strongly_typed(leaf) for leaf in (*carry, *y)]
+        return [strongly_typed(leaf) for leaf in (*carry, *y)]
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(jaxpr, num_consts, num_carry)
@@ -98,9 +97,11 @@ def trace_step(
     return make_step(explicit, const_types, carry_types, x_types), consts
 
 
-def _strongly_typed(leaf: Any) -> Any:
-    if getattr(jax.typeof(leaf), "weak_type", False):
-        return lax.convert_element_type(leaf, jnp.result_type(leaf))
+def strongly_typed(leaf: Any) -> Any:
+    """An array without a weak type: its tangent and its cotangent have none either."""
+    aval = jax.typeof(leaf)
+    if getattr(aval, "weak_type", False):
+        return lax.convert_element_type(leaf, aval.dtype)
     return leaf
 
 

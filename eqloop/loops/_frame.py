@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._axes import Axis, as_length, common_length, resolve_axes
+from .._lists import pick
 from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
@@ -231,8 +232,10 @@ def _open_outputs(y: Any, out_axes: Any) -> tuple[list[Any], _Outputs]:
     axes = resolve_axes(y, out_axes, tree_name="ys", spec_name="out_axes", new=True)
     dynamic = [is_dynamic(leaf) for leaf in flatten(y)[0]]
     arrays, rest = split(y, dynamic)
-    keep = lambda entries: tuple(e for e, d in zip(entries, dynamic, strict=True) if d)
-    return arrays, _Outputs(keep(axes), keep(paths(y, "ys")), rest)
+    names = paths(y, "ys")
+    return arrays, _Outputs(
+        tuple(pick(axes, dynamic)), tuple(pick(names, dynamic)), rest
+    )
 
 
 def _pair(owner: str, out: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import jax
 import jax.extend.core as jex
 
 from .._axes import Axis, axes_tree, common_length, resolve_axes
-from .._lists import Arrays
+from .._lists import Arrays, pick
 from .._partition import Rest, as_arrays, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing._invariant import (
@@ -140,8 +140,8 @@ class _Row:
         axes = resolve_axes(
             out, self.out_axes, tree_name="out", spec_name="out_axes", new=True
         )
-        self.axes: list[Axis] = _those(dynamic, axes)
-        self.paths = _those(dynamic, paths(out, "out"))
+        self.axes: list[Axis] = pick(axes, dynamic)
+        self.paths = pick(paths(out, "out"), dynamic)
         y, self.result = split(out, dynamic)
         return carry, y
 
@@ -159,10 +159,6 @@ class _Row:
                 f"arguments, and so are not the same for every row:\n{listing}\nGive "
                 f"them an int, the axis along which the rows are to be stacked."
             )
-
-
-def _those(flags: list[bool], entries: list[Any]) -> list[Any]:
-    return [entry for entry, flag in zip(entries, flags, strict=True) if flag]
 
 
 def _signature(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

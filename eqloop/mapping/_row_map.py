@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax import lax
 
 from .._lists import Arrays, Flags, pick, put, split
 from ..checkpointing._engine import Policy
@@ -36,6 +35,7 @@ from ..checkpointing._formula import (
 )
 from ..checkpointing._policies import save_nothing
 from ..checkpointing._recall import recall
+from ..checkpointing._step import strongly_typed
 from ._chunks import Chunks
 from ._stored import run_stored
 from ._sweep import Sweep, along, resized, trace_chunk
@@ -68,7 +68,7 @@ def map_rows(
     Returns:
         The `ys` of all rows.
     """
-    consts, xs = [_strong(c) for c in consts], [_strong(x) for x in xs]
+    consts, xs = list(map(strongly_typed, consts)), list(map(strongly_typed, xs))
     chunk = trace_chunk(
         lambda twice, consts, xs: ([], f(consts, xs)),
         [jax.typeof(c) for c in consts],
@@ -273,12 +273,6 @@ def _batched(sweep: Sweep, axis_data: Any, dims: Any) -> tuple[Sweep, Marks]:
     chunk = trace_chunk(batched, const_types, x_types, sweep.chunks)
     sweep = dataclasses.replace(sweep, chunk=chunk, x_axes=x_axes, y_axes=y_axes)
     return sweep, marks
-
-
-def _strong(x: Any) -> Any:
-    """`x` without a weak type: tangents and cotangents have none either."""
-    aval = jax.typeof(x)
-    return lax.convert_element_type(x, aval.dtype) if aval.weak_type else x
 
 
 # Pairs of lists: of consts and xs, or of sums and ys.
