@@ -1,10 +1,10 @@
-"""The only file that speaks to JAX's autodiff machinery.
+"""How a loop under a schedule is differentiated, in every mode.
 
-A loop under a schedule is a primitive of its own, `PlannedLoop`, so that it can say
-for itself how it is batched and how it is differentiated in each mode. With `F` the
-loop as a function of its inputs `p`, and `J(p)` its Jacobian, reverse mode consists of
-a forward sweep, which saves slots, and of the primitive `Reverse`, which computes
-`(p, ct) -> J(p)^T ct` from them.
+Such a loop is a primitive of its own, `PlannedLoop`, so that it can say for itself how
+it is batched and how it is differentiated. With `F` the loop as a function of its
+inputs `p`, and `J(p)` its Jacobian, reverse mode consists of a forward sweep, which
+saves slots, and of the primitive `Reverse`, which computes `(p, ct) -> J(p)^T ct` from
+them.
 
 All higher derivatives come from one observation. Let `T(p, v) = (F(p), J(p) v)`. It is
 a loop again, of the step's jvp, under the same schedule. Its vjp at `(p, v)` takes the
@@ -26,7 +26,6 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.experimental.hijax import Zero
 
 from .._lists import Arrays, Flags, pick, put, split
 from . import _engine
@@ -35,6 +34,7 @@ from ._formula import (
     Formula,
     Pushed,
     Static,
+    Zero,
     instantiated,
     is_inexact,
     is_zero,
