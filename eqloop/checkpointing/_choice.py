@@ -20,9 +20,10 @@ def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
     cost = step_cost(problem, active)
     for layout in _by_duration(problem, active):
         # What is stored is known at once; for the rest a program may be compiled.
-        if stored_bytes(cost, layout) <= nbytes:
-            if peak_bytes(problem, active, layout) <= nbytes:
-                return layout
+        if stored_bytes(cost, layout) > nbytes:
+            continue
+        if peak_bytes(problem, active, layout) <= nbytes:
+            return layout
     return None
 
 

@@ -41,8 +41,9 @@ def stored_bytes(cost: StepCost, layout: Layout) -> int:
         case Nested():
             blocks = [nest.block for nest in layout.nests]
             slots = _nested_slots(cost, layout)
+    # A block has its own cotangents of what all steps share, and its own part of `xs`.
     per_step = cost.residuals + cost.x + cost.ct_x
-    return slots + sum(block * per_step for block in blocks if block > 1)
+    return slots + sum(cost.ct_consts + n * per_step for n in blocks if n > 1)
 
 
 def _nested_slots(cost: StepCost, layout: Nested) -> int:
@@ -76,10 +77,7 @@ def working_set(problem: Problem, active: Active, layout: Layout) -> int:
         return measured
     # To compile every number of levels and nests would take long. Each adds little.
     depth = max(len(nest.levels) for nest in layout.nests)
-    others = layout.nests[1:]
-    ct_consts = step_cost(problem, active).ct_consts
-    blocks = sum(ct_consts + 512 for nest in others if nest.block > 1)
-    return measured + 512 * (max(depth - 2, 0) + len(others)) + blocks
+    return measured + 512 * (max(depth - 2, 0) + len(layout.nests) - 1)
 
 
 def _sample(layout: Layout) -> Layout:

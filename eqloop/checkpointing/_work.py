@@ -11,14 +11,21 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
-_COSTLY = frozenset(
-    "exp exp2 log log1p expm1 tanh logistic sin cos tan erf erfc erf_inv pow sqrt rsqrt "
-    "cbrt asin acos atan atan2 sinh cosh asinh acosh atanh digamma lgamma div".split()
-)
-_FREE = frozenset(
-    "broadcast_in_dim reshape squeeze transpose convert_element_type copy "
-    "stop_gradient optimization_barrier name".split()
-)
+# fmt: off
+_COSTLY = frozenset({
+    "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos",
+    "tan", "erf", "erfc", "erf_inv", "pow", "sqrt", "rsqrt", "cbrt", "asin",
+    "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "digamma", "lgamma", "div",
+})
+# fmt: on
+# fmt: off
+_FREE = frozenset({
+    "broadcast_in_dim", "reshape", "squeeze", "transpose",
+    "convert_element_type", "copy", "stop_gradient", "optimization_barrier",
+    "name",
+})
+# fmt: on
 
 
 @dataclasses.dataclass(frozen=True)

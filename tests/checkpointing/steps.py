@@ -1,0 +1,61 @@
+"""Four steps that are quite different, as `(f, init, xs)` with arrays in each."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+
+class Recurrent(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, h, x):
+        return jnp.tanh(self.weight @ jnp.tanh(self.weight @ h + x)), None
+
+
+class Gru(eqx.Module):
+    cell: eqx.nn.GRUCell
+
+    def __call__(self, h, x):
+        return self.cell(x, h), None
+
+
+class Field(eqx.Module):
+    speed: jax.Array
+
+    def __call__(self, fields, source):
+        now, before = fields
+        around = sum(jnp.roll(now, s, axis) for s in (-1, 1) for axis in (0, 1))
+        after = 2 * now - before + self.speed**2 * (around - 4 * now)
+        return (after.at[0, 0].add(source), now), None
+
+
+class Ode(eqx.Module):
+    parameters: jax.Array
+
+    def __call__(self, u, force):
+        (s, r, b), (x, y, z) = self.parameters, u
+        rates = jnp.stack([s * (y - x), x * (r - z) - y, x * y - b * z])
+        return u + 1e-3 * (rates + force), None
+
+
+def recurrent(length, width=32):
+    weight = jr.orthogonal(jr.key(0), width)
+    return Recurrent(weight), jnp.ones(width), 0.01 * jnp.ones((length, width))
+
+
+def gru(length, width=16):
+    cell = Gru(eqx.nn.GRUCell(width, width, key=jr.key(1)))
+    return cell, jnp.ones(width), jnp.ones((length, width))
+
+
+def field(length, size=32):
+    fields = (jnp.ones((size, size)), jnp.ones((size, size)))
+    return Field(jnp.full((size, size), 0.5)), fields, jnp.ones(length)
+
+
+def ode(length):
+    return Ode(jnp.array([10.0, 28.0, 8 / 3])), jnp.ones(3), jnp.zeros((length, 3))
+
+
+STEPS = {"recurrent": recurrent, "gru": gru, "field": field, "ode": ode}

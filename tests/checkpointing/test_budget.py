@@ -1,0 +1,158 @@
+"""`Budget`: it is kept to, plans are as predicted, errors say what would do."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from .memory import gradient, temp_bytes
+from .steps import STEPS, recurrent
+
+LENGTHS = {"recurrent": 4096, "gru": 2048, "field": 256, "ode": 16384}
+
+
+def least(f, init, xs, policy=None):
+    """The least budget that will do, as the error of one that does not says it."""
+    with pytest.raises(ValueError, match="The least that would do") as error:
+        el.Scan(f, schedule=el.Budget(1), policy=policy).plan(init, xs)
+    return int(re.search(r"which is (\d+) bytes", str(error.value))[1])
+
+
+def check(f, init, xs, nbytes, policy=None):
+    """The plan is within the budget, and so is the program, which is as predicted."""
+    schedule = el.Budget(nbytes)
+    plan = el.Scan(f, schedule=schedule, policy=policy).plan(init, xs)
+    temp = temp_bytes(gradient(schedule, policy), f, init, xs)
+    assert plan.length == jax.tree.leaves(xs)[0].shape[0]
+    assert temp <= plan.peak_bytes <= nbytes
+    assert plan.peak_bytes - temp <= max(0.15 * temp, 16 * 1024)
+    return plan
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_budget_holds(name):
+    args = STEPS[name](LENGTHS[name])
+    smallest = least(*args)
+    plans = [check(*args, nbytes) for nbytes in (smallest, 8 * smallest, 2**26)]
+    times = [plan.relative_time for plan in plans]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_every_budget_holds(name):
+    args = STEPS[name](LENGTHS[name])
+    smallest = least(*args)
+    powers = (2**power for power in range(10, 27))
+    budgets = [smallest, *(nbytes for nbytes in powers if nbytes > smallest)]
+    times = [check(*args, nbytes).relative_time for nbytes in budgets]
+    assert times == sorted(times, reverse=True)
+
+
+def test_with_a_policy_its_residuals_count():
+    args = recurrent(256)
+    check(*args, 32 * 1024, el.policies.save_dots)
+
+
+def test_lengths_without_divisors():
+    args = recurrent(1009)
+    for nbytes in (8 * 1024, 32 * 1024, 160 * 1024):
+        check(*args, nbytes)
+
+
+def test_the_gradient_under_a_budget():
+    args = recurrent(100)
+    expected = gradient(None)(*args)
+    smallest = least(*args)
+    for nbytes in (smallest, 2 * smallest, 2**20):
+        actual = jax.jit(gradient(el.Budget(nbytes)))(*args)
+        for a, b in zip(
+            jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_under_vmap_the_budget_is_for_the_batch():
+    f, init, xs = recurrent(512)
+    batch = (jnp.stack([init] * 8), jnp.stack([xs] * 8))
+
+    def batched(f, init, xs):
+        run = lambda init, xs: el.Scan(f, schedule=el.Budget("96KiB"))(init, xs)[0]
+        return jnp.sum(jax.vmap(run)(init, xs) ** 2)
+
+    temp = temp_bytes(jax.grad(batched, argnums=(0, 1, 2)), f, *batch)
+    assert temp <= 96 * 1024
+    # One after the other, each would be allowed to store every carry.
+    alone = el.Scan(f, schedule=el.Budget("96KiB")).plan(init, xs)
+    assert 8 * alone.slots * 4 * 32 > 96 * 1024
+
+
+def test_a_million_steps_are_planned():
+    f, init, _ = recurrent(1, width=64)
+    xs = jax.ShapeDtypeStruct((1_000_000, 64), jnp.float32)
+    plan = el.Scan(f, schedule=el.Budget("64MiB")).plan(init, xs)
+    assert plan.length == 1_000_000
+    assert plan.evaluations <= 3_000_000
+    assert plan.peak_bytes <= 64 * 2**20
+
+
+def test_a_step_that_cannot_be_compiled_alone():
+    args = recurrent(64)
+
+    def mean(f, init, xs):
+        step = lambda h, x: (jax.lax.pmean(f(h, x)[0], "batch"), None)
+        run = lambda init: el.Scan(step, schedule=el.Budget("16KiB"))(init, xs)[0]
+        return jnp.sum(jax.vmap(run, axis_name="batch")(init))
+
+    init = jnp.stack([args[1], 2 * args[1]])
+    grads = jax.grad(mean, argnums=1)(args[0], init, args[2])
+    assert np.isfinite(grads).all()
+
+
+def test_no_steps():
+    f, init, xs = recurrent(0)
+    plan = el.Scan(f, schedule=el.Budget(100_000)).plan(init, xs)
+    assert plan.evaluations == 0
+
+
+def test_too_small_a_budget_is_told_the_least():
+    f, init, xs = recurrent(100)
+    with pytest.raises(ValueError, match="does not fit into 64 B") as error:
+        jax.grad(lambda h: el.Scan(f, schedule=el.Budget(64))(h, xs)[0].sum())(init)
+    assert "evaluations" in str(error.value)  # the table of that plan
+    el.Scan(f, schedule=el.Budget(least(f, init, xs))).plan(init, xs)
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        (512, 512),
+        (np.int64(7), 7),
+        ("512MiB", 512 * 2**20),
+        ("64 kB", 64_000),
+        ("1.5GiB", 3 * 2**29),
+        (" 100 b ", 100),
+        (".5 KiB", 512),
+    ],
+)
+def test_amounts_of_memory(value, nbytes):
+    assert el.Budget(value).nbytes == nbytes
+    assert el.Budget(value) == el.Budget(nbytes)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "MiB", "512", "1 lb", "1,5 GB", "-1 kB", "0 B", 0, -5, "0.1B"]
+)
+def test_no_amounts_of_memory(value):
+    with pytest.raises(ValueError, match="Budget: "):
+        el.Budget(value)
+
+
+@pytest.mark.parametrize("value", [None, True, 1.5, [1]])
+def test_budgets_of_other_types(value):
+    with pytest.raises(TypeError, match="must be an int, in bytes, or a string"):
+        el.Budget(value)

@@ -1,0 +1,120 @@
+"""Plans: what runs, exactly counted, and how it is shown."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+
+from .memory import gradient, temp_bytes
+from .steps import STEPS, recurrent
+
+SCHEDULES = [
+    el.StoreAll(),
+    el.Recursive(4),
+    el.Chunked(6),
+    el.Binomial(3),
+    el.Binomial(30),
+    el.Binomial(3, block=4),
+    el.Budget("2KiB"),
+    el.Budget("1MiB"),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_evaluations_are_those_of_a_gradient(schedule):
+    count = 0
+
+    def tick(h):
+        nonlocal count
+        count += 1
+        return h
+
+    def step(h, x):
+        # A callback whose value is used is run as often as the step is evaluated.
+        once = jax.pure_callback(tick, h, jax.lax.stop_gradient(h))
+        return jnp.sin(h + 0 * jax.lax.stop_gradient(once)) * x, None
+
+    scan = el.Scan(step, schedule=schedule)
+    xs = jnp.ones(31)
+    plan = scan.plan(jnp.ones(()), xs)
+    grad = jax.grad(lambda h: scan(h, xs)[0])(jnp.ones(()))
+    grad.block_until_ready()
+    jax.effects_barrier()
+    assert count == plan.evaluations
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:-2], ids=repr)
+@pytest.mark.parametrize("name", ["recurrent", "field"])
+def test_memory_is_as_predicted(name, schedule):
+    args = STEPS[name](96)
+    plan = el.Scan(args[0], schedule=schedule).plan(*args[1:])
+    temp = temp_bytes(gradient(schedule), *args)
+    assert abs(plan.peak_bytes - temp) <= max(0.15 * temp, 16 * 1024)
+
+
+def test_types_will_do_for_arrays():
+    f, init, xs = recurrent(50)
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (init, xs))
+    scan = el.CheckpointedScan(f, base=5)
+    assert scan.plan(*types).layout == scan.plan(init, xs).layout
+
+
+def test_nothing_is_run():
+    def step(h, x):
+        jax.debug.callback(lambda: pytest.fail("the step was run"))
+        return h + x, None
+
+    el.Scan(step, schedule=el.Budget("1MiB")).plan(0.0, jnp.ones(9))
+    jax.effects_barrier()
+
+
+def test_shapes_that_do_not_fit():
+    scan = el.CheckpointedScan(lambda h, x: (h + x[0], x[1]))
+    with pytest.raises(ValueError, match="xs"):
+        scan.plan(0.0, (jnp.ones(3), jnp.ones(4)))
+    with pytest.raises(TypeError, match="carry"):
+        el.Scan(lambda h, x: (jnp.stack([h, h]), x)).plan(jnp.ones(2), jnp.ones(3))
+
+
+def test_a_plan_is_printed_as_a_table():
+    f, init, xs = recurrent(100)
+    plan = el.Scan(f, schedule=el.Binomial(5, block=2)).plan(init, xs)
+    title, *rows = str(plan).splitlines()
+    assert title == "Binomial(checkpoints=5, block=2)"
+    assert len({row[:21].rstrip() for row in rows}) == len(rows)
+    assert "stored carries     5, 128 B each" in str(plan)
+    assert f"evaluations        {plan.evaluations}" in str(plan)
+    assert len(repr(plan)) < 120
+
+
+def test_a_frontier_goes_from_least_memory_to_least_time():
+    f, init, xs = recurrent(64)
+    plans = el.frontier(el.Scan(f, schedule=el.Recursive(4)), init, xs)
+    sizes = [plan.peak_bytes for plan in plans]
+    times = [plan.relative_time for plan in plans]
+    assert sizes == sorted(set(sizes))
+    assert times == sorted(set(times), reverse=True)
+    assert plans.chosen == el.Scan(f, schedule=el.Recursive(4)).plan(init, xs)
+    again = el.Scan(f, schedule=plans[0].schedule).plan(init, xs)
+    assert again.layout == plans[0].layout
+    with pytest.raises(ValueError, match="does not fit"):
+        el.Scan(f, schedule=el.Budget(sizes[0] - 1)).plan(init, xs)
+
+
+def test_pictures():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    f, init, xs = recurrent(40)
+    scan = el.Scan(f, schedule=el.Binomial(4))
+    plan = scan.plan(init, xs)
+    ax = plan.plot()
+    assert plan.plot(ax) is ax
+    (line,) = ax.lines[:1]
+    assert max(line.get_ydata()) == plan.peak_bytes
+    frontier = el.frontier(scan, init, xs)
+    curve, star = frontier.plot().lines
+    assert len(curve.get_xdata()) == len(frontier)
+    assert star.get_xdata() == [plan.peak_bytes]
+    with pytest.raises(ValueError, match="Draw the plan of a shorter loop"):
+        el.Scan(f).plan(init, jax.ShapeDtypeStruct((10**6, 32), jnp.float32)).plot()
