@@ -5,6 +5,7 @@ Nothing else in the library asks which JAX is installed.
 
 from typing import Any
 
+import jax
 from jax.experimental import hijax
 
 # JAX 0.10 calls it `VJPHiPrimitive`, JAX 0.12 `HiPrim`; the methods that eqloop
@@ -18,4 +19,4 @@ def identity(x: Any) -> Any:
     A program that is being lowered makes a new tracer each time it reads a variable
     (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
     """
-    return getattr(x, "val", x)
+    return getattr(x, "val", x) if isinstance(x, jax.core.Tracer) else x

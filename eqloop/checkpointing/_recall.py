@@ -50,6 +50,8 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
 
 def _refer_to(x: Any) -> Callable[[], Any]:
     """A reference that keeps no array alive: outputs are forgotten with the inputs."""
+    if _is_number(x):
+        return lambda: x  # nothing else may keep it alive, and it takes no room
     forget = _last.clear  # by itself, as at exit the module has lost its globals
     try:
         return weakref.ref(x, lambda _: forget())
@@ -59,11 +61,13 @@ def _refer_to(x: Any) -> Callable[[], Any]:
 
 def _same(mine: Any, kept: Any) -> bool:
     """Whether two inputs are one. A number is made anew each time that it is read."""
-    if mine is kept:
-        return True
-    pair = (mine, kept)
-    is_number = all(isinstance(x, np.ndarray) and not x.ndim for x in pair)
-    return is_number and mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
+    if not (_is_number(mine) and _is_number(kept)):
+        return mine is kept
+    return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and not x.ndim
 
 
 def _trace() -> Any:
