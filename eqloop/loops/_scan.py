@@ -216,6 +216,11 @@ class Scan(AbstractScan[_Carry, _Y]):
         split_keys: Whether each step is given a key of its own, split from the `key` of
             the call, rather than that key itself.
 
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type.
+        ValueError: If `unroll` is less than 1, or `policy` is the name of no policy.
+            What the call raises is said there.
+
     Examples:
         >>> import equinox as eqx, jax, jax.numpy as jnp
         >>> import eqloop as el
@@ -266,6 +271,11 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
         unroll: How many steps one iteration of the compiled loop runs.
         split_keys: Whether each step is given a key of its own.
 
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type.
+        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name of
+            no policy. What the call raises is said there.
+
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> import eqloop as el
@@ -275,6 +285,9 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
         >>> last, path = orbit(0.5, jnp.full(100, 3.7))
         >>> path.shape
         (100,)
+
+    References:
+        See [`Recursive`][eqloop.Recursive], the schedule that `base` stands for.
     """
 
     base: int = eqx.field(default=16, static=True)
