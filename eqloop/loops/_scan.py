@@ -273,8 +273,8 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name of
-            no policy. What the call raises is said there.
+        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name
+            of no policy. What the call raises is said there.
 
     Examples:
         >>> import jax, jax.numpy as jnp
