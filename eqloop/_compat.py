@@ -5,7 +5,7 @@ Nothing else in the library asks which JAX is installed.
 
 from typing import Any
 
-import jax
+import jax.core
 from jax.experimental import hijax
 
 # JAX 0.10 calls it `VJPHiPrimitive`, JAX 0.12 `HiPrim`; the methods that eqloop
