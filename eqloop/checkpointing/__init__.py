@@ -11,7 +11,15 @@ from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
 from ._run import run
-from ._schedule import AbstractSchedule, Binomial, Budget, Chunked, Recursive, StoreAll
+from ._schedule import (
+    AbstractSchedule,
+    Binomial,
+    Budget,
+    Chunked,
+    Offload,
+    Recursive,
+    StoreAll,
+)
 from ._step import Step, trace_step
 
 __all__ = [
@@ -22,6 +30,7 @@ __all__ = [
     "Chunked",
     "Frontier",
     "Loop",
+    "Offload",
     "Plan",
     "Recursive",
     "Remat",

@@ -18,6 +18,7 @@ from .._lists import Arrays, Flags
 from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
+from ._slots import HOST, write
 from ._step import Step
 
 Policy = Callable[..., Any] | None
@@ -116,6 +117,8 @@ def forward(
     xs: Arrays,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs the loop and leaves carries in slots. Returns the carry, `ys`, the slots."""
+    if layout.on_host:
+        return _forward_to_host(step, loop, layout, consts, init, xs)
     slots = [stack_of(c, layout.primal_slots + 1) for c in init]
     if isinstance(layout, Revolved) and not step.y_types:
         walk = Walk(step, loop, consts, xs)
@@ -125,7 +128,7 @@ def forward(
     def body(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], list[Any]]:
         position, carry, slots = state
         row = row_of(position)
-        slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
+        slots = write(slots, carry, row)
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry, slots), y
 
@@ -144,12 +147,44 @@ def _forward_by_segments(
 
     def body(row: Any, state: tuple[list[Any], list[Any]]) -> Any:
         carry, slots = state
-        slots = [store(s, c, row) for s, c in zip(slots, carry, strict=True)]
+        slots = write(slots, carry, row)
         start, stop = element(starts, row), element(starts, row + 1)
         return walk.advance_to(carry, start, stop), slots
 
     carry, slots = lax.fori_loop(0, layout.primal_slots, body, (init, slots))
     return carry, [], slots
+
+
+def _forward_to_host(
+    step: Step,
+    loop: Loop,
+    layout: Nested | Revolved,
+    consts: Arrays,
+    init: Arrays,
+    xs: Arrays,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The same for slots on the host: nothing is sent there but what is kept.
+
+    The slots are what a scan stacks, for that is how XLA knows to make them there.
+    """
+
+    def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
+        position, carry, ys = state
+        carry, y = step(consts, carry, loop.x(xs, position))
+        at = loop.index(position)
+        ys = [store(b, leaf, at) for b, leaf in zip(ys, y, strict=True)]
+        return position + 1, carry, ys
+
+    def segment(state: Any, stop: Any) -> tuple[Any, list[Any]]:
+        kept = [jax.device_put(leaf, HOST) for leaf in state[1]]
+        left = lambda state: stop - state[0]
+        return iterate(move, state, left, loop.unroll), kept
+
+    ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.length) for y in step.y_types]
+    # The last row is for the carries that find no free slot.
+    stops = constant([*layout.starts[1:], layout.length, layout.length])
+    (_, carry, ys), slots = lax.scan(segment, (zero(), list(init), ys), stops)
+    return carry, ys, slots
 
 
 def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:

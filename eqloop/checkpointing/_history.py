@@ -35,7 +35,7 @@ def history(layout: Layout) -> Iterator[Event]:
         yield from (Event("primal", i, 0, i + 1) for i in range(length))
         yield from (Event("reversal", i, 0, i + 1) for i in reversed(range(length)))
         return
-    starts = _primal_slots(layout)
+    starts = set(layout.starts)
     slots = 0
     for position in range(layout.length):
         slots += position in starts
@@ -44,16 +44,6 @@ def history(layout: Layout) -> Iterator[Event]:
         yield from _revolved(layout)
     else:
         yield from _nested(layout)
-
-
-def _primal_slots(layout: Nested | Revolved) -> set[int]:
-    if isinstance(layout, Revolved):
-        return set(layout.starts)
-    starts, start = set[int](), 0
-    for nest in layout.nests:
-        starts.update(range(start, start + nest.length, nest.stride))
-        start += nest.length
-    return starts
 
 
 def _nested(layout: Nested) -> Iterator[Event]:

@@ -37,9 +37,16 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Nested:
-    """Nests one after the other; static trip counts throughout."""
+    """Nests one after the other; static trip counts throughout.
+
+    Attributes:
+        nests: The nests.
+        on_host: Whether the carries that the primal leaves behind are kept in the
+            memory of the host.
+    """
 
     nests: tuple[Nest, ...]
+    on_host: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
     @property
     def length(self) -> int:
@@ -53,6 +60,15 @@ class Nested:
     def primal_slots(self) -> int:
         """The carries that the primal leaves behind."""
         return sum(nest.levels[0] for nest in self.nests)
+
+    @property
+    def starts(self) -> list[int]:
+        """The position that each slot of the primal starts at."""
+        result, start = list[int](), 0
+        for nest in self.nests:
+            result += range(start, start + nest.length, nest.stride)
+            start += nest.length
+        return result
 
     @property
     def slots(self) -> int:
@@ -84,6 +100,7 @@ class Revolved:
     length: int
     slots: int
     block: int = 1
+    on_host: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
     @property
     def blocks(self) -> int:

@@ -37,7 +37,9 @@ def stored_bytes(cost: StepCost, layout: Layout) -> int:
                 layout.missing > 0
             )
             # Each slot has a start and a rank, of four bytes each.
-            slots = (layout.primal_slots + 1) * (cost.carry + 8)
+            slots = layout.primal_slots * 8
+            if not _is_elsewhere(layout):
+                slots += (layout.primal_slots + 1) * cost.carry
         case Nested():
             blocks = [nest.block for nest in layout.nests]
             slots = _nested_slots(cost, layout)
@@ -56,9 +58,14 @@ def _nested_slots(cost: StepCost, layout: Nested) -> int:
         for nest in layout.nests
         if len(nest.levels) > 1
     )
-    first = layout.primal_slots + 1
+    first = 0 if _is_elsewhere(layout) else layout.primal_slots + 1
     # Nests are reversed one after the other, in the same memory.
     return first * (last if is_flat else cost.carry) + max(inner, default=0)
+
+
+def _is_elsewhere(layout: Nested | Revolved) -> bool:
+    """Whether the slots are in another memory; that of a CPU is that of its host."""
+    return layout.on_host and jax.default_backend() != "cpu"
 
 
 def working_set(problem: Problem, active: Active, layout: Layout) -> int:
@@ -88,10 +95,12 @@ def _sample(layout: Layout) -> Layout:
         case Revolved():
             block = min(layout.block, 4)
             rest = min(layout.block - layout.missing, 2) if layout.missing else block
-            return Revolved(8 * block + rest, min(layout.slots, 3), block)
+            small = Revolved(8 * block + rest, min(layout.slots, 3), block)
+            return dataclasses.replace(small, on_host=layout.on_host)
         case Nested():
             depth = max(len(nest.levels) for nest in layout.nests)
-            return Nested((Nest((3,) * min(depth, 2), min(layout.block, 3)),))
+            nest = Nest((3,) * min(depth, 2), min(layout.block, 3))
+            return Nested((nest,), on_host=layout.on_host)
 
 
 @functools.lru_cache(maxsize=128)

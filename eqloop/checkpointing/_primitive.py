@@ -45,6 +45,7 @@ from ._layout import Layout, Nested, Revolved, Stored
 from ._loop import Loop, stack_of, stack_type
 from ._recall import recall
 from ._reverse import reverse
+from ._slots import slot_type
 from ._step import Step, make_step, reaching
 from ._sweep import Sweep
 
@@ -93,7 +94,7 @@ class PlannedLoop(Formula):
         self.out_aval = (
             carry,
             [stack_type(y, length) for y in step.y_types],
-            [] if saves is None else [stack_type(c, rows) for c in carry],
+            [] if saves is None else [slot_type(c, rows, saves.on_host) for c in carry],
         )
         self.params = dict(problem=problem, saves=saves)
         self.effects = step.jaxpr.effects

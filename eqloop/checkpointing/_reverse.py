@@ -8,8 +8,9 @@ from jax import lax
 from .._lists import Arrays
 from ._layout import Nested, Revolved
 from ._levels import Nest
-from ._loop import element, stack_of, store
+from ._loop import stack_of
 from ._revolve import reverse_chain
+from ._slots import read, write
 from ._sweep import Cotangents, Sweep
 
 
@@ -50,7 +51,7 @@ def _reverse_level(
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
-        carry = [element(s, row + segment) for s in slots]
+        carry = read(slots, row + segment)
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within = Nest(tuple(inner), nest.block)
@@ -67,7 +68,7 @@ def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> list[Any]:
     def body(i: Any, state: tuple[list[Any], list[Any]]) -> Any:
         carry, slots = state
         carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
-        return carry, [store(s, c, i + 1) for s, c in zip(slots, carry, strict=True)]
+        return carry, write(slots, carry, i + 1)
 
     count = nest.levels[0]
     slots = [stack_of(c, count) for c in carry]

@@ -11,6 +11,7 @@ from ._constant import constant
 from ._engine import iterate, zero
 from ._layout import Revolved
 from ._loop import element, store
+from ._slots import read, write
 from ._sweep import Cotangents, Sweep
 
 
@@ -50,7 +51,7 @@ def reverse_chain(
     state = (jnp.asarray(layout.blocks - 1, jnp.int32), chain.stack(slots), cts)
     _, stack, cts = lax.while_loop(lambda state: state[0] >= first, reverse_run, state)
     if first:
-        carry = [element(s, 0) for s in stack.slots]
+        carry = read(stack.slots, 0)
         cts = sweep.pull(carry, zero(), layout.block - layout.missing, cts)
     return cts
 
@@ -102,11 +103,11 @@ class _Chain:
             length = block + 1 - start
             near = self._reach_below(free + 1, rank)
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
-            carry = [element(s, top) for s in slots]
+            carry = read(slots, top)
             begin, end = self.position(start), self.position(stop)
             carry = self.sweep.walk.advance_to(carry, begin, end)
             table = store(table, jnp.stack([start, rank - 1]), top)
-            slots = [store(s, c, top + 1) for s, c in zip(slots, carry, strict=True)]
+            slots = write(slots, carry, top + 1)
             return _Stack(top + 1, stop, rank, table, slots)
 
         return lax.while_loop(unfinished, move, stack)
@@ -131,10 +132,10 @@ class _Chain:
             return (
                 at + 1,
                 carry,
-                [store(s, c, row) for s, c in zip(slots, carry, strict=True)],
+                write(slots, carry, row),
             )
 
-        carry = [element(s, stack.top) for s in stack.slots]
+        carry = read(stack.slots, stack.top)
         state = (stack.start, carry, stack.slots)
         *_, slots = lax.while_loop(lambda state: state[0] < block, move, state)
         count = block - stack.start
@@ -150,7 +151,7 @@ class _Chain:
 
         def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
             block, cts = state
-            carry = [element(s, block + offset) for s in slots]
+            carry = read(slots, block + offset)
             position = block * self.layout.block - self.layout.missing
             return block - 1, self.sweep.pull(carry, position, self.layout.block, cts)
 

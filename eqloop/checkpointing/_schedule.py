@@ -111,7 +111,8 @@ class Recursive(AbstractSchedule):
 class Chunked(AbstractSchedule):
     """One carry is stored every `chunk_size` steps, and all carries of one chunk.
 
-    Each step but the first of a chunk is run once more. The least memory is taken with
+    Each step is run twice more, but for the last of a chunk, which is run once more,
+    as is each step of a last chunk that is shorter. The least memory is taken with
     chunks of about the square root of the length; the last chunk may be shorter.
 
     With a `policy`, a chunk is a block, of which the residuals that the policy allows
@@ -278,6 +279,74 @@ class Budget(AbstractSchedule):
             f"{format_bytes(least.peak_bytes)}, which is {least.peak_bytes} bytes, "
             f"with this plan:\n\n{least}"
         )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Offload(AbstractSchedule):
+    """The carries of another schedule are stored in the memory of the host.
+
+    They are sent there as the primal stores them, and fetched one at a time where they
+    are needed, so that the device has room for the working set of a step and little
+    more. What pays is a step that takes longer than its carry takes to be moved. Those
+    of inner levels of `Recursive` and `Chunked`, which are few and soon used, remain on
+    the device. On a CPU this changes nothing but the kind of memory.
+
+    Args:
+        schedule: Which carries are stored.
+        memory_kind: The memory of the host that compiled code can reach, which is
+            `"pinned_host"`.
+
+    Raises:
+        TypeError: If `schedule` is no schedule.
+        ValueError: If `schedule` stores no carries, or the memory is of another kind.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> schedule = el.Offload(el.Binomial(8))
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=schedule)
+        >>> jax.grad(lambda h: scan(h, jnp.zeros(50))[0])(0.0)
+        Array(1., dtype=float32, weak_type=True)
+
+    References:
+        [JAX on host offloading](https://docs.jax.dev/en/latest/notebooks/host-offloading.html).
+    """
+
+    schedule: AbstractSchedule
+    memory_kind: str = "pinned_host"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, AbstractSchedule):
+            raise TypeError(
+                f"Offload: `schedule` must be a schedule, such as `el.Binomial(30)`, "
+                f"not {self.schedule!r}."
+            )
+        if isinstance(self.schedule, StoreAll):
+            raise ValueError(
+                "Offload: StoreAll() stores residuals and no carries, so there are no "
+                "slots to move. Give a schedule that has some, such as "
+                "`el.Offload(el.Chunked(1))`, or move residuals by a policy, "
+                "`el.policies.offload_names`."
+            )
+        if isinstance(self.schedule, Offload):
+            raise ValueError(f"Offload: {self.schedule!r} is on the host already.")
+        if self.memory_kind != "pinned_host":
+            raise ValueError(
+                f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "
+                f"that compiled code can reach, not {self.memory_kind!r}."
+            )
+
+    def check(self, loop: Loop) -> None:
+        """As the schedule that is moved."""
+        self.schedule.check(loop)
+
+    def layout(self, problem: Problem, active: Active) -> Layout:
+        """The layout of the schedule, elsewhere."""
+        layout = self.schedule.layout(problem, active)
+        if isinstance(layout, Stored):
+            return layout
+        return dataclasses.replace(layout, on_host=True)
 
 
 def _check_count(schedule: Any, name: str, least: int = 1) -> None:

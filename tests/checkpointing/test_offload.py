@@ -1,0 +1,114 @@
+"""`Offload`: the slots are in the memory of the host, and nothing else changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from .memory import gradient
+from .steps import recurrent
+
+SCHEDULES = [
+    el.Recursive(3),
+    el.Chunked(4),
+    el.Binomial(4),
+    el.Binomial(4, block=3),
+    el.Budget("8KiB"),
+]
+
+
+def stacked_loss(schedule, reverse=False):
+    """With `ys`, which the sweep that fills the slots stacks."""
+
+    def loss(f, init, xs):
+        step = lambda h, x: (f(h, x)[0], h[:2])
+        carry, ys = el.Scan(step, schedule=schedule, reverse=reverse)(init, xs)
+        return jnp.sum(carry**2) + jnp.sum(jnp.arange(len(xs)) * ys.sum(1))
+
+    return loss
+
+
+def assert_close(actual, expected):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_gradients_agree(schedule):
+    args = recurrent(31, width=8)
+    expected = gradient(None)(*args)
+    assert_close(jax.jit(gradient(el.Offload(schedule)))(*args), expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=repr)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_agree_with_outputs(schedule, reverse):
+    args = recurrent(31, width=8)
+    loss = stacked_loss(el.Offload(schedule), reverse)
+    value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
+    plain = stacked_loss(None, reverse)
+    expected = jax.value_and_grad(plain, argnums=(0, 1, 2))(*args)
+    assert_close((value, grads), expected)
+
+
+def test_under_vmap():
+    f, init, xs = recurrent(9, width=4)
+    inits = jnp.stack([init, 2 * init])
+    run = lambda schedule: jax.vmap(
+        lambda init: gradient(schedule)(f, init, xs)[1], in_axes=0
+    )
+    assert_close(run(el.Offload(el.Binomial(3)))(inits), run(None)(inits))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=repr)
+def test_slots_are_on_the_host(schedule):
+    args = recurrent(31, width=8)
+    plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])
+    rows = plan.layout.primal_slots + 1
+    on_host = f"f32<host>[{rows},8]"
+    assert on_host in str(jax.make_jaxpr(gradient(el.Offload(schedule)))(*args))
+    assert "<host>" not in str(jax.make_jaxpr(gradient(schedule))(*args))
+
+
+def test_transfers_are_in_the_program_for_a_gpu():
+    args = recurrent(31, width=8)
+    texts = [
+        jax.jit(lambda *args, s=schedule: gradient(s)(*args))
+        .trace(*args)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+        for schedule in (el.Binomial(4), el.Offload(el.Binomial(4)))
+    ]
+    plain, offloaded = (text.count("annotate_device_placement") for text in texts)
+    assert plain == 0
+    assert offloaded >= 2
+    assert "pinned_host" in texts[1]
+
+
+def test_the_plan_is_that_of_the_schedule():
+    f, init, xs = recurrent(31)
+    plan = el.Scan(f, schedule=el.Offload(el.Binomial(4))).plan(init, xs)
+    plain = el.Scan(f, schedule=el.Binomial(4)).plan(init, xs)
+    assert plan.evaluations == plain.evaluations
+    assert plan.slots == plain.slots
+    assert "Offload" in str(plan)
+
+
+def test_store_all_has_no_slots():
+    with pytest.raises(ValueError, match="no slots to move"):
+        el.Offload(el.StoreAll())
+
+
+def test_what_offload_takes():
+    with pytest.raises(TypeError, match="must be a schedule"):
+        el.Offload(16)
+    with pytest.raises(ValueError, match="on the host already"):
+        el.Offload(el.Offload(el.Binomial(3)))
+    with pytest.raises(ValueError, match="must be 'pinned_host'"):
+        el.Offload(el.Binomial(3), memory_kind="device")
+    f, init, xs = recurrent(5)
+    scan = el.Scan(f, schedule=el.Offload(el.Binomial(3, block=9)))
+    with pytest.raises(ValueError, match="a block of 9 steps"):
+        scan.plan(init, xs)
