@@ -146,10 +146,6 @@ def plain(loop: Loop) -> Run:
     return functools.partial(run, loop)
 
 
-def jit(loop: Loop) -> Run:
-    return jax.jit(plain(loop))
-
-
 def backwards(loop: Loop) -> Run:
     return plain(functools.partial(loop, reverse=True))
 
@@ -269,7 +265,6 @@ def closed_over(loop: Loop) -> Run:
 
 CONTEXTS = (
     plain,
-    jit,
     backwards,
     unrolled,
     vmap,

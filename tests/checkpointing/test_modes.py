@@ -56,11 +56,17 @@ def test_modes(mode):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
-@pytest.mark.parametrize(
-    "mode", [derivatives.grad, derivatives.reverse_over_reverse], ids=name
-)
-def test_schedules(mode, schedule):
-    check(mode, derivatives.plain, schedule)
+def test_schedules(schedule):
+    check(derivatives.grad, derivatives.plain, schedule)
+    check(derivatives.forward_over_reverse, derivatives.plain, schedule)
+
+
+@pytest.mark.parametrize("mode", [derivatives.jvp, derivatives.vjp], ids=name)
+def test_without_jit(mode):
+    actual = mode(derivatives.plain(scan(el.Binomial(3))), *inputs())
+    same = expected(mode, derivatives.plain)
+    for a, e in zip(jax.tree.leaves(actual), same, strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("context", CONTEXTS[1:], ids=name)
