@@ -10,7 +10,15 @@ import pytest
 import eqloop as el
 
 from . import derivatives
-from .derivatives import CONTEXTS, MODES, inputs, looped, mapped, rematerialised
+from .derivatives import (
+    CONTEXTS,
+    MODES,
+    QUICK,
+    inputs,
+    looped,
+    mapped,
+    rematerialised,
+)
 
 SCHEDULES = (
     el.StoreAll(),
@@ -19,9 +27,6 @@ SCHEDULES = (
     el.Binomial(3),
     el.Binomial(2, block=2),
 )
-
-# For programs that are run once and on little data.
-QUICK = {"xla_backend_optimization_level": 0}
 
 name = lambda f: getattr(f, "__name__", str(f))
 

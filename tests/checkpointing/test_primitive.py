@@ -1,5 +1,6 @@
 """What a loop's derivatives meet beside plain arrays: odd leaves, zeros, effects."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from jax.experimental import io_callback
 
 import eqloop as el
+
+from .derivatives import QUICK
 
 SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
 LENGTH = 7
@@ -26,8 +29,9 @@ def scan(schedule: Any) -> Callable[..., Any]:
 
 def assert_same(evaluate: Callable[..., Any], schedule: Any, *args: Any) -> None:
     """What is evaluated with a loop under a schedule is that of `jax.lax.scan`."""
-    actual = jax.jit(lambda *args: evaluate(scan(schedule), *args))(*args)
-    expected = jax.jit(lambda *args: evaluate(jax.lax.scan, *args))(*args)
+    jit = functools.partial(jax.jit, compiler_options=QUICK)
+    actual = jit(functools.partial(evaluate, scan(schedule)))(*args)
+    expected = jit(functools.partial(evaluate, jax.lax.scan))(*args)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype
