@@ -47,13 +47,22 @@ def _nested(length: int, block: int) -> Iterator[Layout]:
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:
-    """The levels within the first: about equal, if there are several."""
+    """The levels within the first: about equal, if there are several.
+
+    Those that leave no steps over are all among them, if they are one or two.
+    """
     yield ()
     for depth in range(1, 5):
         for size in _sizes(2 * round(length ** (1 / (depth + 1)))):
             inner = (size,) * depth
             if size > 1 and 2 * math.prod(inner) <= length:
                 yield inner
+    divisors = [n for n in range(2, math.isqrt(length) + 1) if length % n == 0]
+    for inner in divisors:
+        yield (inner,)
+        for outer in divisors:
+            if inner <= outer <= 4 * inner and length % (inner * outer) == 0:
+                yield outer, inner
 
 
 def _sizes(most: int) -> Iterator[int]:

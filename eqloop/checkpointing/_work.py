@@ -40,6 +40,8 @@ class Rates:
         byte: One byte written to a buffer that lives longer than an iteration.
         iteration: One iteration of a loop whose trip count is static.
         dynamic_iteration: One iteration of a loop whose trip count is not.
+        run: To find out which steps of a binomial sweep come next, and to enter the
+            loops that run them.
         entry_of_reads: One entry of an outer product of what was read from stored
             residuals. XLA may fuse the reads into the product, and what is computed
             from them, and then repeats both for every entry.
@@ -52,19 +54,22 @@ class Rates:
     byte: float
     iteration: float
     dynamic_iteration: float
+    run: float
     entry_of_reads: float
 
 
-# Measured on two cores with the loops of `tests/benchmarks/calibrate.py`, which prints
-# the same figures for the machine that it runs on.
+# Measured on two cores, by `tests/benchmarks/calibrate.py`. The last two are fitted to
+# gradients of loops under many layouts: those of a three-variable ODE under `Binomial`,
+# and those of `h <- tanh(W tanh(W h + x))` with all residuals stored and with none.
 CPU = Rates(
-    flop=0.02,
-    entry=0.1,
+    flop=0.01,
+    entry=0.06,
     costly_entry=0.5,
-    equation=10.0,
-    byte=0.1,
-    iteration=10.0,
-    dynamic_iteration=150.0,
+    equation=20.0,
+    byte=0.05,
+    iteration=5.0,
+    dynamic_iteration=5.0,
+    run=3e3,
     entry_of_reads=1.0,
 )
 
@@ -78,6 +83,7 @@ ACCELERATOR = Rates(
     byte=5e-4,
     iteration=2e3,
     dynamic_iteration=3e4,
+    run=1e5,
     entry_of_reads=0.0,
 )
 

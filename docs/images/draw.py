@@ -1,0 +1,48 @@
+"""Draws the pictures of `docs/memory.md`: `python docs/images/draw.py`."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+
+import eqloop as el
+
+HERE = Path(__file__).parent
+
+
+def cell(h, x):
+    """A recurrent step with a weight of its own."""
+    weight = jnp.eye(64)
+    return jnp.tanh(weight @ jnp.tanh(weight @ h + x)), None
+
+
+def inputs(length):
+    """The types of `init` and `xs`, which is all that a plan needs."""
+    return (
+        jax.ShapeDtypeStruct((64,), jnp.float32),
+        jax.ShapeDtypeStruct((length, 64), jnp.float32),
+    )
+
+
+def save(ax, name):
+    """Writes a picture beside this file."""
+    figure = ax.figure
+    figure.set_size_inches(6.4, 4.0)
+    figure.savefig(HERE / f"{name}.png", dpi=120)
+
+
+def main():
+    """Draws all pictures."""
+    mpl.use("Agg")
+    for name, schedule in {
+        "binomial": el.Binomial(8),
+        "recursive": el.Recursive(6),
+    }.items():
+        save(el.Scan(cell, schedule=schedule).plan(*inputs(216)).plot(), name)
+    scan = el.Scan(cell, schedule=el.Recursive(16))
+    save(el.frontier(scan, *inputs(4096)).plot(), "frontier")
+
+
+if __name__ == "__main__":
+    main()
