@@ -5,6 +5,10 @@ holds the cell it loops over, and calling it runs the loop. You can differentiat
 through any loop within the memory that you have.
 """
 
+import os
+
+from jax.extend import source_info_util
+
 from ._version import __version__
 from .checkpointing import (
     Binomial,
@@ -21,6 +25,9 @@ from .checkpointing import (
 )
 from .loops import CheckpointedScan, Scan, frontier
 from .mapping import ChunkedVmap
+
+# What JAX says of where an operation comes from is to point at the user's line.
+source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 __all__ = [
     "Binomial",

@@ -8,7 +8,7 @@ from ._cost import step_cost
 from ._engine import Active
 from ._layout import Layout
 from ._memory import peak_bytes, stored_bytes
-from ._primitive import Problem
+from ._problem import Problem
 from ._search import layouts
 from ._time import duration
 from ._work import rates

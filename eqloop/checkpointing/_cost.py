@@ -10,11 +10,11 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from .._formula import is_inexact
 from .._lists import Arrays, pick, put
 from . import _engine
 from ._engine import Active
-from ._formula import is_inexact
-from ._primitive import Problem
+from ._problem import Problem
 from ._work import outer_products, rates, work
 
 

@@ -8,7 +8,7 @@ from ._choice import pareto
 from ._engine import Policy
 from ._loop import Loop
 from ._plan import Plan, all_active, plan, plan_of
-from ._primitive import Problem
+from ._problem import Problem
 from ._schedule import AbstractSchedule, Budget
 from ._step import Step
 

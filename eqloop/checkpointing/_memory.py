@@ -6,14 +6,15 @@ from typing import Any
 
 import jax
 
+from .._formula import is_inexact
 from .._lists import pick, put
 from ._cost import StepCost, step_cost, xs_types
 from ._engine import Active
-from ._formula import is_inexact
 from ._layout import Layout, Nested, Revolved, Stored
 from ._levels import Nest
 from ._loop import stack_type
-from ._primitive import Problem, planned_loop
+from ._primitive import planned_loop
+from ._problem import Problem
 from ._step import Step
 
 

@@ -8,7 +8,7 @@ from ._engine import Active, Policy
 from ._layout import Layout, Nested, Revolved, Stored
 from ._loop import Loop
 from ._memory import peak_bytes
-from ._primitive import Planner, Problem, activity
+from ._problem import Planner, Problem, activity
 from ._step import Step
 from ._time import duration
 from ._units import format_bytes

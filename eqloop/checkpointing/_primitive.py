@@ -18,54 +18,39 @@ part with `b = ct`, since second derivatives are symmetric. Its cotangents, in t
 keep to the schedule's memory as well.
 """
 
-import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._lists import Arrays, Flags, pick, put, split
-from . import _engine
-from ._engine import Active, Policy
-from ._formula import (
+from .._formula import (
     Formula,
     Pushed,
     Static,
     Zero,
     instantiated,
-    is_inexact,
     is_zero,
     nonzero,
-    vmap,
 )
-from ._layout import Layout, Nested, Revolved, Stored
-from ._loop import Loop, stack_of, stack_type
-from ._recall import recall
+from .._lists import Arrays, Flags, pick, put, split
+from .._recall import recall
+from . import _engine
+from ._engine import Active
+from ._layout import Nested, Revolved, Stored
+from ._loop import stack_of, stack_type
+from ._problem import (
+    Problem,
+    activity,
+    batched_problem,
+    inexact_only,
+    merge,
+    select,
+    tangent_problem,
+)
 from ._reverse import reverse
 from ._slots import slot_type
-from ._step import Step, make_step, reaching
 from ._sweep import Sweep
-
-
-class Planner(Protocol):
-    """What the primitive needs of a schedule."""
-
-    def layout(self, problem: "Problem", active: Active) -> Layout:
-        """How to store and reverse a loop, once it is known what is differentiated."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """A loop with its step, the policy for its residuals, and who plans it."""
-
-    step: Step
-    loop: Loop
-    policy: Policy
-    planner: Planner
 
 
 def planned_loop(
@@ -110,7 +95,7 @@ class PlannedLoop(Formula):
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         active, y_active = activity(self.problem.step, nonzero(tangents))
-        problem = _tangent_problem(self.problem, active, y_active)
+        problem = tangent_problem(self.problem, active, y_active)
         inputs = tuple(
             [*primal, *instantiated(pick(tangent, flags))]
             for primal, tangent, flags in zip(primals, tangents, active, strict=True)
@@ -199,7 +184,7 @@ class PlannedLoop(Formula):
     ) -> tuple["PlannedLoop", Any, Any, Any]:
         """The loop under `vmap`, its inputs, where they and the outputs are batched."""
         dims = tuple(map(tuple, dims))
-        problem, carry, ys = _batched_problem(self.problem, axis_data, dims)
+        problem, carry, ys = batched_problem(self.problem, axis_data, dims)
         consts, init, xs = inputs
         init = [
             _lead(c, dim, axis_data.size) if flag else c
@@ -255,11 +240,11 @@ class Reverse(Formula):
         inputs, _, *cts = primals
         inputs_dot, _, *cts_dot = tangents
         pushed = Active(*map(tuple, nonzero(inputs_dot)))
-        direction = _select(inputs_dot, pushed)
+        direction = select(inputs_dot, pushed)
         pushing = lambda marked: self._push(
-            _merge(inputs, self.active, marked), pushed, direction
+            merge(inputs, self.active, marked), pushed, direction
         )
-        _, pull = jax.vjp(pushing, _select(inputs, self.active))
+        _, pull = jax.vjp(pushing, select(inputs, self.active))
         (out_dot,) = pull((tuple(instantiated(cts_dot)), tuple(cts)))
         # The cotangents of the direction would give the primal, too. But under `vmap`
         # it would then be batched as the direction is.
@@ -267,12 +252,12 @@ class Reverse(Formula):
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         primals, slots, *ct_outs = inputs
-        marks = Active(*map(_inexact_only, perturbed[0], primals))
+        marks = Active(*map(inexact_only, perturbed[0], primals))
         direction = instantiated(cts)
         pushing = lambda marked: self._push(
-            _merge(primals, marks, marked), self.active, direction
+            merge(primals, marks, marked), self.active, direction
         )
-        (outs, outs_dot), pull = jax.vjp(pushing, _select(primals, marks))
+        (outs, outs_dot), pull = jax.vjp(pushing, select(primals, marks))
         (ct_primals,) = pull((jax.tree.map(jnp.zeros_like, outs), tuple(ct_outs)))
         zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
         return (_spread(ct_primals, marks, self.in_avals[0]), zero_slots, *outs_dot)
@@ -284,94 +269,10 @@ class Reverse(Formula):
         """`T` of the module's docstring: those outputs that have cotangents here."""
 
         def run(*marked: Any) -> tuple[list[Any], list[Any]]:
-            carry, ys = planned_loop(self.problem, *_merge(inputs, active, marked))
+            carry, ys = planned_loop(self.problem, *merge(inputs, active, marked))
             return pick(carry, self.active.carry), pick(ys, self.wanted)
 
-        return jax.jvp(run, _select(inputs, active), direction)
-
-
-# From a problem to the problems of its derivatives.
-
-
-def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
-    """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
-    types = (step.const_types, step.carry_types, step.x_types)
-    consts, carry, xs = map(_inexact_only, perturbed, types)
-    carry, ys = reaching(step, consts, carry, xs, through=is_inexact)
-    return Active(consts, carry, xs), ys
-
-
-@functools.lru_cache(maxsize=128)
-def _tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
-    """The loop of the step's jvp: leaves, then the tangents of active ones."""
-    step, loop = problem.step, problem.loop
-    types = (step.const_types, step.carry_types, step.x_types)
-
-    def tangent_step(*inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        pairs = [
-            split(leaves, len(flags))
-            for leaves, flags in zip(inputs, active, strict=True)
-        ]
-        primals, tangents = zip(*pairs, strict=True)
-        run = lambda *marked: step(*_merge(primals, active, marked))
-        (carry, y), (carry_dot, y_dot) = jax.jvp(
-            run, _select(primals, active), tuple(tangents)
-        )
-        carry_dot, y_dot = pick(carry_dot, active.carry), pick(y_dot, y_active)
-        return [*carry, *carry_dot], [*y, *y_dot]
-
-    doubled = [
-        [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
-        for avals, flags in zip(types, active, strict=True)
-    ]
-    axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
-    return dataclasses.replace(
-        problem,
-        step=make_step(tangent_step, *doubled),
-        loop=dataclasses.replace(loop, x_axes=axes),
-    )
-
-
-@functools.lru_cache(maxsize=128)
-def _batched_problem(
-    problem: Problem, axis_data: Any, dims: Any
-) -> tuple[Problem, Flags, Flags]:
-    """The loop of the step's vmap, with which leaves of carry and `y` it batches.
-
-    To batch the step, and not the loops that run it, leaves one accumulator to the
-    cotangents of an unbatched const. Inputs stay as they lie; the carry, and what is
-    stacked of it, is batched along its leading axis.
-    """
-    step, loop = problem.step, problem.loop
-    is_batched = [[dim is not None for dim in group] for group in dims]
-    carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
-    const_dims, _, xs_dims = dims
-    axes = tuple(
-        axis + (dim is not None and dim <= axis)
-        for axis, dim in zip(loop.x_axes, xs_dims, strict=True)
-    )
-    x_dims = [
-        None if dim is None else dim - (dim > axis)
-        for axis, dim in zip(axes, xs_dims, strict=True)
-    ]
-    front = lambda flags: [0 if flag else None for flag in flags]
-    in_dims = (list(const_dims), front(carry), x_dims)
-    batched = vmap(step, axis_data, in_dims, (front(carry), front(ys)))
-    types = (
-        [
-            aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-            for aval, dim in zip(avals, group, strict=True)
-        ]
-        for avals, group in zip(
-            (step.const_types, step.carry_types, step.x_types), in_dims, strict=True
-        )
-    )
-    batched = dataclasses.replace(
-        problem,
-        step=make_step(batched, *types),
-        loop=dataclasses.replace(loop, x_axes=axes),
-    )
-    return batched, carry, ys
+        return jax.jvp(run, select(inputs, active), direction)
 
 
 def _vjp_stored(
@@ -381,37 +282,18 @@ def _vjp_stored(
 
     def run(*marked: Any) -> tuple[Any, Any]:
         carry, ys = _engine.stored(
-            problem.step, problem.loop, problem.policy, *_merge(inputs, active, marked)
+            problem.step, problem.loop, problem.policy, *merge(inputs, active, marked)
         )
         return (pick(carry, active.carry), pick(ys, y_active)), (carry, ys)
 
-    _, pull, out = jax.vjp(run, *_select(inputs, active), has_aux=True)
+    _, pull, out = jax.vjp(run, *select(inputs, active), has_aux=True)
     return out, pull
-
-
-# Lists of arrays in threes: consts, carry and xs, as `Active` marks them.
-
-
-def _select(groups: Any, active: Active) -> tuple[list[Any], ...]:
-    return tuple(pick(g, flags) for g, flags in zip(groups, active, strict=True))
-
-
-def _merge(groups: Any, active: Active, marked: Any) -> tuple[list[Any], ...]:
-    return tuple(
-        put(g, flags, new) for g, flags, new in zip(groups, active, marked, strict=True)
-    )
 
 
 def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
     """Cotangents of the active inputs among zeros for the others."""
     zeros = [[Zero(aval.to_ct_aval()) for aval in group] for group in avals]
-    return _merge(zeros, active, cts)
-
-
-def _inexact_only(flags: Sequence[bool], leaves: Sequence[Any]) -> Flags:
-    return tuple(
-        flag and is_inexact(leaf) for flag, leaf in zip(flags, leaves, strict=True)
-    )
+    return merge(zeros, active, cts)
 
 
 def _lead(x: Any, dim: int | None, size: int) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 from .._lists import Arrays
 from ._engine import Policy, stored
 from ._loop import Loop
-from ._primitive import Problem, planned_loop
+from ._primitive import planned_loop
+from ._problem import Problem
 from ._schedule import AbstractSchedule, StoreAll
 from ._step import Step, strongly_typed
 

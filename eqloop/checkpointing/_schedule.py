@@ -11,7 +11,7 @@ from ._layout import Layout, Nested, Revolved, Stored
 from ._levels import Nest, nests
 from ._loop import Loop
 from ._plan import plan_of
-from ._primitive import Problem
+from ._problem import Problem
 from ._units import format_bytes, parse_bytes
 
 

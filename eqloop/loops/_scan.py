@@ -195,6 +195,9 @@ class Scan(AbstractScan[_Carry, _Y]):
     be any callable; if it is a module, then its arrays are arrays of this module, and
     are differentiated. `init` and `xs` may have leaves of any kind.
 
+    Call it in a function that is compiled (`equinox.filter_jit`): outside of one, each
+    call traces and compiles the loop anew.
+
     Args:
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.

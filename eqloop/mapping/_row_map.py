@@ -22,9 +22,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._lists import Arrays, Flags, pick, put, split
-from ..checkpointing._engine import Policy
-from ..checkpointing._formula import (
+from .._formula import (
     Formula,
     Static,
     Zero,
@@ -33,8 +31,10 @@ from ..checkpointing._formula import (
     nonzero,
     vmap,
 )
+from .._lists import Arrays, Flags, pick, put, split
+from .._recall import recall
+from ..checkpointing._engine import Policy
 from ..checkpointing._policies import save_nothing
-from ..checkpointing._recall import recall
 from ..checkpointing._step import strongly_typed
 from ._chunks import Chunks
 from ._stored import run_stored

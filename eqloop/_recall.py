@@ -16,7 +16,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from .._compat import identity
+from ._compat import identity
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
-from .._compat import HiPrimitive
-from .._lists import pick, put
-from ._loop import stack_type
+from ._compat import HiPrimitive
+from ._lists import pick, put
 from ._recall import remember
 
 
@@ -203,7 +203,7 @@ class Mapped(Formula):
     def __init__(self, formula: Formula, axis_data: Any, dims: Any, args: Any):
         self.in_avals = jax.tree.map(jax.typeof, args)
         self.out_aval = jax.tree.map(
-            lambda aval: stack_type(aval, axis_data.size), formula.out_aval
+            lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
         )
         flat_dims = tuple(formula.flat_in(dims))
         self.params = dict(formula=formula, axis_data=axis_data, dims=flat_dims)

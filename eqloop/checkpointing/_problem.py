@@ -1,0 +1,141 @@
+"""A loop and how it is to be planned; and the same for the loop's derivatives.
+
+The derivative of a loop is a loop again, of the step's derivative, and so is a loop
+under `vmap`. They keep the schedule, and are planned anew.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex
+
+from .._formula import is_inexact, vmap
+from .._lists import Flags, pick, put, split
+from ._engine import Active, Policy
+from ._layout import Layout
+from ._loop import Loop
+from ._step import Step, make_step, reaching
+
+
+class Planner(Protocol):
+    """What the primitive needs of a schedule."""
+
+    def layout(self, problem: "Problem", active: Active) -> Layout:
+        """How to store and reverse a loop, once it is known what is differentiated."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A loop with its step, the policy for its residuals, and who plans it."""
+
+    step: Step
+    loop: Loop
+    policy: Policy
+    planner: Planner
+
+
+def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
+    """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
+    types = (step.const_types, step.carry_types, step.x_types)
+    consts, carry, xs = map(inexact_only, perturbed, types)
+    carry, ys = reaching(step, consts, carry, xs, through=is_inexact)
+    return Active(consts, carry, xs), ys
+
+
+@functools.lru_cache(maxsize=128)
+def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
+    """The loop of the step's jvp: leaves, then the tangents of active ones."""
+    step, loop = problem.step, problem.loop
+    types = (step.const_types, step.carry_types, step.x_types)
+
+    def tangent_step(*inputs: list[Any]) -> tuple[list[Any], list[Any]]:
+        pairs = [
+            split(leaves, len(flags))
+            for leaves, flags in zip(inputs, active, strict=True)
+        ]
+        primals, tangents = zip(*pairs, strict=True)
+        run = lambda *marked: step(*merge(primals, active, marked))
+        (carry, y), (carry_dot, y_dot) = jax.jvp(
+            run, select(primals, active), tuple(tangents)
+        )
+        carry_dot, y_dot = pick(carry_dot, active.carry), pick(y_dot, y_active)
+        return [*carry, *carry_dot], [*y, *y_dot]
+
+    doubled = [
+        [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
+        for avals, flags in zip(types, active, strict=True)
+    ]
+    axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
+    return dataclasses.replace(
+        problem,
+        step=make_step(tangent_step, *doubled),
+        loop=dataclasses.replace(loop, x_axes=axes),
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def batched_problem(
+    problem: Problem, axis_data: Any, dims: Any
+) -> tuple[Problem, Flags, Flags]:
+    """The loop of the step's vmap, with which leaves of carry and `y` it batches.
+
+    To batch the step, and not the loops that run it, leaves one accumulator to the
+    cotangents of an unbatched const. Inputs stay as they lie; the carry, and what is
+    stacked of it, is batched along its leading axis.
+    """
+    step, loop = problem.step, problem.loop
+    is_batched = [[dim is not None for dim in group] for group in dims]
+    carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
+    const_dims, _, xs_dims = dims
+    axes = tuple(
+        axis + (dim is not None and dim <= axis)
+        for axis, dim in zip(loop.x_axes, xs_dims, strict=True)
+    )
+    x_dims = [
+        None if dim is None else dim - (dim > axis)
+        for axis, dim in zip(axes, xs_dims, strict=True)
+    ]
+    front = lambda flags: [0 if flag else None for flag in flags]
+    in_dims = (list(const_dims), front(carry), x_dims)
+    batched = vmap(step, axis_data, in_dims, (front(carry), front(ys)))
+    types = (
+        [
+            aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
+            for aval, dim in zip(avals, group, strict=True)
+        ]
+        for avals, group in zip(
+            (step.const_types, step.carry_types, step.x_types), in_dims, strict=True
+        )
+    )
+    batched = dataclasses.replace(
+        problem,
+        step=make_step(batched, *types),
+        loop=dataclasses.replace(loop, x_axes=axes),
+    )
+    return batched, carry, ys
+
+
+# Lists of arrays in threes: consts, carry and xs, as `Active` marks them.
+
+
+def select(groups: Any, active: Active) -> tuple[list[Any], ...]:
+    """The leaves that are marked."""
+    return tuple(pick(g, flags) for g, flags in zip(groups, active, strict=True))
+
+
+def merge(groups: Any, active: Active, marked: Any) -> tuple[list[Any], ...]:
+    """All leaves, with the marked ones replaced."""
+    return tuple(
+        put(g, flags, new) for g, flags, new in zip(groups, active, marked, strict=True)
+    )
+
+
+def inexact_only(flags: Sequence[bool], leaves: Sequence[Any]) -> Flags:
+    """The marks of those leaves that can have a tangent."""
+    return tuple(
+        flag and is_inexact(leaf) for flag, leaf in zip(flags, leaves, strict=True)
+    )
