@@ -49,9 +49,9 @@ class ChunkedVmap(AbstractTransform):
     allow for that the last chunk overlaps the one before it, by fewer rows than there
     are chunks. These rows are evaluated twice; they count once, in the results and in
     their derivatives. `f` is never called with rows that are not in its arguments. If
-    `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`. Call it in a
-    function that is compiled (`equinox.filter_jit`): outside of one, each call compiles
-    anew.
+    `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`. Call it
+    in a function that is compiled (`equinox.filter_jit`): outside of one, each call
+    compiles anew.
 
     Args:
         f: The function. Its own arrays are the same for every row.
