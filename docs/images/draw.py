@@ -12,9 +12,8 @@ HERE = Path(__file__).parent
 
 
 def cell(h, x):
-    """A recurrent step with a weight of its own."""
-    weight = jnp.eye(64)
-    return jnp.tanh(weight @ jnp.tanh(weight @ h + x)), None
+    """A step that takes little beside its carry."""
+    return jnp.tanh(h + x), None
 
 
 def inputs(length):

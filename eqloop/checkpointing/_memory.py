@@ -9,10 +9,10 @@ import jax
 from .._formula import is_inexact
 from .._lists import pick, put
 from ._cost import StepCost, step_cost, xs_types
-from ._engine import Active
+from ._engine import Active, Policy
 from ._layout import Layout, Nested, Revolved, Stored
 from ._levels import Nest
-from ._loop import stack_type
+from ._loop import Loop, stack_type
 from ._primitive import planned_loop
 from ._problem import Problem
 from ._step import Step
@@ -76,9 +76,11 @@ def working_set(problem: Problem, active: Active, layout: Layout) -> int:
     small = _Sample(
         _text(problem.step),
         jax.default_backend(),
+        loop,
+        problem.policy,
         sample,
-        dataclasses.replace(problem, loop=loop, planner=_Fixed(sample)),
         active,
+        dataclasses.replace(problem, loop=loop, planner=_Fixed(sample)),
     )
     measured = _measured(small)
     if not isinstance(layout, Nested):
@@ -125,9 +127,11 @@ class _Sample:
 
     text: str
     backend: str
+    loop: Loop
+    policy: Policy
     layout: Layout
-    problem: Problem = dataclasses.field(compare=False)
     active: Active
+    problem: Problem = dataclasses.field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
@@ -139,11 +143,13 @@ def _measured(sample: _Sample) -> int:
         total = _temp_bytes(problem, active)
     except Exception:
         # A step with a collective, say, cannot be compiled outside of its mesh.
+        total = None
+    if total is None:
         return 4 * cost.carry + 2 * cost.ct_consts + 3 * cost.residuals
     return max(total - stored_bytes(cost, layout), 0)
 
 
-def _temp_bytes(problem: Problem, active: Active) -> int:
+def _temp_bytes(problem: Problem, active: Active) -> int | None:
     """The temporary memory of a loop's gradient, compiled and never run."""
     step, loop = problem.step, problem.loop
 
@@ -161,5 +167,6 @@ def _temp_bytes(problem: Problem, active: Active) -> int:
     ct_ys = [stack_type(y, loop.length) for y in step.y_types if is_inexact(y)]
     lowered = jax.jit(gradient).lower(inputs, ct_ys)
     # Memory is assigned before code is generated, so that need not be good code.
-    program = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
-    return program.memory_analysis().temp_size_in_bytes
+    program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})
+    analysis = program.memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes

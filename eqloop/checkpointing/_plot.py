@@ -1,6 +1,7 @@
 """Pictures of plans. Needs matplotlib, which is imported when something is drawn."""
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from ._history import Event, history
@@ -37,6 +38,9 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     ax.step(range(len(sizes)), sizes, where="post", color="0.5", linewidth=1)
     ax.set(xlabel="evaluations and reversals, in order", ylabel="bytes in use")
     ax.set(xlim=(0, len(events)), ylim=(0, 1.05 * plan.peak_bytes))
+    # Ticks at powers of two, of which there are about five.
+    tick = 2 ** math.ceil(math.log2(max(plan.peak_bytes, 1) / 6))
+    ax.set_yticks(range(0, plan.peak_bytes + 1, tick))
     ax.yaxis.set_major_formatter(_format)
     ax.set_title(repr(plan.schedule), fontsize="medium")
     _plot_positions(ax, events)
