@@ -290,7 +290,8 @@ class Offload(AbstractSchedule):
     are needed, so that the device has room for the working set of a step and little
     more. What pays is a step that takes longer than its carry takes to be moved. Those
     of inner levels of `Recursive` and `Chunked`, which are few and soon used, remain on
-    the device. On a CPU this changes nothing but the kind of memory.
+    the device. On a CPU this changes nothing but the kind of memory. The time that a
+    plan tells is that of computing, and not of moving.
 
     Args:
         schedule: Which carries are stored.

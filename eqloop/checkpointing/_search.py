@@ -36,7 +36,7 @@ def _revolved(length: int, block: int) -> Iterator[Layout]:
 def _nested(length: int, block: int) -> Iterator[Layout]:
     """One level, and up to four more within it, of unequal lengths."""
     blocks = length // block
-    for inner in _inner_levels(blocks):
+    for inner in dict.fromkeys(_inner_levels(blocks)):
         outer = blocks // math.prod(inner)
         first = Nest((outer, *inner), block)
         base = max(inner, default=2)

@@ -1,0 +1,112 @@
+"""What a step costs, where that can be counted by hand; what a budget chooses from."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing import _binomial
+from eqloop.checkpointing._layout import Nested, Revolved, Stored
+from eqloop.checkpointing._levels import Nest
+from eqloop.checkpointing._search import MOST_ADVANCES, layouts
+from eqloop.checkpointing._time import duration
+from eqloop.checkpointing._work import CPU, work
+
+from .steps import field, gru, ode, recurrent
+
+F32 = 4
+
+
+def cost(args, policy=None):
+    return el.Scan(args[0], policy=policy).plan(*args[1:]).cost
+
+
+def test_a_recurrent_step():
+    found = cost(recurrent(10, width=32))
+    vector, matrix = 32 * F32, 32 * 32 * F32
+    assert (found.carry, found.read, found.x, found.ct_x) == (vector,) * 4
+    assert found.ct_consts == matrix
+    # The carry, and both tanh with their derivatives; the weight is no residual.
+    assert found.residuals == 5 * vector
+    # Both products of the cotangents are of values that are computed from residuals.
+    assert found.reads == 2 * 32 * 32
+    assert found.reversal > found.evaluation > 0
+
+
+def test_a_linear_carry_is_not_read():
+    found = cost(field(10, size=8))
+    assert found.carry == 2 * 8 * 8 * F32
+    assert found.read == 8 * 8 * F32
+    assert found.residuals == 8 * 8 * F32
+
+
+def test_xs_are_no_residuals():
+    found = cost((lambda h, x: (h * x, None), jnp.ones(4), jnp.ones((10, 4))))
+    assert found.residuals == 4 * F32  # the carry alone
+
+
+def test_a_policy_takes_residuals_away():
+    args = gru(10)
+    everything = cost(args).residuals
+    some = cost(args, el.policies.save_dots).residuals
+    none = cost(args, el.policies.save_nothing).residuals
+    assert none < some < everything
+    assert none == 16 * F32  # the carry alone
+
+
+def test_integers_and_keys_in_the_carry():
+    def step(carry, x):
+        h, n, key = carry
+        return (jnp.sin(h) * x, n + 1, jax.random.fold_in(key, n)), None
+
+    init = (jnp.ones(3), jnp.int32(0), jax.random.key(0))
+    found = cost((step, init, jnp.ones(5)))
+    assert found.carry == 3 * F32 + 4 + 8
+    # Neither the counter nor the key is needed to reverse a step.
+    assert found.read <= 3 * F32
+
+
+def test_work_is_counted():
+    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    product = jax.make_jaxpr(jnp.dot)(a, b).jaxpr
+    assert work(product, CPU) == pytest.approx(CPU.equation + 2 * 3 * 5 * 7 * CPU.flop)
+    loop = jax.make_jaxpr(
+        lambda a: jax.lax.scan(lambda c, _: (c + a, None), a, None, 9)
+    )
+    assert work(loop(a).jaxpr, CPU) == pytest.approx(
+        9 * (CPU.equation + 15 * CPU.entry)
+    )
+
+
+def test_a_layout_that_runs_more_takes_longer():
+    found = cost(recurrent(10))
+    times = [
+        duration(found, layout, CPU)
+        for layout in (
+            Nested((Nest((64,)),)),
+            Nested((Nest((8, 8)),)),
+            Nested((Nest((4, 4, 4)),)),
+            Revolved(64, 2),
+            Revolved(64, 1),
+        )
+    ]
+    assert times == sorted(times)
+    steps = cost(ode(10))
+    assert duration(steps, Stored(64), CPU) < duration(steps, Revolved(64, 32), CPU)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])
+def test_layouts_to_choose_from(length):
+    found = list(layouts(length))
+    assert all(layout.length == length for layout in found)
+    assert all(layout.advances <= MOST_ADVANCES * length for layout in found)
+    assert Stored(length) in found
+    assert Nested((Nest((length,)),)) in found
+    assert len(found) < 3000
+
+
+def test_the_first_segment_alone():
+    for length in (*range(1, 80), 1000):
+        for slots in (1, 2, 3, 8, 60):
+            first, *_ = _binomial.segments(length, slots)
+            assert _binomial.first_segment(length, slots) == first
