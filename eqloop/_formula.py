@@ -284,10 +284,12 @@ def _vjp_at(
 
 
 def is_zero(x: Any) -> bool:
+    """Whether a tangent or cotangent is a symbolic zero."""
     return isinstance(x, Zero)
 
 
 def is_inexact(x: Any) -> bool:
+    """Whether a value, or one of this type, can have a tangent."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -302,6 +304,7 @@ def instantiated(tree: Any) -> Any:
 
 
 def zero_tangent(aval: Any) -> Any:
+    """The symbolic zero among the tangents of a type."""
     return Zero(aval.to_tangent_aval())
 
 
