@@ -93,7 +93,9 @@ def test_only_jaxtyping_types_are_enforced():
     def f(x: Float[Array, " n"], scale: float, name: str = "") -> "list[int]":
         return x
 
-    enforce_annotations(f)(jnp.ones(3), jnp.ones(()), 3)
+    assert enforce_annotations(f)(jnp.ones(3), jnp.ones(()), 3).shape == (3,)
+    with pytest.raises(TypeCheckError):
+        enforce_annotations(f)(jnp.ones((3, 2)), jnp.ones(()), 3)
 
 
 def test_strings_are_annotations_too():

@@ -112,6 +112,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "schedule": draw(
             st.builds(el.Recursive, st.integers(2, 20))
             | st.builds(el.Chunked, st.integers(1, 40))
+            | st.builds(el.Binomial, st.integers(1, 40))
             | st.just(el.StoreAll())
         ),
     }
