@@ -6,7 +6,6 @@ sees: those turn a call into a `Step`, hand it to `run` and turn the arrays back
 
 from . import _policies as policies
 from ._frontier import Frontier, frontier
-from ._loop import Loop
 from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
@@ -20,7 +19,8 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
-from ._step import Step, trace_step
+from .engine._loop import Loop
+from .engine._step import Step, trace_step
 
 __all__ = [
     "AbstractSchedule",

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from ._choice import pareto
-from ._engine import Policy
-from ._loop import Loop
 from ._plan import Plan, all_active, plan, plan_of
-from ._problem import Problem
 from ._schedule import AbstractSchedule, Budget
-from ._step import Step
+from .engine._forward import Saveable
+from .engine._loop import Loop
+from .engine._problem import Problem
+from .engine._step import Step
+from .planning._choice import pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,13 +56,13 @@ class Frontier(Sequence[Plan]):
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from ._plot import plot_frontier
+        from .planning._plot import plot_frontier
 
         return plot_frontier(self, ax)
 
 
 def frontier(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: Policy = None
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: Saveable = None
 ) -> Frontier:
     """The frontier of a loop, with the plan of its schedule."""
     chosen = plan(step, loop, schedule, policy)

@@ -3,16 +3,16 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ._cost import StepCost, step_cost
-from ._engine import Active, Policy
-from ._layout import Layout, Nested, Revolved, Stored
-from ._loop import Loop
-from ._memory import peak_bytes
-from ._problem import Planner, Problem, activity
-from ._step import Step
-from ._time import duration
-from ._units import format_bytes
-from ._work import rates
+from .engine._forward import Active, Saveable
+from .engine._layout import Layout, Nested, Revolved, Stored
+from .engine._loop import Loop
+from .engine._problem import Planner, Problem, activity
+from .engine._step import Step
+from .planning._cost import StepCost, step_cost
+from .planning._memory import peak_bytes
+from .planning._time import duration
+from .planning._units import format_bytes
+from .planning._work import rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,12 +124,12 @@ class Plan:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from ._plot import plot_plan
+        from .planning._plot import plot_plan
 
         return plot_plan(self, ax)
 
 
-def plan(step: Step, loop: Loop, schedule: Any, policy: Policy = None) -> Plan:
+def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
     schedule.check(loop)
     problem = Problem(step, loop, policy, schedule)

@@ -3,12 +3,12 @@
 from typing import Any
 
 from .._lists import Arrays
-from ._engine import Policy, stored
-from ._loop import Loop
-from ._primitive import planned_loop
-from ._problem import Problem
 from ._schedule import AbstractSchedule, StoreAll
-from ._step import Step, strongly_typed
+from .engine._forward import Saveable, stored
+from .engine._loop import Loop
+from .engine._primitive import planned_loop
+from .engine._problem import Problem
+from .engine._step import Step, strongly_typed
 
 
 def run(
@@ -19,7 +19,7 @@ def run(
     *,
     loop: Loop,
     schedule: AbstractSchedule,
-    policy: Policy = None,
+    policy: Saveable = None,
 ) -> tuple[list[Any], list[Any]]:
     """Runs a step in a loop.
 

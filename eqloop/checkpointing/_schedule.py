@@ -5,14 +5,14 @@ import dataclasses
 import operator
 from typing import Any, final
 
-from ._choice import fastest, smallest
-from ._engine import Active
-from ._layout import Layout, Nested, Revolved, Stored
-from ._levels import Nest, nests
-from ._loop import Loop
 from ._plan import plan_of
-from ._problem import Problem
-from ._units import format_bytes, parse_bytes
+from .engine._forward import Active
+from .engine._layout import Layout, Nested, Revolved, Stored
+from .engine._levels import Nest, nests
+from .engine._loop import Loop
+from .engine._problem import Problem
+from .planning._choice import fastest, smallest
+from .planning._units import format_bytes, parse_bytes
 
 
 class AbstractSchedule(abc.ABC):

@@ -19,7 +19,7 @@ from .._lists import pick
 from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
-from ..checkpointing._invariant import (
+from ..checkpointing.engine._invariant import (
     drop_outputs,
     evaluate_outputs,
     varying_outputs,

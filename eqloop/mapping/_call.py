@@ -14,12 +14,12 @@ from .._axes import Axis, axes_tree, common_length, resolve_axes
 from .._lists import Arrays, pick
 from .._partition import Rest, as_arrays, flatten, is_dynamic, paths, split
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing._invariant import (
+from ..checkpointing.engine._invariant import (
     drop_outputs,
     evaluate_outputs,
     varying_outputs,
 )
-from ..checkpointing._step import Step, trace_step
+from ..checkpointing.engine._step import Step, trace_step
 
 _DEFAULT_AXES = eqx.if_array(0)
 

@@ -33,9 +33,9 @@ from .._formula import (
 )
 from .._lists import Arrays, Flags, pick, put, split
 from .._recall import recall
-from ..checkpointing._engine import Policy
 from ..checkpointing._policies import save_nothing
-from ..checkpointing._step import strongly_typed
+from ..checkpointing.engine._forward import Saveable
+from ..checkpointing.engine._step import strongly_typed
 from ._chunks import Chunks
 from ._stored import run_stored
 from ._sweep import Sweep, along, resized, trace_chunk
@@ -51,7 +51,7 @@ def map_rows(
     x_axes: tuple[int, ...],
     y_axes: tuple[int, ...],
     chunks: Chunks,
-    policy: Policy,
+    policy: Saveable,
 ) -> list[jax.Array]:
     """Maps a function over rows, chunk by chunk.
 
@@ -93,9 +93,9 @@ class RowMap(Formula):
     """
 
     sweep: Sweep
-    policy: Policy
+    policy: Saveable
 
-    def __init__(self, sweep: Sweep, policy: Policy, inputs: Any):
+    def __init__(self, sweep: Sweep, policy: Saveable, inputs: Any):
         self.in_avals = jax.tree.map(jax.typeof, inputs)
         self.out_aval = sweep.out_types
         self.params = {"sweep": sweep, "policy": policy}

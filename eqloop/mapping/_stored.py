@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays
-from ..checkpointing._engine import Policy
+from ..checkpointing.engine._forward import Saveable
 from ._chunks import Chunks
 from ._sweep import Sweep
 
 
-def run_stored(sweep: Sweep, policy: Policy, consts: Arrays, xs: Arrays) -> Arrays:
+def run_stored(sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays) -> Arrays:
     """The `ys` of a sweep without sums, which stores what a policy says."""
     chunks = sweep.chunks
     evaluate = jax.checkpoint(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays, Flags, split
-from ..checkpointing._step import Step, make_step, reaching
+from ..checkpointing.engine._step import Step, make_step, reaching
 from ._chunks import Chunks
 
 

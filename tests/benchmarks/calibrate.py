@@ -1,7 +1,7 @@
 """Measures what single operations take in a loop.
 
 `python -m tests.benchmarks.calibrate` prints those fields of `Rates`, which are in
-`eqloop.checkpointing._work`, that can be measured one by one, in nanoseconds.
+`eqloop.checkpointing.planning._work`, that can be measured one by one, in nanoseconds.
 """
 
 import time

@@ -6,7 +6,7 @@ from typing import Any
 import jax.extend.core as jex
 from jax import lax
 
-from .._lists import Arrays
+from ..._lists import Arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ It is the order in which the sweeps of the engine proceed, told for a picture.
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from . import _binomial
-from ._layout import Layout, Nested, Revolved, Stored
-from ._levels import Nest
+from ..engine import _binomial
+from ..engine._layout import Layout, Nested, Revolved, Stored
+from ..engine._levels import Nest
 
 
 class Event(NamedTuple):

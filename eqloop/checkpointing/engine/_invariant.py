@@ -6,7 +6,7 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from .._lists import pick
+from ..._lists import pick
 from ._step import Step, make_step, reaching
 
 

@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
-from .._lists import Arrays, Flags, split
+from ..._lists import Arrays, Flags, split
 
 
 @dataclasses.dataclass(frozen=True)

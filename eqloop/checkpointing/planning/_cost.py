@@ -10,11 +10,11 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from .._formula import is_inexact
-from .._lists import Arrays, pick, put
-from . import _engine
-from ._engine import Active
-from ._problem import Problem
+from ..._formula import is_inexact
+from ..._lists import Arrays, pick, put
+from ..engine import _forward
+from ..engine._forward import Active
+from ..engine._problem import Problem
 from ._work import outer_products, rates, work
 
 
@@ -136,7 +136,7 @@ class _Block:
 
     def _vjp(self, inputs: Any) -> tuple[Any, Any]:
         step, policy, active = self.problem.step, self.problem.policy, self.active
-        run = _engine.stored if self.loop.length > 1 else _engine.single
+        run = _forward.stored if self.loop.length > 1 else _forward.single
 
         def block(*marked: Arrays) -> Any:
             merged = [put(*g) for g in zip(inputs, active, marked, strict=True)]

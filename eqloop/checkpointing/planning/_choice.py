@@ -4,11 +4,11 @@ import functools
 import math
 from collections.abc import Sequence
 
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._problem import Problem
 from ._cost import step_cost
-from ._engine import Active
-from ._layout import Layout
 from ._memory import peak_bytes, stored_bytes
-from ._problem import Problem
 from ._search import layouts
 from ._time import duration
 from ._work import rates

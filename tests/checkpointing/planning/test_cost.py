@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing import _binomial
-from eqloop.checkpointing._layout import Nested, Revolved, Stored
-from eqloop.checkpointing._levels import Nest
-from eqloop.checkpointing._search import MOST_ADVANCES, layouts
-from eqloop.checkpointing._time import duration
-from eqloop.checkpointing._work import CPU, work
+from eqloop.checkpointing.engine import _binomial
+from eqloop.checkpointing.engine._layout import Nested, Revolved, Stored
+from eqloop.checkpointing.engine._levels import Nest
+from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts
+from eqloop.checkpointing.planning._time import duration
+from eqloop.checkpointing.planning._work import CPU, work
 
-from .steps import field, gru, ode, recurrent
+from ..steps import field, gru, ode, recurrent
 
 F32 = 4
 

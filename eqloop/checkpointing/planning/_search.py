@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from ._layout import Layout, Nested, Revolved, Stored
-from ._levels import Nest, nests
+from ..engine._layout import Layout, Nested, Revolved, Stored
+from ..engine._levels import Nest, nests
 
 # A layout that runs each step so many times more is no answer to how little memory
 # would do: with a single slot, a loop of a million steps would take 10**12 evaluations.

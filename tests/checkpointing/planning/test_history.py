@@ -2,9 +2,9 @@
 
 import pytest
 
-from eqloop.checkpointing._history import history
-from eqloop.checkpointing._layout import Nested, Revolved, Stored
-from eqloop.checkpointing._levels import Nest, nests
+from eqloop.checkpointing.engine._layout import Nested, Revolved, Stored
+from eqloop.checkpointing.engine._levels import Nest, nests
+from eqloop.checkpointing.planning._history import history
 
 LAYOUTS = [
     Stored(7),

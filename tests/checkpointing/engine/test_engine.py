@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 import eqloop as el
-from eqloop.checkpointing import _binomial
-from eqloop.checkpointing._layout import Nested
-from eqloop.checkpointing._levels import nests
+from eqloop.checkpointing.engine import _binomial
+from eqloop.checkpointing.engine._layout import Nested
+from eqloop.checkpointing.engine._levels import nests
 
 SCHEDULES = (
     el.StoreAll(),

@@ -4,15 +4,15 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..engine._layout import Stored
 from ._history import Event, history
-from ._layout import Stored
 from ._units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ._frontier import Frontier
-    from ._plan import Plan
+    from .._frontier import Frontier
+    from .._plan import Plan
 
 # In more, nothing could be seen.
 _MOST_EVENTS = 20_000

@@ -1,8 +1,8 @@
 """How long the gradient of a loop takes under a layout, as far as can be told."""
 
+from ..engine._layout import Layout, Revolved, Stored
+from ..engine._levels import Nest
 from ._cost import StepCost
-from ._layout import Layout, Revolved, Stored
-from ._levels import Nest
 from ._work import Rates
 
 

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 
 import eqloop as el
 
-from .derivatives import QUICK
+from ..derivatives import QUICK
 
 SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
 LENGTH = 7

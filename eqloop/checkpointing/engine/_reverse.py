@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import lax
 
-from .._lists import Arrays
+from ..._lists import Arrays
 from ._layout import Nested, Revolved
 from ._levels import Nest
 from ._loop import stack_of

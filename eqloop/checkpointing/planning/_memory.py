@@ -6,16 +6,16 @@ from typing import Any
 
 import jax
 
-from .._formula import is_inexact
-from .._lists import pick, put
+from ..._formula import is_inexact
+from ..._lists import pick, put
+from ..engine._forward import Active, Saveable
+from ..engine._layout import Layout, Nested, Revolved, Stored
+from ..engine._levels import Nest
+from ..engine._loop import Loop, stack_type
+from ..engine._primitive import planned_loop
+from ..engine._problem import Problem
+from ..engine._step import Step
 from ._cost import StepCost, step_cost, xs_types
-from ._engine import Active, Policy
-from ._layout import Layout, Nested, Revolved, Stored
-from ._levels import Nest
-from ._loop import Loop, stack_type
-from ._primitive import planned_loop
-from ._problem import Problem
-from ._step import Step
 
 
 def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
@@ -128,7 +128,7 @@ class _Sample:
     text: str
     backend: str
     loop: Loop
-    policy: Policy
+    policy: Saveable
     layout: Layout
     active: Active
     problem: Problem = dataclasses.field(compare=False)

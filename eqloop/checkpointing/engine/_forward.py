@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays, Flags
+from ..._lists import Arrays, Flags
 from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
 from ._slots import HOST, write
 from ._step import Step
 
-Policy = Callable[..., Any] | None
+# What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
+Saveable = Callable[..., Any] | None
 
 
 class Active(NamedTuple):
@@ -47,7 +48,7 @@ def primal(
 
 
 def stored(
-    step: Step, loop: Loop, policy: Policy, consts: Arrays, init: Arrays, xs: Arrays
+    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Any], list[Any]]:
     """Runs the loop so that JAX's own derivative of it stores the residuals.
 
@@ -67,7 +68,7 @@ def stored(
 
 
 def single(
-    step: Step, loop: Loop, policy: Policy, consts: Arrays, init: Arrays, xs: Arrays
+    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Any], list[Any]]:
     """A loop of one step, without the loop."""
     x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]

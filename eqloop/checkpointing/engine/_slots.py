@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from .._lists import Arrays
+from ..._lists import Arrays
 from ._loop import element, stack_type, store
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._formula import (
+from ..._formula import (
     Formula,
     Pushed,
     Static,
@@ -33,10 +33,10 @@ from .._formula import (
     is_zero,
     nonzero,
 )
-from .._lists import Arrays, Flags, pick, put, split
-from .._recall import recall
-from . import _engine
-from ._engine import Active
+from ..._lists import Arrays, Flags, pick, put, split
+from ..._recall import recall
+from . import _forward
+from ._forward import Active
 from ._layout import Nested, Revolved, Stored
 from ._loop import stack_of, stack_type
 from ._problem import (
@@ -90,8 +90,8 @@ class PlannedLoop(Formula):
             return known
         step, loop = self.problem.step, self.problem.loop
         if self.saves is None:
-            return (*_engine.primal(step, loop, *inputs), [])
-        return _engine.forward(step, loop, self.saves, *inputs)
+            return (*_forward.primal(step, loop, *inputs), [])
+        return _forward.forward(step, loop, self.saves, *inputs)
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         active, y_active = activity(self.problem.step, nonzero(tangents))
@@ -281,7 +281,7 @@ def _vjp_stored(
     """JAX's own derivative of the loop, which stores every residual."""
 
     def run(*marked: Any) -> tuple[Any, Any]:
-        carry, ys = _engine.stored(
+        carry, ys = _forward.stored(
             problem.step, problem.loop, problem.policy, *merge(inputs, active, marked)
         )
         return (pick(carry, active.carry), pick(ys, y_active)), (carry, ys)

@@ -7,9 +7,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing import _binomial
-from eqloop.checkpointing._layout import Nested, Revolved, Stored
-from eqloop.checkpointing._levels import Nest, nests
+from eqloop.checkpointing.engine import _binomial
+from eqloop.checkpointing.engine._layout import Nested, Revolved, Stored
+from eqloop.checkpointing.engine._levels import Nest, nests
 
 
 @dataclasses.dataclass

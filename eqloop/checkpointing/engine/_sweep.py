@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays, pick, put
-from ._engine import Active, Policy, Walk, single, stored
+from ..._lists import Arrays, pick, put
+from ._forward import Active, Saveable, Walk, single, stored
 from ._loop import Loop, part, put_part
 from ._step import Step
 
@@ -41,7 +41,7 @@ class Sweep:
 
     step: Step
     loop: Loop
-    policy: Policy
+    policy: Saveable
     active: Active
     consts: Arrays
     xs: Arrays

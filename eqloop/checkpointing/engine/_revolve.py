@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
+from ..._lists import Arrays
 from . import _binomial
 from ._constant import constant
-from ._engine import iterate, zero
+from ._forward import iterate, zero
 from ._layout import Revolved
 from ._loop import element, store
 from ._slots import read, write

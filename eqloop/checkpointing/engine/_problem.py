@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
-from .._formula import is_inexact, vmap
-from .._lists import Flags, pick, put, split
-from ._engine import Active, Policy
+from ..._formula import is_inexact, vmap
+from ..._lists import Flags, pick, put, split
+from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop
 from ._step import Step, make_step, reaching
@@ -34,7 +34,7 @@ class Problem:
 
     step: Step
     loop: Loop
-    policy: Policy
+    policy: Saveable
     planner: Planner
 
 
