@@ -84,7 +84,7 @@ def resolve_axes(
     """
     leaves, _ = flatten(tree)
     names = paths(tree, tree_name)
-    specs = _broadcast(axes_tree(spec), tree, tree_name, spec_name)
+    specs = broadcast_prefix(axes_tree(spec), tree, tree_name, spec_name)
     return [
         _resolve(leaf, name, *spec, extra=int(new))
         for leaf, name, spec in zip(leaves, names, specs, strict=True)
@@ -141,20 +141,24 @@ def as_length(name: str, length: Any) -> int | None:
     return length
 
 
-def _broadcast(
-    spec: Any, tree: Any, tree_name: str, spec_name: str
-) -> list[tuple[AxisSpec, str]]:
-    # For every leaf of the tree, the leaf of the prefix tree above it, and its path.
+def broadcast_prefix(
+    spec: Any, tree: Any, tree_name: str, spec_name: str, noun: str = "axis"
+) -> list[tuple[Any, str]]:
+    """For every leaf of a tree, the leaf of the prefix tree above it, and its path.
+
+    Raises:
+        ValueError: If it is no prefix. `noun` is what its leaves are called there.
+    """
     spec_leaves, spec_treedef = flatten(spec)
     try:
         subtrees = spec_treedef.flatten_up_to(tree)
     except ValueError as error:
         raise ValueError(
             f"{spec_name}={spec!r} is not a prefix of {tree_name}, whose structure is "
-            f"{flatten(tree)[1]}. Give one axis for all leaves, or the same containers "
-            f"as in {tree_name}, from the top down. ({error})"
+            f"{flatten(tree)[1]}. Give one {noun} for all leaves, or the same "
+            f"containers as in {tree_name}, from the top down. ({error})"
         ) from error
-    broadcast: list[tuple[AxisSpec, str]] = []
+    broadcast: list[tuple[Any, str]] = []
     for leaf, path, subtree in zip(
         spec_leaves, paths(spec, spec_name), subtrees, strict=True
     ):
