@@ -10,6 +10,7 @@ import os
 from jax.extend import source_info_util
 
 from ._version import __version__
+from .branching import Cond, IfElse, Switch
 from .checkpointing import (
     Binomial,
     Budget,
@@ -36,12 +37,15 @@ __all__ = [
     "CheckpointedScan",
     "Chunked",
     "ChunkedVmap",
+    "Cond",
+    "IfElse",
     "Offload",
     "Plan",
     "Recursive",
     "Remat",
     "Scan",
     "StoreAll",
+    "Switch",
     "__version__",
     "frontier",
     "name",

@@ -1,0 +1,246 @@
+"""What the branches return, and whether they agree on it.
+
+Every array must have one shape and one dtype; only a weak type gives way to another.
+Leaves that are no arrays must be the same, save for Python numbers: those that differ
+become arrays, as they do in the carry of a loop.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._differences import Difference, structure_differences
+from .._lists import pick
+from .._partition import (
+    Rest,
+    describe,
+    flatten,
+    is_dynamic,
+    is_scalar,
+    paths,
+    same_static,
+    split,
+)
+
+# The leaves that the branches return at one place.
+Column = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one branch returned.
+
+    Attributes:
+        branch: What the branch is called.
+        tree: What it returned, its arrays reduced to their types.
+    """
+
+    branch: str
+    tree: Any
+
+    @classmethod
+    def of(cls, branch: str, out: Any) -> "Outcome":
+        """What to remember of a result beyond the trace that it is from."""
+        type_of = lambda leaf: jax.typeof(leaf) if is_dynamic(leaf) else leaf
+        return cls(branch, jax.tree.map(type_of, out))
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """What all branches return.
+
+    Attributes:
+        types: The types of its arrays.
+        varies: Which of the leaves that are arrays or numbers are arrays.
+        rest: The leaves that are none.
+    """
+
+    types: list["_Type"]
+    varies: list[bool]
+    rest: Rest
+
+    def conform(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        """The arrays that a branch returned, as all branches return them.
+
+        Args:
+            arrays: Its arrays, and its numbers as arrays, as `arrays_of` has them.
+        """
+        arrays = pick(arrays, self.varies)
+        return [t.convert(x) for t, x in zip(self.types, arrays, strict=True)]
+
+
+def arrays_of(out: Any) -> list[jax.Array]:
+    """All leaves that can be arrays."""
+    leaves, _ = flatten(out)
+    return [jnp.asarray(x) for x in leaves if is_dynamic(x) or is_scalar(x)]
+
+
+def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
+    """What the branches return, if they agree.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        outcomes: What each of them returned; there is at least one.
+
+    Raises:
+        TypeError: If they differ in structure, in a shape or in a dtype.
+        ValueError: If they differ in a leaf that is no array.
+    """
+    if lines := _structure_lines(outcomes):
+        raise TypeError(_disagreement(owner, "the same structure", lines))
+    leaves = [flatten(outcome.tree)[0] for outcome in outcomes]
+    columns: list[Column] = list(zip(*leaves, strict=True))
+    for error, wanted, differs in (
+        (TypeError, "the same shapes and dtypes", _type_differs),
+        (ValueError, "the same leaves, where they are no arrays", _static_differs),
+    ):
+        if lines := _leaf_lines(outcomes, columns, differs):
+            raise error(_disagreement(owner, wanted, lines))
+    varies = list(map(_varies, columns))
+    _, rest = split(outcomes[0].tree, varies)
+    types = [_Type.of(column) for column in pick(columns, varies)]
+    return Agreement(types, pick(varies, [_can_vary(c[0]) for c in columns]), rest)
+
+
+# Where they disagree.
+
+
+def _structure_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    first = outcomes[0]
+    return [
+        _structure_line(difference, first.branch, other.branch)
+        for other in outcomes[1:]
+        if flatten(first.tree)[1] != flatten(other.tree)[1]
+        for difference in structure_differences(first.tree, other.tree, "out")
+    ]
+
+
+def _structure_line(difference: Difference, first: str, other: str) -> str:
+    path, one, two = difference.path, difference.one, difference.other
+    if one == two:
+        return (
+            f"  {path}: {one} with other static fields from {first} than from {other}"
+        )
+    return f"  {path}: {one or 'nothing'} from {first}, {two or 'nothing'} from {other}"
+
+
+def _leaf_lines(
+    outcomes: Sequence[Outcome],
+    columns: Sequence[Column],
+    differs: Callable[[Any, Any], bool],
+) -> list[str]:
+    lines: list[str] = []
+    names = paths(outcomes[0].tree, "out")
+    for name, column in zip(names, columns, strict=True):
+        standard = _standard(column)
+        one = f"{describe(column[standard])} from {outcomes[standard].branch}"
+        lines += [
+            f"  {name}: {one}, {describe(leaf)} from {outcome.branch}"
+            for outcome, leaf in zip(outcomes, column, strict=True)
+            if differs(column[standard], leaf)
+        ]
+    return lines
+
+
+def _standard(column: Column) -> int:
+    """Which leaf the others are to agree with: the first whose type does not give."""
+    firm = [i for i, leaf in enumerate(column) if _is_firm(leaf)]
+    return firm[0] if firm else 0
+
+
+def _type_differs(standard: Any, leaf: Any) -> bool:
+    if not (_is_type(standard) or _is_type(leaf)):
+        return False
+    if not (_can_vary(standard) and _can_vary(leaf)):
+        return True
+    return (
+        jnp.shape(standard) != jnp.shape(leaf)
+        or _common_dtype([standard, leaf]) is None
+    )
+
+
+def _static_differs(standard: Any, leaf: Any) -> bool:
+    can_vary = _can_vary(standard) and _can_vary(leaf)
+    return not can_vary and not same_static(standard, leaf)
+
+
+def _disagreement(owner: str, wanted: str, lines: list[str]) -> str:
+    listing = "\n".join(lines)
+    return f"{owner}: all branches must return {wanted}, but they do not:\n{listing}"
+
+
+# What they agree on.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Type:
+    """The type of an array that all branches return."""
+
+    dtype: Any
+    is_firm: bool
+    varying: frozenset[Any]
+
+    @classmethod
+    def of(cls, column: Column) -> "_Type":
+        return cls(
+            _common_dtype(column),
+            any(map(_is_firm, column)),
+            frozenset().union(*map(_varying_axes, column)),
+        )
+
+    def convert(self, x: jax.Array) -> jax.Array:
+        if x.dtype != self.dtype or (self.is_firm and x.weak_type):
+            x = lax.convert_element_type(x, self.dtype)
+        # Inside `jax.shard_map`, one branch may give what is the same on all devices.
+        axes = self.varying - _varying_axes(jax.typeof(x))
+        return lax.pcast(x, tuple(axes), to="varying") if axes else x
+
+
+def _common_dtype(leaves: Sequence[Any]) -> Any | None:
+    """The dtype of arrays and numbers, if those that are weakly typed can take it."""
+    firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
+    gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
+    if len(firm) > 1 or (gives and any(map(_is_extended, firm))):
+        return None
+    common = jnp.result_type(*firm, *gives)
+    return common if firm <= {common} else None
+
+
+def _number(leaf: Any) -> Any:
+    """A Python number that is promoted as a weakly typed array is."""
+    return np.zeros((), leaf.dtype).item() if _is_type(leaf) else leaf
+
+
+def _varies(column: Column) -> bool:
+    """Whether there is an array at this place."""
+    first = column[0]
+    if not is_scalar(first):
+        return _is_type(first)
+    return not all(same_static(first, leaf) for leaf in column)
+
+
+def _is_type(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.ShapedArray)
+
+
+def _can_vary(leaf: Any) -> bool:
+    return _is_type(leaf) or is_scalar(leaf)
+
+
+def _is_firm(leaf: Any) -> bool:
+    """Whether a leaf is an array whose dtype does not give way to that of another."""
+    return _is_type(leaf) and not leaf.weak_type
+
+
+def _is_extended(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _varying_axes(leaf: Any) -> frozenset[Any]:
+    return leaf.manual_axis_type.varying if _is_type(leaf) else frozenset()

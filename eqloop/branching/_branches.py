@@ -1,0 +1,82 @@
+"""What all of the branching transforms do: trace every branch, and run one of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex
+from jax import lax
+
+from .._partition import as_arrays, describe
+from .._typecheck import enforce_annotations, explained
+from ._agreement import Outcome, agree, arrays_of
+
+Branches = Sequence[tuple[str, Callable[..., Any]]]
+
+
+def run_one(
+    owner: str,
+    branches: Branches,
+    index: jax.Array,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls one of several branches.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        branches: The branches, each with the name by which the user knows it.
+        index: Which of them to run: a scalar integer. One that is out of range is
+            clamped.
+        args: What the branch is called with.
+        kwargs: The same by keyword.
+
+    Returns:
+        What that branch returns.
+
+    Raises:
+        TypeError: If the branches do not return the same types.
+        ValueError: If they return leaves that are no arrays, and these differ.
+    """
+    args, kwargs = as_arrays((args, kwargs))
+    traced = [_trace(owner, name, f, args, kwargs) for name, f in branches]
+    agreed = agree(owner, [outcome for _, outcome in traced])
+
+    def conforming(jaxpr: jex.ClosedJaxpr) -> Callable[[], list[jax.Array]]:
+        return lambda: agreed.conform(jex.jaxpr_as_fun(jaxpr)())
+
+    out = lax.switch(index, [conforming(jaxpr) for jaxpr, _ in traced])
+    return agreed.rest.join(out)
+
+
+def check_branch(owner: str, name: str, branch: Any) -> None:
+    """Sees to it that a branch can be called."""
+    if not callable(branch):
+        raise TypeError(
+            f"{owner}: `{name}` must be callable, but it is {describe(branch)}. For a "
+            f"branch that returns what is known beforehand, write `lambda *_: value`."
+        )
+
+
+def _trace(
+    owner: str,
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[jex.ClosedJaxpr, Outcome]:
+    outcomes: list[Outcome] = []
+    note = (
+        f"This was raised while {owner} traced `{name}` with\n"
+        f"  operands = {eqx.tree_pformat((*args, *kwargs.values()))}"
+    )
+
+    def flat() -> list[jax.Array]:
+        with explained(note):
+            out = as_arrays(enforce_annotations(f)(*args, **kwargs))
+        outcomes.append(Outcome.of(name, out))
+        return arrays_of(out)
+
+    # It closes over the operands, and over whatever the branch does.
+    return jax.make_jaxpr(flat)(), outcomes[0]

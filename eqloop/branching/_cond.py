@@ -1,0 +1,88 @@
+"""`Cond`: one of two functions, as `jax.lax.cond` chooses."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._partition import describe
+from ._branches import check_branch, run_one
+
+
+@final
+class Cond(eqx.Module):
+    """As `jax.lax.cond`: runs one of two functions, as a condition says.
+
+    Both are traced, whatever the condition is, so both must return the same: the same
+    structure, shapes and dtypes, and the same leaves where these are no arrays. A weak
+    type gives way to one that is not, and numbers that differ become arrays. Under
+    `vmap` over the condition both are run, and the results selected.
+
+    The functions may be modules: their arrays are arrays of this module, and are
+    differentiated. They may close over arrays, which are differentiated as well.
+
+    Args:
+        true_f: Called if the condition holds.
+        false_f: Called if it does not.
+
+    Raises:
+        TypeError: If one of them is not callable. When called, if `pred` is no scalar
+            boolean, if structures, shapes or dtypes differ, or if a jaxtyping
+            annotation of a branch is violated.
+        ValueError: When called, if leaves that are no arrays differ.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> absolute = el.Cond(lambda x: x, lambda x: -x)
+        >>> x = jnp.float32(-2.0)
+        >>> absolute(x > 0, x)
+        Array(2., dtype=float32)
+
+        Leaves that are no arrays come and go as they are:
+
+        >>> keep = el.Cond(lambda tree: tree, lambda tree: {**tree, "x": 0.0})
+        >>> keep(True, {"x": x, "name": "pole"})
+        {'name': 'pole', 'x': Array(-2., dtype=float32)}
+
+    References:
+        [`jax.lax.cond`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.cond.html).
+    """
+
+    true_f: Callable[..., Any]
+    false_f: Callable[..., Any]
+
+    def __check_init__(self) -> None:
+        check_branch("Cond", "true_f", self.true_f)
+        check_branch("Cond", "false_f", self.false_f)
+
+    def __call__(self, pred: Any, /, *operands: Any, **keywords: Any) -> Any:
+        """Runs `true_f(*operands)` if `pred`, and `false_f(*operands)` otherwise.
+
+        Args:
+            pred: A boolean, or a scalar boolean array.
+            *operands: Any PyTrees.
+            **keywords: Passed on as well.
+
+        Returns:
+            What the branch returns.
+        """
+        branches = [("false_f", self.false_f), ("true_f", self.true_f)]
+        index = as_condition("Cond", "pred", pred).astype(jnp.int32)
+        return run_one("Cond", branches, index, operands, keywords)
+
+
+def as_condition(owner: str, name: str, condition: Any) -> jax.Array:
+    """Checks that a condition is a scalar boolean."""
+    try:
+        array = jnp.asarray(condition)
+    except (TypeError, ValueError):  # no array at all
+        array = None
+    if array is None or array.shape or array.dtype != bool:
+        raise TypeError(
+            f"{owner}: `{name}` must be a scalar boolean, but it is "
+            f"{describe(condition)}. Compare it (`x > 0`), reduce it (`jnp.any`), or "
+            f"map over it (`jax.vmap`)."
+        )
+    return array

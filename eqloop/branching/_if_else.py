@@ -1,0 +1,121 @@
+"""`IfElse`: the function whose condition holds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._partition import describe, is_dynamic
+from ._branches import run_one
+from ._cond import as_condition
+from ._switch import check_branches, named
+
+
+@final
+class IfElse(eqx.Module):
+    """Runs the function whose condition holds: `if`, `elif`, ..., `else`.
+
+    All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
+    their arrays are arrays of this module in the same way.
+
+    Args:
+        branches: The functions.
+        check_conditions: Whether it is an error, when the program runs, if none of the
+            conditions holds or more than one. Without the check the first that holds
+            decides, and the last branch is run if none does.
+
+    Raises:
+        TypeError: If a branch is not callable, `branches` is no sequence or
+            `check_conditions` no bool. When called, if a condition is no scalar
+            boolean, if structures, shapes or dtypes differ, or if a jaxtyping
+            annotation of a branch is violated.
+        ValueError: If there is no branch. When called, if there are not as many
+            conditions as branches, or if leaves that are no arrays differ.
+        RuntimeError: When the program runs, compiled or not, if not exactly one
+            condition holds; under `vmap`, if that is so for one of the examples. It is
+            raised by [`equinox.error_if`][], which `EQX_ON_ERROR` rules.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> clip = el.IfElse([lambda x: -1.0, lambda x: x, lambda x: 1.0])
+        >>> x = jnp.array(3.0)
+        >>> clip([x < -1, abs(x) <= 1, x > 1], x)
+        Array(1., dtype=float32)
+
+        With an `else`:
+
+        >>> sign = el.IfElse(
+        ...     [lambda: -1, lambda: 1, lambda: 0], check_conditions=False
+        ... )
+        >>> sign([x < 0, x > 0, True])
+        Array(1, dtype=int32, weak_type=True)
+    """
+
+    branches: Sequence[Callable[..., Any]]
+    check_conditions: bool = eqx.field(default=True, static=True, kw_only=True)
+
+    def __check_init__(self) -> None:
+        check_branches("IfElse", self.branches)
+        if not isinstance(self.check_conditions, bool):
+            raise TypeError(
+                f"IfElse: `check_conditions` must be a bool, not "
+                f"{self.check_conditions!r}."
+            )
+
+    def __call__(self, conditions: Any, /, *operands: Any, **keywords: Any) -> Any:
+        """Runs `branches[i](*operands)` for the `i` with `conditions[i]`.
+
+        Args:
+            conditions: One for each branch: booleans and scalar boolean arrays in a
+                list or tuple, or one boolean array of them all.
+            *operands: Any PyTrees.
+            **keywords: Passed on as well.
+
+        Returns:
+            What the branch returns.
+        """
+        holds = _as_conditions(conditions, len(self.branches))
+        # `argmax` finds the first of several, so what is last holds if no other does.
+        index = jnp.argmax(holds.at[-1].set(True))
+        if self.check_conditions:
+            index = _check(index, holds)
+        return run_one("IfElse", named(self.branches), index, operands, keywords)
+
+
+def _as_conditions(conditions: Any, count: int) -> jax.Array:
+    if isinstance(conditions, list | tuple):
+        each = enumerate(conditions)
+        arrays = [as_condition("IfElse", f"conditions[{i}]", c) for i, c in each]
+        vector = jnp.array(arrays, bool)
+    elif is_dynamic(conditions) and conditions.ndim == 1 and conditions.dtype == bool:
+        vector = jnp.asarray(conditions)
+    else:
+        raise TypeError(
+            f"IfElse: `conditions` must be a list or tuple of booleans, or one boolean "
+            f"vector, with one for each branch, but it is {describe(conditions)}."
+        )
+    if vector.size != count:
+        raise ValueError(
+            f"IfElse: there are {count} branches, but {vector.size} conditions: give "
+            f"one for each branch. That of an `else` is True, with "
+            f"`check_conditions=False`."
+        )
+    return vector
+
+
+def _check(index: jax.Array, holds: jax.Array) -> jax.Array:
+    count = jnp.sum(holds)
+    return eqx.branched_error_if(
+        index,
+        count != 1,
+        (count > 1).astype(jnp.int32),
+        [
+            "IfElse: exactly one condition must hold, but none does. Pass one for what "
+            "remains, or `check_conditions=False` to run the last branch then.",
+            "IfElse: exactly one condition must hold, but several do. Pass conditions "
+            "that exclude each other, or `check_conditions=False` for the first of "
+            "those that hold.",
+        ],
+    )

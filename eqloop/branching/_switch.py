@@ -1,0 +1,95 @@
+"""`Switch`: one of several functions, as `jax.lax.switch` chooses."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._partition import describe
+from ._branches import Branches, check_branch, run_one
+
+
+@final
+class Switch(eqx.Module):
+    """As `jax.lax.switch`: runs one of several functions, as an index says.
+
+    All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
+    their arrays are arrays of this module in the same way.
+
+    Args:
+        branches: The functions.
+
+    Raises:
+        TypeError: If one of them is not callable, or `branches` is no sequence. When
+            called, if `index` is no scalar integer, if structures, shapes or dtypes
+            differ, or if a jaxtyping annotation of a branch is violated.
+        ValueError: If there is no branch. When called, if leaves that are no arrays
+            differ.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> switch = el.Switch([jnp.sin, jnp.cos, lambda x: x])
+        >>> switch(1, jnp.zeros(()))
+        Array(1., dtype=float32)
+
+        An index out of range is clamped, to the first or to the last branch:
+
+        >>> switch(7, jnp.ones(2))
+        Array([1., 1.], dtype=float32)
+
+    References:
+        [`jax.lax.switch`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.switch.html).
+    """
+
+    branches: Sequence[Callable[..., Any]]
+
+    def __check_init__(self) -> None:
+        check_branches("Switch", self.branches)
+
+    def __call__(self, index: Any, /, *operands: Any, **keywords: Any) -> Any:
+        """Runs `branches[index](*operands)`.
+
+        Args:
+            index: An integer, or a scalar integer array. If it is negative the first
+                branch is run, and if it is too large the last.
+            *operands: Any PyTrees.
+            **keywords: Passed on as well.
+
+        Returns:
+            What the branch returns.
+        """
+        index = _as_index(index)
+        return run_one("Switch", named(self.branches), index, operands, keywords)
+
+
+def check_branches(owner: str, branches: Any) -> None:
+    """Sees to it that branches are some, in a sequence, and can be called."""
+    if not isinstance(branches, list | tuple):
+        raise TypeError(
+            f"{owner}: `branches` must be a list or tuple of functions, but it is "
+            f"{describe(branches)}, of type {type(branches).__name__}."
+        )
+    if not branches:
+        raise ValueError(f"{owner}: `branches` is empty, but there must be one to run.")
+    for name, branch in named(branches):
+        check_branch(owner, name, branch)
+
+
+def named(branches: Sequence[Callable[..., Any]]) -> Branches:
+    """Branches with the names by which the user knows them."""
+    return [(f"branches[{i}]", branch) for i, branch in enumerate(branches)]
+
+
+def _as_index(index: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(index)
+    except (TypeError, ValueError):  # no array at all
+        array = None
+    if array is None or array.shape or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(
+            f"Switch: `index` must be a scalar integer, but it is {describe(index)}. "
+            f"To choose by a boolean, use `el.Cond`."
+        )
+    return array
