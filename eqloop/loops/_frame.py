@@ -14,17 +14,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._axes import Axis, as_length, common_length, resolve_axes
-from .._lists import pick
-from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
+from .._axes import as_length, common_length, resolve_axes
+from .._outputs import Outputs
+from .._partition import Rest, as_arrays, describe, flatten, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
-from ..checkpointing.engine._invariant import (
-    drop_outputs,
-    evaluate_outputs,
-    varying_outputs,
-)
+from ..checkpointing.engine._invariant import hoist
 from ._carry import Carry, types_of
+
+_VARYING = (
+    "outputs that depend on the carry, on x or on the key, and so differ from step to "
+    "step"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +88,11 @@ class Frame:
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes)
         body, step, consts = self._trace(inputs, Carry.of(self.name, init), loop)
         outputs = body.outputs
-        invariant = [axis is None for axis in outputs.axes]
-        constant: list[Any] = []
-        if any(invariant):
-            outputs.check_invariant(self.name, varying_outputs(step))
-            constant = evaluate_outputs(step, consts, invariant)
-            step = drop_outputs(step, invariant)
+        step, same = hoist(self.name, step, consts, outputs, _VARYING)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
-            return body.carry.join(carry), outputs.join(ys, constant)
+            ys = list(map(_from_front, ys, outputs.stacked_axes))
+            return body.carry.join(carry), outputs.join(ys, same)
 
         return Opened(step, consts, body.carry.arrays, inputs.arrays, loop, close)
 
@@ -156,38 +153,6 @@ class _Inputs:
     length: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outputs:
-    """What `f` returns beside the carry; `axes` are those of its arrays."""
-
-    axes: tuple[Axis, ...]
-    names: tuple[str, ...]
-    rest: Rest
-
-    def check_invariant(self, owner: str, varying: list[bool]) -> None:
-        lines = [
-            f"  {name}"
-            for name, axis, varies in zip(self.names, self.axes, varying, strict=True)
-            if axis is None and varies
-        ]
-        if lines:
-            listing = "\n".join(lines)
-            raise ValueError(
-                f"{owner}: out_axes gives None for outputs that depend on the carry, "
-                f"on x or on the key, and so differ from step to step:\n{listing}\n"
-                f"Give them an int, the axis along which they are to be stacked."
-            )
-
-    def join(self, stacked: list[Any], constant: list[Any]) -> Any:
-        stacks, constants = iter(stacked), iter(constant)
-        return self.rest.join(
-            [
-                next(constants) if axis is None else jnp.moveaxis(next(stacks), 0, axis)
-                for axis in self.axes
-            ]
-        )
-
-
 class _Body:
     """`f` on flat lists of arrays; remembers what else there was in what it returned.
 
@@ -198,7 +163,7 @@ class _Body:
     """
 
     new_carry: Any
-    outputs: _Outputs
+    outputs: Outputs
 
     def __init__(self, frame: Frame, inputs: _Inputs, carry: Carry) -> None:
         self.frame = frame
@@ -211,7 +176,7 @@ class _Body:
         self.has_returned = True
         new_carry, y = _pair(self.frame.name, out)
         self.new_carry = types_of(new_carry)
-        y, self.outputs = _open_outputs(y, self.frame.out_axes)
+        y, self.outputs = Outputs.of(y, self.frame.out_axes, name="ys", scalars=True)
         return self.carry.take(new_carry), y
 
     def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
@@ -227,15 +192,9 @@ class _Body:
             return enforce_annotations(f)(carry, x, **keywords)
 
 
-def _open_outputs(y: Any, out_axes: Any) -> tuple[list[Any], _Outputs]:
-    y = as_arrays(y, scalars=True)
-    axes = resolve_axes(y, out_axes, tree_name="ys", spec_name="out_axes", new=True)
-    dynamic = [is_dynamic(leaf) for leaf in flatten(y)[0]]
-    arrays, rest = split(y, dynamic)
-    names = paths(y, "ys")
-    return arrays, _Outputs(
-        tuple(pick(axes, dynamic)), tuple(pick(names, dynamic)), rest
-    )
+def _from_front(y: Any, axis: int) -> Any:
+    """An array that was stacked along its leading axis, stacked along another."""
+    return jnp.moveaxis(y, 0, axis)
 
 
 def _pair(owner: str, out: Any) -> tuple[Any, Any]:

@@ -7,7 +7,30 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._lists import pick
+from ..._outputs import Outputs
 from ._step import Step, make_step, reaching
+
+
+def hoist(
+    owner: str, step: Step, consts: Sequence[Any], outputs: Outputs, why: str
+) -> tuple[Step, list[Any]]:
+    """The step without the outputs that are the same each time, and their values.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        step: The step; its `y` are the arrays of `outputs`.
+        consts: What it gets each time.
+        outputs: What is to be the same.
+        why: What to say of outputs that are not, see `Outputs.check_same`.
+
+    Raises:
+        ValueError: If there are some that are not.
+    """
+    same = outputs.same
+    if not any(same):
+        return step, []
+    outputs.check_same(owner, varying_outputs(step), why)
+    return drop_outputs(step, same), evaluate_outputs(step, consts, same)
 
 
 def varying_outputs(step: Step) -> list[bool]:
