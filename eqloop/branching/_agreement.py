@@ -188,17 +188,19 @@ class _Type:
 
     @classmethod
     def of(cls, column: Column) -> "_Type":
-        return cls(
-            _common_dtype(column),
-            any(map(_is_firm, column)),
-            frozenset().union(*map(_varying_axes, column)),
+        dtype = _common_dtype(column)
+        # What one branch has to convert is weakly typed in none.
+        is_firm = any(
+            _is_firm(x) or jnp.result_type(_number(x)) != dtype for x in column
         )
+        return cls(dtype, is_firm, frozenset().union(*map(_varying_axes, column)))
 
     def convert(self, x: jax.Array) -> jax.Array:
-        if x.dtype != self.dtype or (self.is_firm and x.weak_type):
+        aval = jax.typeof(x)
+        if aval.dtype != self.dtype or (self.is_firm and aval.weak_type):
             x = lax.convert_element_type(x, self.dtype)
         # Inside `jax.shard_map`, one branch may give what is the same on all devices.
-        axes = self.varying - _varying_axes(jax.typeof(x))
+        axes = self.varying - _varying_axes(aval)
         return lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
@@ -206,8 +208,8 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
     """The dtype of arrays and numbers, if those that are weakly typed can take it."""
     firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
-    if len(firm) > 1 or (gives and any(map(_is_extended, firm))):
-        return None
+    if not gives or any(map(_is_extended, firm)):  # such as keys: JAX promotes none
+        return None if gives or len(firm) > 1 else firm.pop()
     common = jnp.result_type(*firm, *gives)
     return common if firm <= {common} else None
 

@@ -40,7 +40,7 @@ class IfElse(eqx.Module):
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
         >>> clip = el.IfElse([lambda x: -1.0, lambda x: x, lambda x: 1.0])
-        >>> x = jnp.array(3.0)
+        >>> x = jnp.float32(3.0)
         >>> clip([x < -1, abs(x) <= 1, x > 1], x)
         Array(1., dtype=float32)
 
