@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILI
 
 
 def programs(page: Path) -> str:
-    """The blocks that are no examples, where they stand: errors name the page's line."""
+    """The blocks that are no examples, each where it stands, so that errors do too."""
     text = page.read_text()
     lines = [""] * (text.count("\n") + 1)
     for block in _BLOCK.finditer(text):
