@@ -16,6 +16,7 @@ from jax import lax
 
 from .._partition import flatten, is_dynamic, is_scalar, paths, same_static, split
 from ._mismatch import is_type, static_changes, structure_changes, type_changes
+from ._words import OF_A_SCAN, Words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,15 +26,17 @@ class Carry:
     Attributes:
         owner: The name of the transform, for error messages.
         tree: The carry; its arrays are JAX arrays.
+        words: What it is called, for error messages.
     """
 
     owner: str
     tree: Any
+    words: Words = OF_A_SCAN
 
     @classmethod
-    def of(cls, owner: str, init: Any) -> Self:
+    def of(cls, owner: str, init: Any, words: Words = OF_A_SCAN) -> Self:
         """The carry in which Python numbers are taken to be static."""
-        return cls(owner, _convert(init, is_dynamic))
+        return cls(owner, _convert(init, is_dynamic), words)
 
     def varying(self) -> Self:
         """The carry in which Python numbers are arrays."""
@@ -84,11 +87,12 @@ class Carry:
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
         if treedef != after_treedef:
-            self._raise_changed(structure_changes(self.tree, out, "carry"))
+            self._raise_changed(structure_changes(self.tree, out, self.words.path))
         promoted = [_promote(b, a) for b, a in zip(before, after, strict=True)]
         if any(p is not b for p, b in zip(promoted, before, strict=True)):
             return dataclasses.replace(self, tree=treedef.unflatten(promoted))
-        leaves = list(zip(paths(self.tree, "carry"), before, after, strict=True))
+        names = paths(self.tree, self.words.path)
+        leaves = list(zip(names, before, after, strict=True))
         if changes := type_changes(leaves):
             self._raise_changed(changes)
         if changes := static_changes(leaves):
@@ -99,16 +103,20 @@ class Carry:
         return split(self.tree, [is_dynamic(leaf) for leaf in flatten(self.tree)[0]])
 
     def _raise_changed(self, changes: list[str]) -> NoReturn:
+        words = self.words
         raise TypeError(
-            f"{self.owner}: the carry must keep its shape, dtype and structure from "
-            f"step to step, but f changed it:\n" + "\n".join(changes)
+            f"{self.owner}: {words.carry} must keep its shape, dtype and structure "
+            f"from {words.step} to {words.step}, but {words.f} changed it:\n"
+            + "\n".join(changes)
         )
 
     def _raise_static(self, changes: list[str]) -> NoReturn:
+        words = self.words
         raise ValueError(
-            f"{self.owner}: only arrays and numbers can change from step to step, but "
-            f"f changed these leaves of the carry:\n" + "\n".join(changes) + "\n"
-            "Hand them back as they came, or make them arrays."
+            f"{self.owner}: only arrays and numbers can change from {words.step} to "
+            f"{words.step}, but {words.f} changed these leaves of {words.carry}:\n"
+            + "\n".join(changes)
+            + "\nHand them back as they came, or make them arrays."
         )
 
 

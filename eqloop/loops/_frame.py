@@ -21,6 +21,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
 from ..checkpointing.engine._invariant import hoist
 from ._carry import Carry, types_of
+from ._words import OF_A_SCAN, Words
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -62,6 +63,7 @@ class Frame:
         split_keys: Whether each step gets a key of its own.
         reverse: Whether the last step comes first.
         unroll: How many steps one iteration runs; `True` for all of them.
+        words: What it calls its parts, for error messages.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Frame:
     split_keys: bool
     reverse: bool
     unroll: int | bool
+    words: Words = OF_A_SCAN
 
     def open(
         self,
@@ -86,7 +89,8 @@ class Frame:
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes)
-        body, step, consts = self._trace(inputs, Carry.of(self.name, init), loop)
+        carry = Carry.of(self.name, init, self.words)
+        body, step, consts = self._trace(inputs, carry, loop)
         outputs = body.outputs
         step, same = hoist(self.name, step, consts, outputs, _VARYING)
 
@@ -181,11 +185,8 @@ class _Body:
 
     def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
         keywords = {} if key is None else {"key": key}
-        call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
-        note = (
-            f"This was raised while {self.frame.name} traced `f({call})` with\n"
-            f"  carry = {eqx.tree_pformat(carry)}\n  x = {eqx.tree_pformat(x)}"
-        )
+        call = self.frame.words.call(carry, x, keywords)
+        note = f"This was raised while {self.frame.name} traced {call}"
         with explained(note):
             if self.frame.f_transform is not None:
                 f = self.frame.f_transform(f)
