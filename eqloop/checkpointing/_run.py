@@ -39,7 +39,9 @@ def run(
         ValueError: If the loop cannot be run under the schedule.
     """
     schedule.check(loop)
-    if isinstance(schedule, StoreAll) or not loop.length:
+    # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
+    is_scan = isinstance(schedule, StoreAll) and loop.kept is None
+    if is_scan or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
     problem = Problem(step, loop, policy, schedule)
     # Derivatives lose weak types, and the primitive must keep the types that it has.

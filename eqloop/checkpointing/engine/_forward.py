@@ -18,6 +18,7 @@ from ..._lists import Arrays, Flags
 from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
+from ._scan import scan
 from ._slots import HOST, write
 from ._step import Step
 
@@ -38,12 +39,12 @@ def primal(
 ) -> tuple[list[Any], list[Any]]:
     """Runs the loop and saves nothing. Returns the final carry and `ys`."""
 
-    def body(state: tuple[Any, list[Any]], _: None) -> tuple[Any, list[Any]]:
+    def body(state: tuple[Any, list[Any]], _: Any) -> tuple[Any, list[Any]]:
         position, carry = state
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
 
-    (_, carry), ys = _scan(body, (zero(), list(init)), loop)
+    (_, carry), ys = scan(body, (zero(), list(init)), [], loop)
     return carry, ys
 
 
@@ -57,14 +58,7 @@ def stored(
     """
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
     moved = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    return lax.scan(
-        lambda carry, x: evaluate(consts, carry, x),
-        list(init),
-        moved,
-        length=loop.length,
-        reverse=loop.reverse,
-        unroll=loop.unroll,
-    )
+    return scan(lambda carry, x: evaluate(consts, carry, x), list(init), moved, loop)
 
 
 def single(
@@ -126,14 +120,14 @@ def forward(
         return _forward_by_segments(walk, layout, list(init), slots)
     row_of = _row_of(layout)
 
-    def body(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], list[Any]]:
+    def body(state: tuple[Any, ...], _: Any) -> tuple[tuple[Any, ...], list[Any]]:
         position, carry, slots = state
         row = row_of(position)
         slots = write(slots, carry, row)
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry, slots), y
 
-    (_, carry, slots), ys = _scan(body, (zero(), list(init), slots), loop)
+    (_, carry, slots), ys = scan(body, (zero(), list(init), slots), [], loop)
     return carry, ys, slots
 
 
@@ -172,20 +166,29 @@ def _forward_to_host(
     def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
         position, carry, ys = state
         carry, y = step(consts, carry, loop.x(xs, position))
-        at = loop.index(position)
-        ys = [store(b, leaf, at) for b, leaf in zip(ys, y, strict=True)]
-        return position + 1, carry, ys
+        return position + 1, carry, _keep(loop, ys, y, position)
 
     def segment(state: Any, stop: Any) -> tuple[Any, list[Any]]:
         kept = [jax.device_put(leaf, HOST) for leaf in state[1]]
         left = lambda state: stop - state[0]
         return iterate(move, state, left, loop.unroll), kept
 
-    ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.length) for y in step.y_types]
+    ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
     # The last row is for the carries that find no free slot.
     stops = constant([*layout.starts[1:], layout.length, layout.length])
     (_, carry, ys), slots = lax.scan(segment, (zero(), list(init), ys), stops)
     return carry, ys, slots
+
+
+def _keep(loop: Loop, ys: Arrays, y: Arrays, position: Any) -> list[Any]:
+    """`ys` with the outputs of the step at a position, if they are kept."""
+    if not loop.rows:
+        return list(ys)
+    row, is_kept = loop.row(loop.index(position))
+    if is_kept is not True:
+        before = [element(b, row) for b in ys]
+        y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
+    return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
 
 
 def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:
@@ -221,12 +224,6 @@ def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:
         return row
 
     return row_in_nests
-
-
-def _scan(body: Callable[..., Any], state: Any, loop: Loop) -> Any:
-    return lax.scan(
-        body, state, None, loop.length, reverse=loop.reverse, unroll=loop.unroll
-    )
 
 
 def iterate(

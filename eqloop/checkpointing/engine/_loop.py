@@ -1,9 +1,10 @@
-"""The loop around a step: how long it is, which way it runs, where its axes lie."""
+"""The loop around a step: its length, its direction, its axes, and what is kept."""
 
 import dataclasses
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
@@ -22,16 +23,46 @@ class Loop:
         unroll: How many steps the innermost loops run per iteration.
         x_axes: For every leaf of `xs` the axis that is looped over. The leaves are
             indexed along it where it lies: moving it to the front would copy them.
+        kept: The indices of the steps of which `ys` has a row, ascending; `None` is
+            for all of them.
     """
 
     length: int
     reverse: bool = False
     unroll: int = 1
     x_axes: tuple[int, ...] = ()
+    kept: range | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows `ys` has."""
+        return self.length if self.kept is None else len(self.kept)
+
+    @property
+    def gaps(self) -> tuple[int, int, int]:
+        """How many steps are run before, between and after those that are kept."""
+        kept = range(self.length) if self.kept is None else self.kept
+        if not kept:
+            return self.length, 0, 0
+        between = kept.step - 1 if len(kept) > 1 else 0
+        ends = kept[0], self.length - 1 - kept[-1]
+        before, after = reversed(ends) if self.reverse else ends
+        return before, between, after
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""
         return self.length - 1 - position if self.reverse else position
+
+    def row(self, index: Any) -> tuple[Any, Any]:
+        """The row of `ys` for the step at an index, and whether it is kept.
+
+        For a step that is not kept it is some row, provided that there are any.
+        """
+        if self.kept is None:
+            return index, True
+        row, offset = jnp.divmod(index - self.kept.start, self.kept.step)
+        is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
+        return jnp.clip(row, 0, self.rows - 1), is_kept
 
     def x(self, xs: Arrays, position: Any) -> list[Any]:
         """The element of `xs` that the step at a position gets."""
@@ -57,8 +88,8 @@ class Loop:
         ]
 
     def part(self, length: int) -> "Loop":
-        """The same loop over fewer steps."""
-        return dataclasses.replace(self, length=length)
+        """The same loop over fewer steps, all of which are kept."""
+        return dataclasses.replace(self, length=length, kept=None)
 
 
 def element(x: Any, index: Any, axis: int = 0) -> Any:

@@ -72,14 +72,16 @@ class PlannedLoop(Formula):
     saves: Nested | Revolved | None
 
     def __init__(self, problem: Problem, saves: Nested | Revolved | None, inputs: Any):
-        step, length = problem.step, problem.loop.length
+        step, rows = problem.step, problem.loop.rows
         carry = step.carry_types
-        rows = 0 if saves is None else saves.primal_slots + 1
+        slots = 0 if saves is None else saves.primal_slots + 1
         self.in_avals = jax.tree.map(jax.typeof, inputs)
         self.out_aval = (
             carry,
-            [stack_type(y, length) for y in step.y_types],
-            [] if saves is None else [slot_type(c, rows, saves.on_host) for c in carry],
+            [stack_type(y, rows) for y in step.y_types],
+            []
+            if saves is None
+            else [slot_type(c, slots, saves.on_host) for c in carry],
         )
         self.params = dict(problem=problem, saves=saves)
         self.effects = step.jaxpr.effects
@@ -133,8 +135,10 @@ class PlannedLoop(Formula):
             (pull,) = residuals
             cts = pull((ct_carry, instantiated(pick(ct_ys, y_active))))
         else:
+            has_rows = self.problem.loop.rows > 0
             wanted = tuple(
-                a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)
+                a and has_rows and not is_zero(ct)
+                for a, ct in zip(y_active, ct_ys, strict=True)
             )
             args = (*residuals, ct_carry, pick(ct_ys, wanted))
             cts = Reverse(self.problem, layout, active, wanted, args)(*args)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..._lists import Arrays, pick, put
 from ._forward import Active, Saveable, Walk, single, stored
-from ._loop import Loop, part, put_part
+from ._loop import Loop, element, part, put_part, stack_of
 from ._step import Step
 
 
@@ -65,14 +65,13 @@ class Sweep:
         """Reverses a block of `count` steps, given the carry before it."""
         xs = self.loop.block(self.xs, start, count)
         at = self.loop.block_start(start, count)
-        ct_ys = [part(ct, at, count) for ct in self.ct_ys if ct is not None]
         _, pull = jax.vjp(
             self._block(carry, xs, count),
             pick(self.consts, self.active.consts),
             pick(carry, self.active.carry),
             pick(xs, self.active.xs),
         )
-        ct_consts, ct_carry, ct_xs = pull((cts.carry, ct_ys))
+        ct_consts, ct_carry, ct_xs = pull((cts.carry, self._ct_ys(at, count)))
         axes = pick(self.loop.x_axes, self.active.xs)
         return Cotangents(
             [a + b for a, b in zip(cts.consts, ct_consts, strict=True)],
@@ -82,6 +81,20 @@ class Sweep:
                 for whole, ct, axis in zip(cts.xs, ct_xs, axes, strict=True)
             ],
         )
+
+    def _ct_ys(self, start: Any, count: int) -> list[Any]:
+        """Those of `count` outputs from an index on: zeros for what is not kept."""
+        ct_ys = [ct for ct in self.ct_ys if ct is not None]
+        if self.loop.kept is None:
+            return [part(ct, start, count) for ct in ct_ys]
+
+        def ct_y(index: Any) -> list[Any]:
+            row, is_kept = self.loop.row(index)
+            return [jnp.where(is_kept, element(ct, row), 0) for ct in ct_ys]
+
+        if count == 1:
+            return [stack_of(ct, 1) for ct in ct_y(start)]
+        return jax.vmap(ct_y)(start + jnp.arange(count))
 
     def _block(self, carry: Arrays, xs: Arrays, count: int) -> Callable[..., Any]:
         """A block as a function of the active inputs, to its active outputs."""

@@ -72,7 +72,7 @@ def _is_elsewhere(layout: Nested | Revolved) -> bool:
 def working_set(problem: Problem, active: Active, layout: Layout) -> int:
     """The bytes that are allocated besides those that grow with the layout."""
     sample = _sample(layout)
-    loop = dataclasses.replace(problem.loop, length=sample.length)
+    loop = _shorter(problem.loop, sample.length)
     small = _Sample(
         _text(problem.step),
         jax.default_backend(),
@@ -104,6 +104,15 @@ def _sample(layout: Layout) -> Layout:
             depth = max(len(nest.levels) for nest in layout.nests)
             nest = Nest((3,) * min(depth, 2), min(layout.block, 3))
             return Nested((nest,), on_host=layout.on_host)
+
+
+def _shorter(loop: Loop, length: int) -> Loop:
+    """A short loop that keeps some of its outputs, all, or none as the loop does."""
+    if loop.kept is None:
+        return dataclasses.replace(loop, length=length)
+    _, between, _ = loop.gaps
+    kept = range(0, min(length, loop.rows), min(between, 1) + 1)
+    return dataclasses.replace(loop, length=length, kept=kept)
 
 
 @functools.lru_cache(maxsize=128)
@@ -164,7 +173,7 @@ def _temp_bytes(problem: Problem, active: Active) -> int | None:
         return pull(([-leaf for leaf in carry], ct_ys))
 
     inputs = (step.const_types, step.carry_types, xs_types(problem, loop.length))
-    ct_ys = [stack_type(y, loop.length) for y in step.y_types if is_inexact(y)]
+    ct_ys = [stack_type(y, loop.rows) for y in step.y_types if is_inexact(y)]
     lowered = jax.jit(gradient).lower(inputs, ct_ys)
     # Memory is assigned before code is generated, so that need not be good code.
     program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})

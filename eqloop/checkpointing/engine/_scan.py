@@ -1,0 +1,125 @@
+"""`lax.scan` that stacks some of the outputs, and computes no others.
+
+All trip counts are static. The steps that are kept lie at equal distances, so they fall
+into segments: one step with outputs and those without up to the next. Should the steps
+after the last one be too few for a segment, the first one is run by itself.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax import lax
+
+from ..._lists import Arrays
+from ._loop import Loop, stack_of, store
+
+# A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
+Body = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
+
+
+def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
+    """Runs a loop.
+
+    Args:
+        body: The step.
+        state: What the first step gets.
+        xs: What is scanned along the leading axis, if anything is. It must be cut up
+            for segments, so a body that is not differentiated had better index.
+        loop: The loop; its `x_axes` are not for these `xs`.
+
+    Returns:
+        What the last step made of the state, and the rows that are kept.
+    """
+    if loop.kept is None:
+        return _lax_scan(body, state, xs, loop.length, loop)
+    before, between, after = loop.gaps
+    steps = _Steps(body, xs, loop)
+    state = steps.skip(state, steps.part(0, before), before)
+    if after >= between:
+        state, ys = steps.segments(state, before, between)
+        after -= between
+    else:
+        state, ys = steps.first_and_segments(state, before, between)
+    state = steps.skip(state, steps.part(loop.length - after, after), after)
+    return state, ys
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """Steps that are run for their outputs or without."""
+
+    body: Body
+    xs: Arrays
+    loop: Loop
+
+    def part(self, position: int, count: int) -> list[Any]:
+        """What is scanned by `count` steps from a position on."""
+        start = self.loop.block_start(position, count)
+        return [lax.slice_in_dim(x, start, start + count) for x in self.xs]
+
+    def skip(self, state: Any, xs: Arrays, count: int) -> Any:
+        """Runs so many steps for the state alone."""
+        if not count:
+            return state
+        body = lambda state, x: (self.body(state, x)[0], None)
+        return _lax_scan(body, state, xs, count, self.loop)[0]
+
+    def segments(
+        self, state: Any, position: int, between: int
+    ) -> tuple[Any, list[Any]]:
+        """Every row: a step with outputs, then those in between."""
+
+        def segment(state: Any, xs: Arrays) -> tuple[Any, list[Any]]:
+            first, rest = self._cut(xs, 1)
+            state, y = self._one(state, first)
+            return self.skip(state, rest, between), y
+
+        rows, size = self.loop.rows, between + 1
+        xs = self._blocks(position, rows, size)
+        return _lax_scan(segment, state, xs, rows, self.loop, size)
+
+    def first_and_segments(
+        self, state: Any, position: int, between: int
+    ) -> tuple[Any, list[Any]]:
+        """Every row: the first, then steps in between and one with outputs."""
+        rows, size = self.loop.rows, between + 1
+        state, y = self._one(state, self.part(position, 1))
+
+        def segment(carry: Any, xs: Arrays) -> tuple[Any, None]:
+            count, state, ys = carry
+            rest, last = self._cut(xs, between)
+            state, y = self._one(self.skip(state, rest, between), last)
+            row = rows - 1 - count if self.loop.reverse else count
+            ys = [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
+            return (count + 1, state, ys), None
+
+        carry = (1, state, [stack_of(leaf, rows) for leaf in y])
+        xs = self._blocks(position + 1, rows - 1, size)
+        (_, state, ys), _ = _lax_scan(segment, carry, xs, rows - 1, self.loop, size)
+        return state, ys
+
+    def _one(self, state: Any, xs: Arrays) -> tuple[Any, list[Any]]:
+        """One step with its outputs, given parts of length one."""
+        return self.body(state, [lax.squeeze(x, [0]) for x in xs])
+
+    def _blocks(self, position: int, count: int, size: int) -> list[Any]:
+        """Parts of equal size, along a new leading axis."""
+        part = self.part(position, count * size)
+        return [lax.reshape(x, (count, size, *x.shape[1:])) for x in part]
+
+    def _cut(self, xs: Arrays, count: int) -> tuple[list[Any], list[Any]]:
+        """The first `count` steps in the order of execution, and the others."""
+        size = self.loop.gaps[1] + 1
+        at = size - count if self.loop.reverse else count
+        low = [lax.slice_in_dim(x, 0, at) for x in xs]
+        high = [lax.slice_in_dim(x, at, size) for x in xs]
+        return (high, low) if self.loop.reverse else (low, high)
+
+
+def _lax_scan(
+    body: Any, state: Any, xs: Arrays, length: int, loop: Loop, size: int = 1
+) -> tuple[Any, Any]:
+    """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
+    unroll = max(loop.unroll // size, 1)
+    return lax.scan(body, state, xs, length, reverse=loop.reverse, unroll=unroll)
