@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jaxtyping
-from jaxtyping import jaxtyped
+import numpy as np
+from jaxtyping import Array, Key, UInt32, jaxtyped
+
+PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

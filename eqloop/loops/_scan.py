@@ -6,12 +6,11 @@ from typing import Any, Concatenate, Generic, Self, SupportsIndex, TypeVar, fina
 
 import equinox as eqx
 import jax
-import numpy as np
-from jaxtyping import Array, Key, PyTree, UInt32
+from jaxtyping import PyTree
 
 from .._axes import hashable_axes
 from .._transform import AbstractTransform
-from .._typecheck import typed
+from .._typecheck import PRNGKey, typed
 from ..checkpointing import (
     AbstractSchedule,
     Plan,
@@ -22,10 +21,10 @@ from ..checkpointing import (
     run,
 )
 from ._frame import Frame, Opened
+from ._settings import check_bool, check_schedule, check_unroll
 
 _Carry = TypeVar("_Carry")
 _Y = TypeVar("_Y")
-_PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
 
 
 def _setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
@@ -62,7 +61,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
         xs: PyTree = None,
         *,
         length: SupportsIndex | None = None,
-        key: _PRNGKey | None = None,
+        key: PRNGKey | None = None,
     ) -> tuple[_Carry, _Y]:
         """Runs the loop.
 
@@ -102,7 +101,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
         xs: PyTree = None,
         *,
         length: SupportsIndex | None = None,
-        key: _PRNGKey | jax.ShapeDtypeStruct | None = None,
+        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
     ) -> Plan:
         """The plan that a gradient of the call would run by, without running anything.
 
@@ -162,24 +161,10 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
 
     def __check_init__(self) -> None:
         name = type(self).__name__
-        if not isinstance(self.schedule, AbstractSchedule | None):
-            raise TypeError(
-                f"{name}: `schedule` must be a schedule, such as `el.Recursive(16)`, "
-                f"not {self.schedule!r}."
-            )
-        if not isinstance(self.unroll, int):
-            raise TypeError(
-                f"{name}: `unroll` must be an int or a bool, not {self.unroll!r}."
-            )
-        if self.unroll < 1 and self.unroll is not False:
-            raise ValueError(
-                f"{name}: `unroll` must be at least 1, but it is {self.unroll}. To "
-                f"unroll the whole loop, pass `unroll=True`."
-            )
+        check_schedule(name, self.schedule)
+        check_unroll(name, self.unroll)
         for setting in ("reverse", "split_keys"):
-            value = getattr(self, setting)
-            if not isinstance(value, bool):
-                raise TypeError(f"{name}: `{setting}` must be a bool, not {value!r}.")
+            check_bool(name, setting, getattr(self, setting))
         if self.f_transform is not None and not callable(self.f_transform):
             raise TypeError(
                 f"{name}: `f_transform` must be a function from f to f, or None, not "
