@@ -24,8 +24,16 @@ from .checkpointing import (
     name,
     policies,
 )
-from .loops import CheckpointedScan, Scan, frontier
-from .mapping import ChunkedVmap
+from .loops import (
+    CheckpointedForLoop,
+    CheckpointedScan,
+    ForLoop,
+    Scan,
+    SlicedScan,
+    StackedLayers,
+    frontier,
+)
+from .mapping import ChunkedVmap, Map, Vmap, unvmap
 
 # What JAX says of where an operation comes from is to point at the user's line.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -34,20 +42,27 @@ __all__ = [
     "Binomial",
     "Budget",
     "Checkpoint",
+    "CheckpointedForLoop",
     "CheckpointedScan",
     "Chunked",
     "ChunkedVmap",
     "Cond",
+    "ForLoop",
     "IfElse",
+    "Map",
     "Offload",
     "Plan",
     "Recursive",
     "Remat",
     "Scan",
+    "SlicedScan",
+    "StackedLayers",
     "StoreAll",
     "Switch",
+    "Vmap",
     "__version__",
     "frontier",
     "name",
     "policies",
+    "unvmap",
 ]

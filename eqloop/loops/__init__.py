@@ -3,7 +3,21 @@
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 """
 
+from ._for_loop import CheckpointedForLoop, ForLoop
 from ._frontier import frontier
+from ._loop import AbstractLoop
 from ._scan import AbstractScan, CheckpointedScan, Scan
+from ._sliced_scan import SlicedScan
+from ._stacked_layers import StackedLayers
 
-__all__ = ["AbstractScan", "CheckpointedScan", "Scan", "frontier"]
+__all__ = [
+    "AbstractLoop",
+    "AbstractScan",
+    "CheckpointedForLoop",
+    "CheckpointedScan",
+    "ForLoop",
+    "Scan",
+    "SlicedScan",
+    "StackedLayers",
+    "frontier",
+]

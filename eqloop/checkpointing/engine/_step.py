@@ -155,6 +155,8 @@ def _marks_out(
         if eqn.primitive.name in ("jit", "pjit"):
             inner = eqn.params["jaxpr"].jaxpr
             outs = _marks_out(inner, inputs, through, axis_name)
+        elif _reduces(eqn, axis_name):
+            outs = [False] * len(eqn.outvars)  # `vmap` knows that, too
         else:
             mark = any(inputs) or (axis_name is not None and _names(eqn, axis_name))
             outs = [mark] * len(eqn.outvars)
@@ -164,6 +166,12 @@ def _marks_out(
             if mark and through(var.aval)
         )
     return [is_marked(atom) for atom in jaxpr.outvars]
+
+
+def _reduces(eqn: Any, axis_name: Hashable) -> bool:
+    """Whether an equation is a reduction over that axis: the same all along it."""
+    is_reduction = eqn.primitive.name in ("psum", "pmax", "pmin")
+    return axis_name is not None and is_reduction and axis_name in eqn.params["axes"]
 
 
 def _names(eqn: Any, axis_name: Hashable) -> bool:

@@ -1,0 +1,138 @@
+"""Equal layers as one: a module whose arrays have a leading axis, one entry a layer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._differences import Difference, structure_differences
+from .._partition import (
+    as_arrays,
+    describe,
+    flatten,
+    is_dynamic,
+    paths,
+    same_static,
+)
+from ._layer_state import with_array_state, with_markers_of
+
+_Layer = TypeVar("_Layer")
+
+
+def stack(owner: str, layers: Sequence[_Layer]) -> _Layer:
+    """Stacks layers that are equal but for the values of their arrays.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        layers: The layers, at least one.
+
+    Raises:
+        TypeError: If they differ in structure, or in the type of an array.
+        ValueError: If they differ in a leaf that is no array.
+    """
+    first, *others = (as_arrays(with_array_state(layer)) for layer in layers)
+    others = [with_markers_of(first, other) for other in others]
+    for number, other in enumerate(others, start=1):
+        _check_alike(owner, first, other, f"layers[{number}]")
+    return jax.tree.map(_stack_leaves, first, *others)
+
+
+def layer_at(layers: _Layer, index: Any) -> _Layer:
+    """One layer, or some of them, of those that are stacked."""
+    return jax.tree.map(lambda leaf: leaf[index] if is_dynamic(leaf) else leaf, layers)
+
+
+def count(owner: str, layers: Any) -> int:
+    """How many layers are stacked.
+
+    Raises:
+        ValueError: If an array has no leading axis, if they have different ones, or if
+            there is no array.
+    """
+    leaves, _ = flatten(layers)
+    arrays = {
+        path: leaf
+        for path, leaf in zip(paths(layers, "layers"), leaves, strict=True)
+        if hasattr(leaf, "shape")
+    }
+    if not arrays:
+        raise ValueError(
+            f"{owner}: the layers hold no arrays, so that it is unknown how many they "
+            f"are. Call one of them in an `el.Scan` with `length=`."
+        )
+    if lone := [path for path, leaf in arrays.items() if not leaf.shape]:
+        raise ValueError(
+            f"{owner}: every array must have a leading axis, with one entry for each "
+            f"layer, but these have no axis:\n{_listing(arrays, lone)}\n"
+            f"`StackedLayers.init` and `StackedLayers.from_layers` see to it."
+        )
+    lengths = {leaf.shape[0] for leaf in arrays.values()}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{owner}: every array must have a leading axis, with one entry for each "
+            f"layer, but these axes differ:\n{_listing(arrays, arrays)}"
+        )
+    return lengths.pop()
+
+
+def _listing(arrays: dict[str, Any], which: Any) -> str:
+    return "\n".join(f"  {path}: {describe(arrays[path])}" for path in which)
+
+
+# Where layers differ.
+
+
+def _check_alike(owner: str, first: Any, other: Any, name: str) -> None:
+    lines = [*_structure_lines(first, other, name)] or [
+        *_leaf_lines(first, other, name, _types_differ)
+    ]
+    if lines:
+        listing = "\n".join(lines)
+        raise TypeError(
+            f"{owner}: layers must have the same structure, and arrays of the same "
+            f"shapes and dtypes, but these have not:\n{listing}"
+        )
+    if lines := [*_leaf_lines(first, other, name, _statics_differ)]:
+        listing = "\n".join(lines)
+        raise ValueError(
+            f"{owner}: layers may differ in the values of their arrays only, but these "
+            f"differ in other leaves:\n{listing}\nMake them arrays, or the same."
+        )
+
+
+def _structure_lines(first: Any, other: Any, name: str) -> Iterator[str]:
+    if flatten(first)[1] == flatten(other)[1]:
+        return
+    for difference in structure_differences(first, other, name):
+        yield _structure_line(difference)
+
+
+def _structure_line(difference: Difference) -> str:
+    path, one, other = difference.path, difference.one, difference.other
+    if one == other:
+        return f"  {path}: the static fields of the {one} differ from layers[0]"
+    return f"  {path}: {other or 'nothing'}, but {one or 'nothing'} in layers[0]"
+
+
+def _leaf_lines(
+    first: Any, other: Any, name: str, differ: Callable[[Any, Any], bool]
+) -> Iterator[str]:
+    leaves = [flatten(layer)[0] for layer in (first, other)]
+    for path, one, two in zip(paths(other, name), *leaves, strict=True):
+        if differ(one, two):
+            yield f"  {path}: {describe(two)}, but {describe(one)} in layers[0]"
+
+
+def _types_differ(one: Any, other: Any) -> bool:
+    if not (is_dynamic(one) and is_dynamic(other)):
+        return is_dynamic(one) or is_dynamic(other)
+    return one.shape != other.shape or one.dtype != other.dtype
+
+
+def _statics_differ(one: Any, other: Any) -> bool:
+    return not is_dynamic(one) and not same_static(one, other)
+
+
+def _stack_leaves(*leaves: Any) -> Any:
+    return jnp.stack(leaves) if is_dynamic(leaves[0]) else leaves[0]

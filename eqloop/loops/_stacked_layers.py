@@ -1,0 +1,360 @@
+"""`StackedLayers`: a deep model of equal layers, traced and compiled as one layer."""
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, SupportsIndex, final
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from .._partition import as_arrays, describe
+from .._typecheck import PRNGKey, enforce_annotations, typed
+from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
+from ._frame import Frame, Opened
+from ._layer_state import check_returned, state_of, with_array_state
+from ._settings import check_schedule, check_unroll
+from ._stack import count, layer_at, stack
+from ._words import Words
+
+_NAME = "StackedLayers"
+
+
+@final
+class StackedLayers(eqx.Module):
+    """Layers, one applied after the other, that differ in their parameters alone.
+
+    The layers are held as one, whose arrays have a leading axis with an entry for each
+    of them. So a model of any depth is traced and compiled as a single layer, and its
+    gradient can be taken by a schedule that suits its depth. Calling it does as
+    calling the layers in turn does.
+
+    Make it with `StackedLayers.init` or `StackedLayers.from_layers`. It is a module
+    like any other: its gradient is one more of it, with the gradients of all layers.
+    As a list of layers has, it has a length, it is indexed, sliced and iterated over;
+    slices have its settings.
+
+    **State.** If an argument of the call is an [`equinox.nn.State`][], then each layer
+    is given its own part of it in that place, must return `(x, state)`, and so does the
+    call. All layers have one `StateIndex`, for values with a leading axis of layers, so
+    [`equinox.nn.make_with_state`][] makes the state of a model that has stacked layers
+    as it makes that of any other.
+
+    Args:
+        layers: A layer, `layer(x, *args) -> x`, each array of which has a leading axis.
+        schedule: How to trade memory for recomputation in reverse mode. By default all
+            residuals of all layers are stored.
+        policy: Which residuals of a layer are stored when it is recomputed.
+        unroll: How many layers an iteration of the compiled loop runs; `True` for all.
+
+    Raises:
+        TypeError: If `layers` is not callable, or a setting is not of its type.
+        ValueError: If the leading axes differ or are missing, if there are no arrays,
+            if `unroll` is less than 1, or `policy` the name of no policy.
+
+    Examples:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def make(*, key):
+        ...     return eqx.nn.Linear(8, 8, key=key)
+        >>> layers = el.StackedLayers.init(make, 24, key=jax.random.key(0))
+        >>> layers(jnp.ones(8)).shape, len(layers), layers[-1].weight.shape
+        ((8,), 24, (8, 8))
+
+        Gradients, with a policy for what is stored:
+
+        >>> layers = el.StackedLayers(
+        ...     layers.layers, schedule=el.Chunked(6), policy=el.policies.save_dots
+        ... )
+        >>> grads = eqx.filter_grad(lambda f, x: jnp.sum(f(x)))(layers, jnp.ones(8))
+        >>> grads.layers.bias.shape
+        (24, 8)
+
+    References:
+        [Scan over layers](https://docs.kidger.site/equinox/tricks/#improve-compilation-speed-with-scan-over-layers)
+        in Equinox's tricks.
+    """
+
+    layers: Any
+    schedule: AbstractSchedule | None = eqx.field(
+        default=None, static=True, kw_only=True
+    )
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
+    unroll: int | bool = eqx.field(default=1, static=True, kw_only=True)
+
+    def __check_init__(self) -> None:
+        if not callable(self.layers):
+            raise TypeError(
+                f"{_NAME}: `layers` must be one layer, each array of which has an "
+                f"entry for each layer, but it is {describe(self.layers)}. To stack a "
+                f"list of layers, use `{_NAME}.from_layers`."
+            )
+        count(_NAME, self.layers)
+        check_schedule(_NAME, self.schedule)
+        check_unroll(_NAME, self.unroll)
+
+    @classmethod
+    def init(
+        cls,
+        make: Callable[..., Any],
+        depth: SupportsIndex,
+        *,
+        key: PRNGKey,
+        **settings: Any,
+    ) -> Self:
+        """Makes layers that have keys of their own.
+
+        Args:
+            make: Makes one layer: `make(key=key)`, or `make(key)` if it has no
+                parameter of that name. It is called once, under `vmap`.
+            depth: How many layers.
+            key: A PRNG key, which is split for them.
+            **settings: Those of the module.
+
+        Returns:
+            The layers, stacked.
+
+        Raises:
+            TypeError: If `depth` is no int.
+            ValueError: If `depth` is negative, or if the layers hold no arrays.
+        """
+        keys = jax.random.split(key, _as_depth(depth))
+        make_one = lambda key: as_arrays(with_array_state(_make(make, key)))
+        return cls(eqx.filter_vmap(make_one)(keys), **settings)
+
+    @classmethod
+    def from_layers(cls, layers: Sequence[Any], **settings: Any) -> Self:
+        """Stacks layers that there are already.
+
+        Args:
+            layers: The layers. They must be alike in all but the values of their
+                arrays.
+            **settings: Those of the module.
+
+        Returns:
+            The layers, stacked; `unstack` gives them back.
+
+        Raises:
+            TypeError: If `layers` is no sequence, or if they differ in structure, in a
+                shape or in a dtype: the error names the layer and the leaf.
+            ValueError: If there are none, or if they differ in a leaf that is no array.
+        """
+        if not isinstance(layers, list | tuple):
+            raise TypeError(
+                f"{_NAME}.from_layers: `layers` must be a list or tuple of layers, not "
+                f"{describe(layers)}."
+            )
+        if not layers:
+            raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
+        return cls(stack(f"{_NAME}.from_layers", layers), **settings)
+
+    def unstack(self) -> list[Any]:
+        """The layers, one by one."""
+        return [layer_at(self.layers, i) for i in range(len(self))]
+
+    def __len__(self) -> int:
+        return count(_NAME, self.layers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unstack())
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            return dataclasses.replace(self, layers=layer_at(self.layers, index))
+        try:
+            number = operator.index(index)
+        except TypeError as error:
+            raise TypeError(
+                f"{_NAME}: an index must be an int or a slice, not {describe(index)}."
+            ) from error
+        depth = len(self)
+        if not -depth <= number < depth:
+            raise IndexError(
+                f"{_NAME}: there is no layer {number}, as there are {depth} layers."
+            )
+        return layer_at(self.layers, number)
+
+    @typed
+    def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> Any:
+        """Applies the layers.
+
+        Args:
+            x: What passes through them. They must keep its shapes, its dtypes and its
+                structure, and those of its leaves that are no arrays.
+            *args: Further arguments, the same for each layer; save for a state, of
+                which each layer is given its own part.
+            key: A PRNG key. If it is given it is split, and each layer is called as
+                `layer(x, *args, key=...)`.
+
+        Returns:
+            What the last layer returned; with a state, the pair of that and the state.
+
+        Raises:
+            TypeError: If a layer changes the type of `x`, or if a jaxtyping annotation
+                of the layer is violated.
+            ValueError: If a leaf of `x` that is no array changes, or if the state is
+                not that of these layers.
+        """
+        return self._run(False, x, args, key)[0]
+
+    @typed
+    def scan(
+        self, x: PyTree, *args: PyTree, key: PRNGKey | None = None
+    ) -> tuple[Any, Any]:
+        """Applies the layers, and returns beside the result what each of them returned.
+
+        Args:
+            x: As for the call.
+            *args: As for the call.
+            key: As for the call.
+
+        Returns:
+            What the call returns, and the `x` that each layer returned, stacked along a
+            leading axis.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> import eqloop as el
+            >>> scale = jax.tree_util.Partial(lambda a, x: a * x, jnp.array([2.0, 3.0]))
+            >>> x, every_x = el.StackedLayers(scale).scan(jnp.float32(1.0))
+            >>> x, every_x
+            (Array(6., dtype=float32), Array([2., 6.], dtype=float32))
+        """
+        return self._run(True, x, args, key)
+
+    @typed
+    def plan(
+        self,
+        x: PyTree,
+        *args: PyTree,
+        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
+    ) -> Plan:
+        """The plan that a gradient of the call would run by, without running anything.
+
+        Args:
+            x: As for the call; a `jax.ShapeDtypeStruct` will do for an array.
+            *args: Likewise.
+            key: Likewise.
+
+        Returns:
+            The plan. Printed, it is a table.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+        """
+        opened: list[Opened] = []
+
+        def open_abstractly(layers: Self, x: Any, args: Any, key: Any) -> None:
+            opened.append(layers._open(_Apply.to(args, keep=False), x, args, key))
+
+        eqx.filter_eval_shape(open_abstractly, self, x, args, key)
+        return plan(opened[0].step, opened[0].loop, **self._how())
+
+    def _run(self, keep: bool, x: Any, args: tuple[Any, ...], key: Any) -> Any:
+        apply = _Apply.to(args, keep=keep)
+        opened = self._open(apply, x, args, key)
+        carry, ys = run(
+            opened.step,
+            opened.consts,
+            opened.init,
+            opened.xs,
+            loop=opened.loop,
+            **self._how(),
+        )
+        x, (state, every_x) = opened.close(carry, ys)
+        if apply.state_at is None:
+            return x, every_x
+        return (x, args[apply.state_at].update(state)), every_x
+
+    def _how(self) -> dict[str, Any]:
+        schedule = StoreAll() if self.schedule is None else self.schedule
+        return {"schedule": schedule, "policy": as_policy(self.policy)}
+
+    def _open(self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any) -> Opened:
+        state = None
+        if apply.state_at is not None:
+            state = state_of(_NAME, self.layers, args[apply.state_at], len(self))
+        args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
+        frame = Frame(
+            name=_NAME,
+            in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
+            out_axes=eqx.if_array(0),
+            f_axes=None,
+            f_transform=None,
+            split_keys=True,
+            reverse=False,
+            unroll=self.unroll,
+            words=_WORDS,
+        )
+        inputs = (self.layers, args, state)
+        return frame.open(apply, x, inputs, length=None, key=key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Apply:
+    """One step: `x` through one layer.
+
+    Attributes:
+        keep: Whether the step returns `x` for each layer.
+        state_at: Which of the arguments of a layer is its state.
+    """
+
+    keep: bool
+    state_at: int | None
+
+    @classmethod
+    def to(cls, args: tuple[Any, ...], *, keep: bool) -> Self:
+        at = [i for i, arg in enumerate(args) if isinstance(arg, eqx.nn.State)]
+        if len(at) > 1:
+            raise ValueError(
+                f"{_NAME}: there can be one state among the arguments, but there are "
+                f"{len(at)}. The state of a model holds that of all of its parts."
+            )
+        return cls(keep, at[0] if at else None)
+
+    def __call__(self, x: Any, inputs: Any, **keywords: Any) -> Any:
+        layer, args, state = inputs
+        args = tuple(state if i == self.state_at else a for i, a in enumerate(args))
+        x = enforce_annotations(layer)(x, *args, **keywords)
+        if self.state_at is not None:
+            x, state = check_returned(_NAME, x)
+        return x, (state, x if self.keep else None)
+
+
+def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:
+    _, args, _ = inputs
+    others = ["*args"] if args else []
+    call = ", ".join(["x", *others, *(f"{name}={name}" for name in keywords)])
+    return f"`layer({call})` with\n  x = {eqx.tree_pformat(x)}"
+
+
+_WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
+
+
+def _as_depth(depth: SupportsIndex) -> int:
+    try:
+        if isinstance(depth, bool):
+            raise TypeError
+        number = operator.index(depth)
+    except TypeError as error:
+        raise TypeError(
+            f"{_NAME}.init: `depth` must be an int, the number of layers, but it is "
+            f"{describe(depth)}, of type {type(depth).__name__}."
+        ) from error
+    if number < 0:
+        raise ValueError(
+            f"{_NAME}.init: `depth` must be at least 0, but it is {number}."
+        )
+    return number
+
+
+def _make(make: Callable[..., Any], key: jax.Array) -> Any:
+    try:
+        inspect.signature(make).bind(key=key)
+    except (TypeError, ValueError):  # no such parameter, or no signature at all
+        return make(key)
+    return make(key=key)
