@@ -5,5 +5,8 @@ that do are in `eqloop.loops`.
 """
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap
+from ._map import Map as Map
+from ._unvmap import unvmap as unvmap
+from ._vmap import Vmap as Vmap
 
-__all__ = ["ChunkedVmap"]
+__all__ = ["ChunkedVmap", "Map", "Vmap", "unvmap"]

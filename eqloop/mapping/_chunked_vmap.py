@@ -1,38 +1,26 @@
 """`ChunkedVmap`: `jax.vmap` over at most so many rows at once."""
 
 import inspect
-import operator
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
 import equinox as eqx
 from jaxtyping import PyTree
 
-from .._axes import hashable_axes
-from .._partition import describe
+from .._axes import axes_tree, hashable_axes
 from .._transform import AbstractTransform
-from ..checkpointing import as_policy
+from ..checkpointing import Budget, as_policy
 from ._call import open_call
-from ._chunks import equal_chunks
-from ._row_map import map_rows
+from ._planner import AtMost, Planner, Within
+from ._reduce import check_reduce
+from ._settings import as_count, axes_setting, check_flag, setting
 
 
-def _as_chunk_size(size: SupportsIndex) -> int:
-    try:
-        if isinstance(size, bool):
-            raise TypeError
-        number = operator.index(size)
-    except TypeError as error:
-        raise TypeError(
-            f"ChunkedVmap: `chunk_size` must be an int, the number of rows to map at "
-            f"once, but it is {describe(size)}, of type {type(size).__name__}."
-        ) from error
-    if number < 1:
-        raise ValueError(
-            f"ChunkedVmap: `chunk_size` must be at least 1, but it is {number}. For "
-            f"all rows at once, give a number that is large enough."
-        )
-    return number
+def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
+    if isinstance(size, Budget):
+        return size
+    what = "the number of rows to map at once, or a `Budget`"
+    return as_count("ChunkedVmap", "chunk_size", what, size)
 
 
 @final
@@ -42,7 +30,9 @@ class ChunkedVmap(AbstractTransform):
     As `equinox.filter_vmap`, with the memory of one chunk rather than of all rows, also
     when it is differentiated, in any mode and order: nothing is stored for the backward
     pass but the arguments, and there each chunk is computed again. Called as `f` is,
-    with its arguments stacked; arguments given by keyword are mapped as well.
+    with its arguments stacked; arguments given by keyword are mapped as well. A single
+    PRNG key that is given as `key=` is split, one for each row, so that results do not
+    depend on the size of the chunks.
 
     The chunks are all of one size, so that `f` is in the program once: 1000 rows with
     `chunk_size=300` are mapped in four chunks of 250. If the number of rows does not
@@ -55,7 +45,11 @@ class ChunkedVmap(AbstractTransform):
 
     Args:
         f: The function. Its own arrays are the same for every row.
-        chunk_size: How many rows may be mapped at once, at least 1.
+        chunk_size: How many rows may be mapped at once, at least 1. Or an
+            [`eqloop.Budget`][]: as many as fit into so much memory, beside arguments
+            and results. That is found out where the map is compiled, for the value and
+            for each derivative by itself, and under `vmap` for the whole batch: by
+            compiling a few sizes, which are not run.
         in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
             argument whole, a function from a leaf to either, or a tree of these. A
             tuple has an entry for each positional argument, a dictionary one for each
@@ -63,16 +57,27 @@ class ChunkedVmap(AbstractTransform):
             axes of their arrays. Leaves that are not arrays are passed as they are.
         out_axes: At which axes of the results the rows are: likewise, a prefix of what
             `f` returns. `None` is for what is the same for every row.
+        reduce: `"sum"` or `"mean"` to have that of the rows, rather than all of them,
+            in the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these for what
+            `f` returns, with `None` for what is to be stacked. So the gradient of a
+            mean of losses is accumulated from chunk to chunk. Results of 16 bits are
+            added up in 32. What `out_axes` has `None` for is the same for every row,
+            and not reduced.
+        exact: Whether each row must be evaluated exactly once, as `f` may have effects.
+            Then no chunks overlap: the last may be shorter, and `f` is in the program
+            a second time for it.
         policy: Which values inside `f` are stored for the backward pass nevertheless,
             those of all rows: one of `eqloop.policies`, a callable from
             `jax.checkpoint_policies`, or the name of one of these.
 
     Raises:
-        TypeError: `chunk_size` is no int, or `policy` no policy; when called, an axis
-            is none, or a jaxtyping annotation of `f` is violated.
-        ValueError: `chunk_size` is less than 1; when called, the lengths of the mapped
-            axes disagree, there is nothing to map, an axis is out of range, or
-            a result for which `out_axes` is `None` differs from row to row.
+        TypeError: `chunk_size` is neither an int nor a `Budget`, or `policy` no policy;
+            when called, an axis is none, a jaxtyping annotation of `f` is violated, or
+            a result is to be reduced and cannot be added up.
+        ValueError: `chunk_size` is less than 1, or `reduce` no reduction; when called,
+            the lengths of the mapped axes disagree, there is nothing to map, an axis is
+            out of range, or a result for which `out_axes` is `None` differs from row to
+            row; where it is compiled, if a single row does not fit into the `Budget`.
 
     Examples:
         >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
@@ -88,22 +93,36 @@ class ChunkedVmap(AbstractTransform):
         >>> table, x, scale = jnp.ones((4, 3)), jnp.ones((3, 100)), jnp.arange(100.0)
         >>> look_up(table, x, scale=scale).shape
         (100, 4)
+
+        Gradient accumulation, in 2 MiB:
+
+        >>> loss = lambda mlp, x: jnp.sum(mlp(x) ** 2)
+        >>> mean = el.ChunkedVmap(
+        ...     loss, el.Budget("2MiB"), in_axes={"mlp": None}, reduce="mean"
+        ... )
+        >>> grads = eqx.filter_jit(eqx.filter_grad(mean))(mlp, jnp.ones((100_000, 2)))
+        >>> grads.layers[0].weight.shape
+        (64, 2)
     """
 
     f: Callable[..., Any]
-    chunk_size: int = eqx.field(static=True, converter=_as_chunk_size)
-    in_axes: PyTree[Any] = eqx.field(
-        default=eqx.if_array(0), static=True, converter=hashable_axes, kw_only=True
+    chunk_size: int | Budget = eqx.field(static=True, converter=_as_chunk_size)
+    in_axes: PyTree[Any] = axes_setting()
+    out_axes: PyTree[Any] = axes_setting()
+    reduce: PyTree[Any] = eqx.field(
+        default=None, static=True, converter=hashable_axes, kw_only=True
     )
-    out_axes: PyTree[Any] = eqx.field(
-        default=eqx.if_array(0), static=True, converter=hashable_axes, kw_only=True
-    )
+    exact: bool = setting(False)
     # No static field, so that `eqx.tree_at` reaches it.
     policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
+
+    def __check_init__(self) -> None:
+        check_reduce("ChunkedVmap", axes_tree(self.reduce))
+        check_flag("ChunkedVmap", "exact", self.exact)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `f` for every row of its arguments."""
@@ -114,17 +133,12 @@ class ChunkedVmap(AbstractTransform):
             kwargs,
             in_axes=self.in_axes,
             out_axes=self.out_axes,
+            reduce=axes_tree(self.reduce),
         )
-        chunks = equal_chunks(call.size, self.chunk_size)
-        if chunks.count <= 1:
-            return call.close(call.vectorised(call.consts, call.xs))
-        ys = map_rows(
-            call.vectorised,
-            call.consts,
-            call.xs,
-            x_axes=call.x_axes,
-            y_axes=call.y_axes,
-            chunks=chunks,
-            policy=as_policy(self.policy),  # `eqx.tree_at` may have put in a name
-        )
-        return call.close(ys)
+        # `eqx.tree_at` may have put in the name of a policy.
+        return call.run(self._planner(), as_policy(self.policy))
+
+    def _planner(self) -> Planner:
+        if isinstance(self.chunk_size, Budget):
+            return Within(self.chunk_size.nbytes, self.exact)
+        return AtMost(self.chunk_size, self.exact)

@@ -8,35 +8,38 @@ class Chunks:
     """Chunks of equal size that cover rows from the first to the last.
 
     Where their sizes add up to more than there are rows, the last chunk overlaps the
-    one before it: it ends with the last row, and starts where it must.
+    one before it: it ends with the last row, and starts where it must. Where they add
+    up to less, there is one more chunk, which is shorter.
 
     Attributes:
         rows: How many rows there are.
         size: How many of them are in each chunk.
-        count: How many chunks there are.
+        count: How many chunks there are of that size.
+        rest: How many rows are in the shorter one.
     """
 
     rows: int
     size: int
     count: int
+    rest: int = 0
 
     @property
     def overlap(self) -> int:
         """How many rows are in the last chunk and in the one before it as well."""
-        return self.count * self.size - self.rows
+        return self.count * self.size + self.rest - self.rows
 
     @property
     def last(self) -> int:
-        """The first row of the last chunk."""
-        return self.rows - self.size
+        """The first row of the last chunk of full size."""
+        return self.rows - self.rest - self.size
 
     @property
     def end(self) -> int:
-        """The row after those of the last chunk but one."""
-        return self.rows - self.size + self.overlap
+        """The row after those of the last full chunk but one."""
+        return self.last + self.overlap
 
 
-def equal_chunks(rows: int, at_most: int) -> Chunks:
+def equal_chunks(rows: int, at_most: int, *, exact: bool = False) -> Chunks:
     """The fewest chunks of at most so many rows, and of those the smallest ones.
 
     The fewest, since every chunk has its overhead. The smallest, since they take the
@@ -46,16 +49,21 @@ def equal_chunks(rows: int, at_most: int) -> Chunks:
     Args:
         rows: How many rows there are.
         at_most: How many may be in a chunk, at least 1.
+        exact: Whether no row may be in two chunks, so that the last may be shorter.
 
     Returns:
         The chunks; none if there are no rows.
 
     Examples:
         >>> equal_chunks(1000, 300)
-        Chunks(rows=1000, size=250, count=4)
+        Chunks(rows=1000, size=250, count=4, rest=0)
         >>> equal_chunks(1001, 300).overlap
         3
+        >>> equal_chunks(1001, 300, exact=True)
+        Chunks(rows=1001, size=251, count=3, rest=248)
     """
     count = -(-rows // at_most)
     size = -(-rows // count) if count else 0
+    if exact and size:
+        return Chunks(rows, size, *divmod(rows, size))
     return Chunks(rows, size, count)

@@ -4,6 +4,7 @@ Plain JAX, with JAX's own derivatives. To store something of every row is to hol
 of all rows anyway, so here the rows are cut into blocks, which copies them.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -13,50 +14,65 @@ from jax import lax
 from .._lists import Arrays
 from ..checkpointing.engine._forward import Saveable
 from ._chunks import Chunks
-from ._sweep import Sweep
+from ._sweep import Sweep, zeros
 
 
-def run_stored(sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays) -> Arrays:
-    """The `ys` of a sweep without sums, which stores what a policy says."""
-    chunks = sweep.chunks
-    evaluate = jax.checkpoint(
-        lambda twice, *inputs: sweep.chunk(twice, *inputs)[1],
-        policy=policy,
-        prevent_cse=False,  # the body of a loop: there is nothing to merge it with
-    )
+def run_stored(
+    sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays
+) -> tuple[list[Any], list[Any]]:
+    """The sums and the `ys` of a sweep, which stores what a policy says."""
+    rows, chunks = sweep.rows, sweep.chunks
 
-    def body(_: None, inputs: Any) -> tuple[None, Arrays]:
+    # In the body of a loop there is nothing with which to merge it.
+    @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
+    def evaluate(visits: Any, consts: Arrays, parts: Arrays) -> tuple[list, list]:
+        size = parts[0].shape[rows.x_axes[0]]
+        return rows.chunk(size, visits is not None)(visits, consts, parts)
+
+    def body(sums: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
         index, parts = inputs
-        twice = sweep.twice(jnp.minimum(index * chunks.size, chunks.last))
-        return None, evaluate(twice, consts, parts)
+        more, ys = evaluate(sweep.visits(index * chunks.size), consts, parts)
+        return list(map(jnp.add, sums, more)), ys
 
-    blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, sweep.x_axes, strict=True)]
-    _, ys = lax.scan(body, None, (jnp.arange(chunks.count), blocks))
-    return [_join(y, axis, chunks) for y, axis in zip(ys, sweep.y_axes, strict=True)]
+    blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, rows.x_axes, strict=True)]
+    sums = [zeros(aval) for aval in rows.out_types[0]]
+    sums, ys = lax.scan(body, sums, (jnp.arange(chunks.count), blocks))
+    ys = [_join(y, axis, chunks) for y, axis in zip(ys, rows.y_axes, strict=True)]
+    if chunks.rest:
+        start = chunks.rows - chunks.rest
+        parts = list(map(functools.partial(_rows, start, chunks.rows), xs, rows.x_axes))
+        more, last = evaluate(None, consts, parts)
+        sums = list(map(jnp.add, sums, more))
+        ys = [
+            jnp.concatenate(pair, axis)
+            for *pair, axis in zip(ys, last, rows.y_axes, strict=True)
+        ]
+    return list(sums), ys
 
 
 def _cut(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
-    """The chunks of an array, along a new leading axis."""
+    """The chunks of full size of an array, along a new leading axis."""
     if chunks.overlap:
-        last = _rows(x, chunks.last, chunks.rows, axis)
-        x = jnp.concatenate([_rows(x, 0, chunks.end, axis), last], axis)
+        last = _rows(chunks.last, chunks.rows, x, axis)
+        x = jnp.concatenate([_rows(0, chunks.end, x, axis), last], axis)
+    x = _rows(0, chunks.count * chunks.size, x, axis)
     shape = (*x.shape[:axis], chunks.count, chunks.size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
 def _join(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
-    """All rows, from chunks along a leading axis."""
+    """The rows, from chunks along a leading axis."""
     y = jnp.moveaxis(y, 0, axis)
     y = y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])
     if not chunks.overlap:
         return y
     last, end, again = chunks.last, chunks.end, chunks.end + chunks.overlap
-    before, after = _rows(y, 0, last, axis), _rows(y, again, y.shape[axis], axis)
-    once, twice = _rows(y, last, end, axis), _rows(y, end, again, axis)
+    before, after = _rows(0, last, y, axis), _rows(again, y.shape[axis], y, axis)
+    once, twice = _rows(last, end, y, axis), _rows(end, again, y, axis)
     if jnp.issubdtype(y.dtype, jnp.inexact):
         twice = once / 2 + twice / 2  # the same value, and half of the cotangent each
     return jnp.concatenate([before, twice, after], axis)
 
 
-def _rows(x: jax.Array, start: int, stop: int, axis: int) -> jax.Array:
+def _rows(start: int, stop: int, x: jax.Array, axis: int) -> jax.Array:
     return lax.slice_in_dim(x, start, stop, axis=axis)

@@ -1,0 +1,166 @@
+"""The arguments of a map: which of their arrays are mapped, and along which axes."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._axes import Axis, axes_tree, common_length, resolve_axes
+from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
+
+_DEFAULT_AXES = eqx.if_array(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments `(args, kwargs)` of a call.
+
+    Attributes:
+        xs: The arrays that are mapped.
+        axes: The axis of each of them that is.
+        rest: All else, which is the same for every row.
+        size: How many rows there are.
+    """
+
+    xs: list[jax.Array]
+    axes: tuple[int, ...]
+    rest: Rest
+    size: int
+
+
+def open_arguments(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_axes: Any,
+    size: int | None = None,
+) -> Arguments:
+    """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
+
+    Args:
+        name: The name of the transform, for error messages.
+        f: The function that is mapped.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        in_axes: As `eqx.filter_vmap` has it, see `_argument_axes`.
+        size: How many rows there are, if that was asked for.
+    """
+    args, kwargs = as_arrays((args, kwargs))
+    names = _argument_names(f, args)
+    specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
+    arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
+    axes: dict[str, list[Axis]] = {}
+    sizes = {} if size is None else {"axis_size": size}
+    for argument, value in arguments:
+        if _is_split(argument, value, kwargs, specs):
+            continue
+        spec, spec_name = specs[argument]
+        found = resolve_axes(value, spec, tree_name=argument, spec_name=spec_name)
+        axes[argument] = found
+        for path, leaf, axis in zip(
+            paths(value, argument), flatten(value)[0], found, strict=True
+        ):
+            if axis is not None:
+                sizes[path] = leaf.shape[axis]
+    if not sizes:
+        raise ValueError(_nothing_to_map(name, arguments))
+    size = common_length(name, sizes)
+    if "key" in kwargs and "key" not in axes:
+        kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
+    all_axes = [axis for argument, _ in arguments for axis in axes[argument]]
+    xs, rest = split((args, kwargs), [axis is not None for axis in all_axes])
+    return Arguments(xs, tuple(a for a in all_axes if a is not None), rest, size)
+
+
+def _is_split(
+    argument: str, value: Any, kwargs: dict[str, Any], specs: dict[str, Any]
+) -> bool:
+    """Whether an argument is one key, of which every row is to get one of its own."""
+    if argument != "key" or "key" not in kwargs or not is_dynamic(value):
+        return False
+    is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_one = value.ndim == 0 if is_typed else _is_legacy_key(value)
+    return is_one and specs["key"][0] is not None
+
+
+def _is_legacy_key(value: jax.Array) -> bool:
+    return value.dtype == jnp.uint32 and value.ndim == 1
+
+
+def _split(name: str, key: jax.Array, size: int) -> jax.Array:
+    try:
+        return jax.random.split(key, size)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, or an "
+            f"array of one key for each row, not {describe(key)}."
+        ) from error
+
+
+def _signature(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    if isinstance(f, eqx.Partial):
+        f = functools.partial(f.func, *f.args, **f.keywords)
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):  # built-in functions need not have one
+        return {}
+
+
+def _argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """What the positional arguments are called, as far as they have names."""
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    names = [p.name for p in _signature(f).values() if p.kind in positional]
+    return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
+
+
+def _argument_axes(
+    name: str, names: list[str], kwargs: dict[str, Any], in_axes: Any
+) -> dict[str, tuple[Any, str]]:
+    """For every argument the prefix tree of its axes, and what that is called.
+
+    A dictionary has the axes of arguments by name, a tuple or list those of the
+    positional arguments in turn; arguments that neither mentions have the default.
+    Anything else holds for all arguments.
+    """
+    known = [*names, *kwargs]
+    if isinstance(in_axes, dict):
+        if unknown := [repr(key) for key in in_axes if key not in known]:
+            raise ValueError(
+                f"{name}: in_axes names {', '.join(unknown)}, but f was called with "
+                f"these arguments: {', '.join(known)}."
+            )
+        given = {key: (spec, f"in_axes[{key!r}]") for key, spec in in_axes.items()}
+    elif isinstance(in_axes, tuple | list):
+        if len(in_axes) != len(names):
+            raise ValueError(
+                f"{name}: in_axes has {len(in_axes)} entries, but f was called with "
+                f"{len(names)} positional arguments: {', '.join(names)}. Give one "
+                f"entry for each, one axis for all, or a dictionary of axes by name."
+            )
+        given = {
+            key: (spec, f"in_axes[{i}]")
+            for i, (key, spec) in enumerate(zip(names, in_axes, strict=True))
+        }
+    else:
+        return dict.fromkeys(known, (in_axes, "in_axes"))
+    return dict.fromkeys(known, (_DEFAULT_AXES, "in_axes")) | given
+
+
+def _nothing_to_map(name: str, arguments: list[tuple[str, Any]]) -> str:
+    listing = "\n".join(
+        f"  {argument}: {eqx.tree_pformat(value)}" for argument, value in arguments
+    )
+    return (
+        f"{name}: there is nothing to map over, as in_axes gives no array of these "
+        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, or call f itself."
+    )

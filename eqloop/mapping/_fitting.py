@@ -1,0 +1,62 @@
+"""The search for the largest chunks that fit, in plain Python, no JAX."""
+
+from collections.abc import Callable
+
+from ._chunks import equal_chunks
+
+# Fuller than this is not worth another program to be compiled.
+_FULL = 0.8
+
+
+def largest_that_fits(
+    length: int, limit: int, bytes_of: Callable[[int], int]
+) -> tuple[int, int]:
+    """The size of the largest of equal chunks that take no more than a limit.
+
+    Sizes are tried where a straight line through the last findings meets the limit,
+    until one is found that is nearly full, or next to one that is too large.
+
+    Args:
+        length: How many rows there are, at least 1.
+        limit: How many bytes there are.
+        bytes_of: How many bytes chunks of a size take. The more, the more rows.
+
+    Returns:
+        The size, and how many bytes it takes; or 0, and how many a single row does.
+
+    Examples:
+        >>> largest_that_fits(1000, 5000, lambda size: 100 + 20 * size)
+        (200, 4100)
+        >>> largest_that_fits(1000, 50, lambda size: 100 + 20 * size)
+        (0, 120)
+    """
+    known = {0: 0}
+    low, high, size = 0, length + 1, length
+    while low < size < high:
+        known[size] = bytes_of(size)
+        if known[size] <= limit:
+            low = size
+        else:
+            high = size
+        if low == length or known[low] >= _FULL * limit:
+            break
+        size = _next(length, limit, low, high, known)
+    return (low, known[low]) if low else (0, known[1])
+
+
+def _next(length: int, limit: int, low: int, high: int, known: dict[int, int]) -> int:
+    """The size to be tried next; one outside of what is left if nothing is."""
+    larger = sorted(size for size in known if size >= high)
+    first, second = (low, high) if low or len(larger) < 2 else larger[:2]
+    rise = (known[second] - known[first]) / (second - first)
+    guess = first + int((limit - known[first]) / rise) if rise > 0 else low
+    if low == 0:
+        guess = min(guess, high // 2)  # two findings close by make a poor line
+    size = equal_chunks(length, max(guess, 1)).size
+    return size if low < size < high else _above(length, low)
+
+
+def _above(length: int, size: int) -> int:
+    """The next larger size of equal chunks."""
+    count = -(-length // size) if size else length + 1
+    return -(-length // (count - 1)) if count > 1 else length + 1

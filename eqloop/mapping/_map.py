@@ -1,0 +1,69 @@
+"""`Map`: a function over rows, one after the other."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+
+from .._transform import AbstractTransform
+from ._call import open_call
+from ._planner import AtMost
+from ._settings import as_count
+
+
+def _as_batch_size(size: Any) -> int | None:
+    if size is None:
+        return None
+    return as_count("Map", "batch_size", "the number of rows to map at once", size)
+
+
+def _as_unroll(unroll: Any) -> int:
+    return as_count("Map", "unroll", "the number of rows in an iteration", unroll)
+
+
+@final
+class Map(AbstractTransform):
+    """Runs a function for one row after the other.
+
+    As `jax.lax.map`, with leaves of any kind, and in the memory of one row also when it
+    is differentiated: each row is then computed again. A `jax.lax.cond` inside `f` runs
+    one of its branches, and not both as under `vmap`. With a `batch_size`, so many rows
+    are mapped at once, and it is a [`ChunkedVmap`][eqloop.ChunkedVmap] over the leading
+    axes. Rows are evaluated exactly once.
+
+    Called as `f` is, with the leading axes of all arrays mapped, those of keyword
+    arguments as well. A single PRNG key that is given as `key=` is split, one for each
+    row. Results that are not arrays come back as they are.
+
+    Args:
+        f: The function. Its own arrays are the same for every row.
+        batch_size: How many rows are mapped at once; by default one.
+        unroll: How many of these one iteration of the compiled loop has.
+
+    Raises:
+        TypeError: `batch_size` or `unroll` is no int.
+        ValueError: One of them is less than 1; when called, the lengths of the arrays
+            disagree, or there are none.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> el.Map(lambda x, y: x * y)(jnp.arange(3.0), jnp.ones((3, 2)))
+        Array([[0., 0.],
+               [1., 1.],
+               [2., 2.]], dtype=float32)
+
+    References:
+        [`jax.lax.map`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.map.html).
+    """
+
+    f: Callable[..., Any]
+    batch_size: int | None = eqx.field(
+        default=None, static=True, converter=_as_batch_size, kw_only=True
+    )
+    unroll: int = eqx.field(default=1, static=True, converter=_as_unroll, kw_only=True)
+
+    def __call__(self, *xs: Any, **kwargs: Any) -> Any:
+        """Runs `f` for every row of its arguments."""
+        axes = eqx.if_array(0)
+        call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
+        return call.run(AtMost(self.batch_size or 1, exact=True, unroll=self.unroll))

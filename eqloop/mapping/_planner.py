@@ -1,0 +1,175 @@
+"""How the rows of a map are cut: as it was asked for, or so that they fit."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex
+
+from .._formula import is_inexact
+from .._lists import pick, put
+from ..checkpointing.engine._forward import Saveable
+from ..checkpointing.planning._units import format_bytes
+from ._chunks import equal_chunks
+from ._derivatives import Marks
+from ._fitting import largest_that_fits
+from ._rows import Rows
+from ._stored import run_stored
+from ._sweep import Sweep
+
+
+class Planner(Protocol):
+    """What a map needs to know in order to be run."""
+
+    def is_whole(self, length: int) -> bool:
+        """Whether it is certain that so many rows are mapped at once."""
+        ...
+
+    def probe(self, length: int) -> tuple[int, bool]:
+        """A size of chunk of so many rows, and whether it has `visits`, see `Rows`."""
+        ...
+
+    def sweep(self, rows: Rows) -> Sweep:
+        """How to run a map."""
+        ...
+
+    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
+        """The same, for the gradient of the marked inputs, where a policy stores."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AtMost:
+    """At most so many rows at once."""
+
+    size: int
+    exact: bool = False
+    unroll: int = 1
+
+    def is_whole(self, length: int) -> bool:
+        return length <= self.size
+
+    def probe(self, length: int) -> tuple[int, bool]:
+        chunks = equal_chunks(length, self.size, exact=self.exact)
+        return chunks.size, chunks.overlap > 0
+
+    def sweep(self, rows: Rows) -> Sweep:
+        chunks = equal_chunks(rows.length, self.size, exact=self.exact)
+        return Sweep(rows, chunks, self.unroll)
+
+    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
+        return self.sweep(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """As many rows at once as fit into so many bytes.
+
+    To find out, maps in chunks of a few sizes are compiled, and never run.
+    """
+
+    nbytes: int
+    exact: bool = False
+
+    def is_whole(self, length: int) -> bool:
+        return length == 0
+
+    def probe(self, length: int) -> tuple[int, bool]:
+        return length, False
+
+    def sweep(self, rows: Rows) -> Sweep:
+        def program(sweep: Sweep) -> _Program:
+            return sweep.run, rows.in_types
+
+        return self._largest(rows, program, "run")
+
+    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
+        def program(sweep: Sweep) -> _Program:
+            cts = [list(filter(is_inexact, group)) for group in rows.out_types]
+
+            def gradient(consts: Any, xs: Any, cts: Any) -> Any:
+                def run(*marked: Any) -> Any:
+                    merged = map(put, (consts, xs), marks, marked)
+                    out = run_stored(sweep, policy, *merged)
+                    return [list(filter(is_inexact, group)) for group in out]
+
+                return jax.vjp(run, *map(pick, (consts, xs), marks))[1](cts)
+
+            return gradient, (*rows.in_types, cts)
+
+        return self._largest(rows, program, (policy, marks))
+
+    def _largest(
+        self, rows: Rows, program: Callable[[Sweep], "_Program"], kind: Any
+    ) -> Sweep:
+        sweep_of = lambda size: AtMost(size, self.exact).sweep(rows)
+        text = str(rows.chunk(*rows.probe).step.jaxpr)
+        layout = (rows.length, rows.x_axes, rows.y_axes, rows.shares)
+        backend = jax.default_backend()
+        search = _Search((text, layout, kind, backend, self), sweep_of, program)
+        size, least = _found(search)
+        if size == 0:
+            raise ValueError(
+                f"Budget: to map a single row takes {format_bytes(least)}, which is "
+                f"{least} bytes and the least that would do, but the budget is "
+                f"{format_bytes(self.nbytes)}."
+            )
+        return sweep_of(size)
+
+
+_Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Maps that print alike are alike, as far as memory goes."""
+
+    key: tuple[Any, ...]
+    sweep_of: Callable[[int], Sweep] = dataclasses.field(compare=False)
+    program: Callable[[Sweep], _Program] = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=512)
+def _found(search: _Search) -> tuple[int, int]:
+    """The largest size that fits, or 0, and the bytes that it or the least takes."""
+    *_, within = search.key
+    length = search.sweep_of(1).rows.length
+
+    def bytes_of(size: int) -> int:
+        sweep = search.sweep_of(size)
+        run, types = search.program(sweep)
+        return _temporary_bytes(run, types)
+
+    return largest_that_fits(length, within.nbytes, bytes_of)
+
+
+def _temporary_bytes(run: Callable[..., Any], types: tuple[Any, ...]) -> int:
+    """The bytes that a program allocates beside its inputs and outputs."""
+    try:
+        # Memory is assigned before code is generated, so that need not be good code.
+        lowered = jax.jit(run).lower(*types)
+        program = lowered.compile({"xla_backend_optimization_level": "0"})
+        analysis = program.memory_analysis()
+    except Exception:
+        # What has a collective, say, cannot be compiled outside of its mesh.
+        analysis = None
+    if analysis is None:
+        return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
+    return analysis.temp_size_in_bytes
+
+
+def _intermediate_bytes(jaxpr: Any) -> int:
+    """The bytes of all that a program computes, as if nothing were ever freed."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = list(jex.jaxprs_in_params(eqn.params))
+        total += sum(map(_intermediate_bytes, inner))
+        if not inner:
+            total += sum(
+                math.prod(var.aval.shape) * var.aval.dtype.itemsize
+                for var in eqn.outvars
+            )
+    return total

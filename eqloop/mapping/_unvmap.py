@@ -1,0 +1,89 @@
+"""`unvmap`: takes values out of every `vmap` around them, by reducing over it."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._partition import describe, is_dynamic, is_scalar
+
+
+def unvmap(
+    x: Any, op: Literal["any", "all", "max", "min", "none"] = "any"
+) -> jax.Array:
+    """Reduces an array to one value, over the axes of every `vmap` around it as well.
+
+    The result is the same for all rows, and not mapped: it can be the predicate of a
+    `jax.lax.cond` that is to remain one under `vmap`. Where no `vmap` is around it, it
+    is `jnp.any(x)`, and so on. Its derivative is zero.
+
+    Args:
+        x: An array, or a number.
+        op: Whether `"any"` element is true or `"all"` of them are, or the `"max"` or
+            `"min"` of them. `"none"` does not reduce: it is for what is the same for
+            all rows although JAX cannot know, and takes that of one row.
+
+    Returns:
+        An array without axes: a bool, or for `"max"` and `"min"` of the dtype of `x`;
+        for `"none"` one like `x`.
+
+    Raises:
+        TypeError: If `x` is no array.
+        ValueError: If `op` is none of these, or `"max"` or `"min"` and there are no
+            elements.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> @jax.vmap
+        ... def clip(x):
+        ...     is_large = el.unvmap(x > 1)  # one for all rows
+        ...     return jax.lax.cond(is_large, lambda: jnp.minimum(x, 1), lambda: x)
+        >>> clip(jnp.array([0.5, 2.0]))
+        Array([0.5, 1. ], dtype=float32)
+    """
+    if op not in _OPERATIONS:
+        known = ", ".join(map(repr, _OPERATIONS))
+        raise ValueError(f"unvmap: `op` must be one of {known}, not {op!r}.")
+    if not (is_dynamic(x) or is_scalar(x)):
+        raise TypeError(f"unvmap: `x` must be an array, not {describe(x)}.")
+    x = jnp.asarray(x)
+    if not x.size and op in ("max", "min"):
+        raise ValueError(
+            f"unvmap: there is no {op!r} of no elements, and `x` is {describe(x)}."
+        )
+    return _OPERATIONS[op](lax.stop_gradient(x))
+
+
+def _over_everything(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reduction over all axes, those of `vmap` too."""
+
+    @jax.custom_batching.custom_vmap
+    def reduced(x: Any) -> Any:
+        return reduce(x)
+
+    @reduced.def_vmap
+    def _(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
+        return reduced(x), False
+
+    return reduced
+
+
+@jax.custom_batching.custom_vmap
+def _of_one_row(x: Any) -> Any:
+    return x
+
+
+@_of_one_row.def_vmap
+def _(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
+    return _of_one_row(x[0]), False
+
+
+_OPERATIONS = {
+    "any": _over_everything(jnp.any),
+    "all": _over_everything(jnp.all),
+    "max": _over_everything(jnp.max),
+    "min": _over_everything(jnp.min),
+    "none": _of_one_row,
+}

@@ -1,0 +1,129 @@
+"""`Vmap`: `jax.vmap` as a PyTree around its function."""
+
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from .._lists import pick
+from .._transform import AbstractTransform
+from ._arguments import Arguments, open_arguments
+from ._call import VARYING, Row
+from ._settings import as_count, axes_setting, setting
+
+
+def _as_axis_size(size: Any) -> int | None:
+    if size is None:
+        return None
+    return as_count("Vmap", "axis_size", "the number of rows", size, least=0)
+
+
+@final
+class Vmap(AbstractTransform):
+    """Vectorises a function over rows, all at once.
+
+    As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
+    made inside, so that `Vmap(make)(keys)` is an ensemble. Called as `f` is, with its
+    arguments stacked; arguments given by keyword are mapped as well. A single PRNG key
+    that is given as `key=` is split, one for each row.
+
+    Args:
+        f: The function. Its own arrays are the same for every row.
+        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
+            argument whole, a function from a leaf to either, or a tree of these. A
+            tuple has an entry for each positional argument, a dictionary one for each
+            of the arguments that it names; other arguments are mapped over the leading
+            axes of their arrays. Leaves that are not arrays are passed as they are.
+        out_axes: At which axes of the results the rows are: likewise, a prefix of what
+            `f` returns. `None` is for what is the same for every row.
+        axis_name: What `jax.lax.psum` and the other collectives call the rows.
+        axis_size: How many rows there are; needed only if no argument is mapped.
+
+    Raises:
+        TypeError: `axis_size` is no int; when called, an axis is none, or a jaxtyping
+            annotation of `f` is violated.
+        ValueError: `axis_size` is negative; when called, the lengths of the mapped axes
+            disagree, there is nothing to map, an axis is out of range, or a result for
+            which `out_axes` is `None` differs from row to row.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> make = lambda key: eqx.nn.Linear(2, 3, key=key)
+        >>> ensemble = el.Vmap(make)(jax.random.split(jax.random.key(0), 10))
+        >>> ensemble.weight.shape
+        (10, 3, 2)
+        >>> evaluate = el.Vmap(lambda model, x: model(x), in_axes={"x": None})
+        >>> evaluate(ensemble, jnp.ones(2)).shape
+        (10, 3)
+
+    References:
+        [`equinox.filter_vmap`](https://docs.kidger.site/equinox/api/transformations/#equinox.filter_vmap).
+    """
+
+    f: Callable[..., Any]
+    in_axes: PyTree[Any] = axes_setting()
+    out_axes: PyTree[Any] = axes_setting()
+    axis_name: Hashable = setting(None)
+    axis_size: int | None = eqx.field(
+        default=None, static=True, converter=_as_axis_size, kw_only=True
+    )
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f` for every row of its arguments."""
+        arguments = open_arguments(
+            "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size
+        )
+        row = Row("Vmap", self.f, arguments.rest, self.out_axes)
+        try:
+            stacked, same = self._mapped(_Split(row), arguments)
+        except ValueError:
+            # JAX says so by the places that results have here.
+            self._check_same(row, arguments)
+            raise
+        stacked = [
+            jax.numpy.moveaxis(y, 0, axis)
+            for y, axis in zip(stacked, row.outputs.stacked_axes, strict=True)
+        ]
+        return row.outputs.join(stacked, same)
+
+    def _mapped(self, f: Callable[..., Any], arguments: Arguments) -> Any:
+        return jax.vmap(
+            f,
+            in_axes=(list(arguments.axes),),
+            out_axes=(0, None),
+            axis_name=self.axis_name,
+            axis_size=arguments.size,
+        )(arguments.xs)
+
+    def _check_same(self, row: Row, arguments: Arguments) -> None:
+        """Raises if there are results that differ and that must not: says which."""
+        if not hasattr(row, "outputs"):
+            return
+        varying = []
+        for index, is_same in enumerate(row.outputs.same):
+            only = lambda x, index=index: ([], row(x)[index])
+            try:
+                jax.eval_shape(lambda: self._mapped(only, arguments))  # noqa: B023
+                varying.append(False)
+            except ValueError:
+                varying.append(is_same)
+        row.outputs.check_same("Vmap", varying, VARYING)
+
+
+class _Split:
+    """`f` on one row: the results that are stacked, and those that are the same."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    def __call__(self, x: list[Any]) -> tuple[list[Any], list[Any]]:
+        arrays = self.row(x)
+        same = self.row.outputs.same
+        return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)
