@@ -20,3 +20,11 @@ def identity(x: Any) -> Any:
     (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
     """
     return getattr(x, "val", x) if isinstance(x, jax.core.Tracer) else x
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a `scan` equation are its constants, and its carry."""
+    if "ft_in" in params:  # JAX 0.12
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]

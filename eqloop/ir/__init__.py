@@ -1,0 +1,21 @@
+"""Jaxprs that a person can read: rewriting them, writing them as Python, drawing them.
+
+What is here takes a program as JAX has traced it. Transforms that work while tracing
+are in the other rooms, none of which uses this one.
+"""
+
+from ._algebra import simplify_algebra as simplify_algebra
+from ._build import eqns_to_closed_jaxpr as eqns_to_closed_jaxpr
+from ._build import eqns_to_jaxpr as eqns_to_jaxpr
+from ._common import eliminate_common_subexpressions as eliminate_common_subexpressions
+from ._copies import propagate_copies as propagate_copies
+from ._dead_code import eliminate_dead_code as eliminate_dead_code
+from ._fold import constant_fold as constant_fold
+from ._inline import inline_jit as inline_jit
+from ._optimize import PASSES as PASSES
+from ._optimize import Report as Report
+from ._optimize import optimize as optimize
+from ._optimized import Optimize as Optimize
+from .codegen import jaxpr_to_python as jaxpr_to_python
+from .codegen import register_handler as register_handler
+from .codegen import to_python as to_python

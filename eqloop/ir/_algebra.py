@@ -1,0 +1,239 @@
+"""Algebraic identities that hold to the last bit, for every value of the operands.
+
+So `x + 0.0` stays, as it makes 0.0 of -0.0; `x * 0.0` stays, as it makes NaN of NaN and
+infinity; and of complex numbers, whose products mix the parts, only signs are combined.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ._rewriter import Rewriter
+from ._walk import Closed, Rewrite, check_closed, is_array, rewrite_everywhere
+
+_Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
+# What stands for the result: an atom; a new equation; or nothing that is simpler.
+_Rule: TypeAlias = Callable[[jex.JaxprEqn, _Definitions], Any]
+
+
+def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Applies identities such as `x * 1 = x` and `--x = x`.
+
+    Only those that change no bit of any result: signed zeros, NaNs and infinities stay
+    what they are, and dtypes and weak types, too.
+
+    Args:
+        jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
+
+    Returns:
+        A closed jaxpr of the same meaning and signature.
+
+    Raises:
+        TypeError: `jaxpr` is no closed jaxpr.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x / 1.0) + 0.0)(1.0)
+        >>> print(ir.simplify_algebra(jaxpr))
+        { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b 0.0:f32[] in (c,) }
+    """
+    check_closed(jaxpr, "simplify_algebra")
+    return rewrite_everywhere(_simplify, jaxpr)
+
+
+def _simplify(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+    rewriter = Rewriter(jaxpr)
+    definitions: dict[jex.Var, jex.JaxprEqn] = {}
+    for eqn in jaxpr.eqns:
+        eqn = rewriter.enter(eqn, rewrite)
+        rule = _RULES.get(eqn.primitive.name)
+        if rule is not None and all(map(is_array, [*eqn.invars, *eqn.outvars])):
+            simpler = rule(eqn, definitions)
+            if isinstance(simpler, jex.JaxprEqn):
+                eqn = simpler
+            elif simpler is not None:
+                rewriter.replace(eqn.outvars[0], simpler)
+        definitions.update((var, eqn) for var in eqn.outvars)
+        rewriter.emit(eqn)
+    return rewriter.result()
+
+
+# What is known of operands.
+
+
+def _uniform(atom: Any, definitions: _Definitions) -> Any:
+    """The number that every element of an operand is, or `None` if not known."""
+    eqn = _definition(atom, definitions, "broadcast_in_dim")
+    if eqn is not None:
+        atom = eqn.invars[0]
+    if not isinstance(atom, jex.Literal) or np.iscomplexobj(atom.val):
+        return None
+    values = np.ravel(atom.val)
+    # By their bytes, for which -0.0 is not 0.0.
+    return values[0] if len({value.tobytes() for value in values}) == 1 else None
+
+
+def _is(atom: Any, number: float, definitions: _Definitions) -> bool:
+    value = _uniform(atom, definitions)
+    if value is None or value != number:
+        return False
+    return bool(np.signbit(float(value)) == np.signbit(float(number)))
+
+
+def _definition(atom: Any, definitions: _Definitions, name: str) -> jex.JaxprEqn | None:
+    """The equation that computes an operand, if it is of that primitive."""
+    eqn = None if isinstance(atom, jex.Literal) else definitions.get(atom)
+    return eqn if eqn is not None and eqn.primitive.name == name else None
+
+
+def _is_float(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
+
+
+# The rules.
+
+
+def _neutral(*, right: Callable[[bool], float], commutes: bool = True) -> _Rule:
+    """`x op neutral = x`. The neutral number may differ between floats and others."""
+
+    def rule(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+        x, y = eqn.invars
+        number = right(_is_float(eqn.outvars[0]))
+        if _is(y, number, definitions):
+            return x
+        if commutes and _is(x, number, definitions):
+            return y
+        return None
+
+    return rule
+
+
+def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    """`f(f(x)) = x`."""
+    before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
+    same = before is not None and before.params == eqn.params
+    return before.invars[0] if same else None
+
+
+def _idempotent(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    """`f(f(x)) = f(x)`."""
+    before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
+    same = before is not None and before.params == eqn.params
+    return eqn.invars[0] if same else None
+
+
+def _same_twice(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    """`x op x = x`."""
+    x, y = eqn.invars
+    return x if x is y else None
+
+
+def _first_power(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    if eqn.primitive.name == "integer_pow":
+        return eqn.invars[0] if eqn.params["y"] == 1 else None
+    x, y = eqn.invars
+    return x if _is_float(x) and _is(y, 1, definitions) else None
+
+
+def _part_of_complex(position: int) -> _Rule:
+    """`real(complex(x, y)) = x` and `imag(complex(x, y)) = y`."""
+
+    def rule(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+        made = _definition(eqn.invars[0], definitions, "complex")
+        return None if made is None else made.invars[position]
+
+    return rule
+
+
+def _selected(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    which, *cases = eqn.invars
+    if all(case is cases[0] for case in cases):
+        return cases[0]
+    index = _uniform(which, definitions)
+    return None if index is None else cases[int(index)]
+
+
+def _two_transposes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    before = _definition(eqn.invars[0], definitions, "transpose")
+    if before is None:
+        return None
+    inner = before.params["permutation"]
+    permutation = tuple(inner[i] for i in eqn.params["permutation"])
+    return eqn.replace(
+        invars=before.invars, params=dict(eqn.params, permutation=permutation)
+    )
+
+
+def _two_reshapes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    before = _definition(eqn.invars[0], definitions, "reshape")
+    settings = ("dimensions", "sharding")
+    if before is None or any(
+        e.params[name] is not None for e in (eqn, before) for name in settings
+    ):
+        return None
+    return eqn.replace(invars=before.invars)
+
+
+def _two_conversions(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    """By way of a wider type is the same as directly."""
+    before = _definition(eqn.invars[0], definitions, "convert_element_type")
+    if before is None or before.params["sharding"] != eqn.params["sharding"]:
+        return None
+    first, between = before.invars[0], before.outvars[0]
+    if not _holds(between.aval.dtype, first.aval.dtype):
+        return None
+    if first.aval == eqn.outvars[0].aval:
+        return first
+    return eqn.replace(invars=before.invars)
+
+
+def _holds(wide: Any, narrow: Any) -> bool:
+    """Whether one dtype has every value of another of its kind."""
+    kinds = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger)
+    same_kind = any(
+        jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind) for kind in kinds
+    )
+    return same_kind and (
+        wide == narrow
+        or (
+            jnp.dtype(wide).itemsize > jnp.dtype(narrow).itemsize
+            and jnp.promote_types(wide, narrow) == wide
+        )
+    )
+
+
+_RULES: dict[str, _Rule] = {
+    "abs": _idempotent,
+    "add": _neutral(right=lambda is_float: -0.0 if is_float else 0),
+    "and": _same_twice,
+    "ceil": _idempotent,
+    "conj": _inverse,
+    "convert_element_type": _two_conversions,
+    "div": _neutral(right=lambda _: 1, commutes=False),
+    "floor": _idempotent,
+    "imag": _part_of_complex(1),
+    "integer_pow": _first_power,
+    "max": _same_twice,
+    "min": _same_twice,
+    "mul": _neutral(right=lambda _: 1),
+    "neg": _inverse,
+    "not": _inverse,
+    "or": _same_twice,
+    "pow": _first_power,
+    "real": _part_of_complex(0),
+    "reshape": _two_reshapes,
+    "rev": _inverse,
+    "select_n": _selected,
+    "shift_left": _neutral(right=lambda _: 0, commutes=False),
+    "shift_right_arithmetic": _neutral(right=lambda _: 0, commutes=False),
+    "shift_right_logical": _neutral(right=lambda _: 0, commutes=False),
+    "sign": _idempotent,
+    "stop_gradient": _idempotent,
+    "sub": _neutral(right=lambda _: 0, commutes=False),
+    "transpose": _two_transposes,
+    "xor": _neutral(right=lambda _: 0),
+}

@@ -1,0 +1,94 @@
+"""Common subexpressions: what was computed before is not computed again."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+
+from ._primitives import COMMUTATIVE, DISTINCT
+from ._rewriter import Rewriter
+from ._walk import Closed, Rewrite, check_closed, is_array, rewrite_everywhere
+
+
+def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Keeps one of several equations that compute the same from the same operands.
+
+    Equations with effects stay, and so do those that are several on purpose: what
+    `jax.checkpoint` computes again, and barriers. An equation inside a loop, a branch
+    or a call is compared with those beside it, not with those outside.
+
+    Args:
+        jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
+
+    Returns:
+        A closed jaxpr of the same meaning and signature.
+
+    Raises:
+        TypeError: `jaxpr` is no closed jaxpr.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) * jnp.sin(x))(1.0)
+        >>> ir.eliminate_common_subexpressions(jaxpr)
+        { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = mul b b in (c,) }
+    """
+    check_closed(jaxpr, "eliminate_common_subexpressions")
+    return rewrite_everywhere(_merge, jaxpr)
+
+
+def _merge(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+    rewriter = Rewriter(jaxpr)
+    first: dict[Hashable, jex.JaxprEqn] = {}
+    for eqn in jaxpr.eqns:
+        eqn = rewriter.enter(eqn, rewrite)
+        same = _first_like(eqn, first)
+        if same is not eqn:
+            for var, earlier in zip(eqn.outvars, same.outvars, strict=True):
+                if not isinstance(var, jex.DropVar):
+                    rewriter.replace(var, earlier)
+        rewriter.emit(eqn)
+    return rewriter.result()
+
+
+def _first_like(eqn: jex.JaxprEqn, first: dict[Hashable, jex.JaxprEqn]) -> jex.JaxprEqn:
+    """The first equation that computes the same, which may be this one."""
+    if eqn.effects or eqn.primitive.name in DISTINCT:
+        return eqn
+    if not all(map(is_array, [*eqn.invars, *eqn.outvars])):
+        return eqn
+    try:
+        earlier = first.setdefault(_key(eqn), eqn)
+    except TypeError:  # a parameter that cannot be hashed
+        return eqn
+    needed = zip(earlier.outvars, eqn.outvars, strict=True)
+    if any(isinstance(a, jex.DropVar) > isinstance(b, jex.DropVar) for a, b in needed):
+        return eqn  # that one drops what is needed here
+    return earlier
+
+
+def _key(eqn: jex.JaxprEqn) -> Hashable:
+    operands = [_operand_key(atom) for atom in eqn.invars]
+    if eqn.primitive.name in COMMUTATIVE:
+        operands.sort(key=repr)
+    params = tuple((name, _typed(eqn.params[name])) for name in sorted(eqn.params))
+    types = tuple(var.aval for var in eqn.outvars)
+    return eqn.primitive, tuple(operands), params, types, eqn.ctx
+
+
+def _operand_key(atom: jax.core.Atom) -> Hashable:
+    if isinstance(atom, jex.Var):
+        return "var", id(atom)
+    # By its bytes, for which -0.0 is not 0.0 and NaN is NaN.
+    return "literal", np.asarray(atom.val).tobytes(), atom.aval
+
+
+def _typed(param: Any) -> Hashable:
+    # 1 == 1.0 == True, and -0.0 == 0.0, but they are not the same parameter.
+    if isinstance(param, tuple):
+        return type(param), tuple(map(_typed, param))
+    if isinstance(param, float | complex):
+        return type(param), repr(param)
+    return type(param), param

@@ -1,0 +1,159 @@
+"""Constant folding: what does not depend on the inputs is computed once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+
+from .._compat import scan_counts
+from ._primitives import FOLDABLE, GENERATORS
+from ._rewriter import Rewriter
+from ._walk import (
+    Closed,
+    Rewrite,
+    check_closed,
+    is_array,
+    map_inner,
+    rewrite_everywhere,
+)
+
+# The most elements that an operand or a result may have. Above it, to hold a result in
+# the program costs more than to compute it, and tracing must not compute for long.
+FOLD_LIMIT = 1024
+
+
+def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Computes what does not depend on the inputs.
+
+    The results become literals. Operands and results of at most 1024 elements are
+    considered, of operations without effects that are no loops. Constants are carried
+    into the jaxprs of calls, and a `cond` whose index is known becomes its branch.
+
+    Args:
+        jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
+
+    Returns:
+        A closed jaxpr of the same meaning and signature.
+
+    Raises:
+        TypeError: `jaxpr` is no closed jaxpr.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> jaxpr = jax.make_jaxpr(lambda x: x * jnp.sqrt(jnp.float32(4)))(1.0)
+        >>> ir.constant_fold(jaxpr)
+        { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
+    """
+    check_closed(jaxpr, "constant_fold")
+    return rewrite_everywhere(_fold, jaxpr)
+
+
+def _fold(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+    rewriter = Rewriter(jaxpr)
+    known = dict(_known_constants(jaxpr))
+    for eqn in jaxpr.eqns:
+        eqn = _with_operands_inside(rewriter.enter(eqn))
+        eqn = rewriter.enter(eqn, rewrite)
+        branch = _chosen_branch(eqn)
+        if branch is not None:
+            rewriter.inline(branch, eqn.invars[1:], eqn.outvars)
+            continue
+        for var, value in zip(eqn.outvars, _evaluate(eqn, known), strict=False):
+            if eqn.primitive.name in GENERATORS and value.ndim:
+                known[var] = value
+            else:
+                rewriter.replace(var, jex.Literal(value, var.aval))
+        rewriter.emit(eqn)
+    return rewriter.result()
+
+
+def _known_constants(jaxpr: Closed) -> Iterator[tuple[jex.Var, Any]]:
+    for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+        # A constant may be a tracer, if a transform is run within another.
+        if not isinstance(const, jax.core.Tracer) and _is_small(var):
+            yield var, const
+
+
+def _is_small(atom: Any) -> bool:
+    return is_array(atom) and np.prod(atom.aval.shape) <= FOLD_LIMIT
+
+
+def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
+    """The results of an equation; none if it is not to be evaluated here."""
+    if eqn.primitive.name not in FOLDABLE or eqn.effects:
+        return []
+    if not all(map(_is_small, [*eqn.invars, *eqn.outvars])):
+        return []
+    operands = [_value(atom, known) for atom in eqn.invars]
+    if any(operand is None for operand in operands):
+        return []
+    try:
+        with jax.ensure_compile_time_eval():
+            out = eqn.primitive.bind(*operands, **eqn.params)
+    except FloatingPointError:  # `jax_debug_nans` shall tell of it only if it is run
+        return []
+    results = list(out) if eqn.primitive.multiple_results else [out]
+    # Under another setting of `jax_enable_x64`, or inside `shard_map`, a value that is
+    # computed here may not be of the type that it has there.
+    same = all(
+        jax.typeof(x) == v.aval for x, v in zip(results, eqn.outvars, strict=True)
+    )
+    return results if same else []
+
+
+def _value(atom: Any, known: dict[jex.Var, Any]) -> Any:
+    return atom.val if isinstance(atom, jex.Literal) else known.get(atom)
+
+
+def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:
+    """The branch of a `cond` whose index is a constant."""
+    if eqn.primitive.name != "cond" or not isinstance(eqn.invars[0], jex.Literal):
+        return None
+    branches = eqn.params["branches"]
+    branch = branches[int(np.clip(eqn.invars[0].val, 0, len(branches) - 1))]
+    # The effects of a `cond` are those of all of its branches.
+    return branch if not eqn.effects else None
+
+
+def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+    """An equation whose jaxprs have the operands that are constants written in.
+
+    The operands stay, unused, for the elimination of dead code to remove.
+    """
+    operands = iter(_operands_of_jaxprs(eqn))
+    return map_inner(eqn, lambda jaxpr: _specialized(jaxpr, next(operands, ())))
+
+
+def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
+    """For each jaxpr in the order of the parameters, its first operands.
+
+    Those alone that are the same each time the jaxpr is run.
+    """
+    name, params, invars = eqn.primitive.name, eqn.params, eqn.invars
+    if name in ("jit", "remat2", "checkpoint", "closed_call"):
+        return [invars]
+    if name == "cond":
+        return [invars[1:]] * len(params["branches"])
+    if name == "while":
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        consts = invars[: counts[0]], invars[counts[0] : sum(counts)]
+        by_name = dict(zip(("cond_jaxpr", "body_jaxpr"), consts, strict=True))
+        return [by_name[key] for key in params if key in by_name]
+    if name == "scan":
+        return [invars[: scan_counts(params)[0]]]
+    return []
+
+
+def _specialized(jaxpr: Closed, operands: Any) -> Closed:
+    rewriter = Rewriter(jaxpr)
+    # A jaxpr may have fewer operands here than inputs: those that vary are left out.
+    for var, atom in zip(jaxpr.jaxpr.invars, operands, strict=False):
+        if isinstance(atom, jex.Literal):
+            rewriter.replace(var, atom)
+    for eqn in jaxpr.eqns:
+        rewriter.eqns.append(rewriter.enter(eqn))
+    return rewriter.result()

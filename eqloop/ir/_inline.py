@@ -1,0 +1,69 @@
+"""Calls of compiled functions, replaced by what they call."""
+
+from collections.abc import Callable
+
+import jax
+import jax.extend.core as jex
+
+from ._rewriter import Rewriter
+from ._walk import Closed, Rewrite, check_closed, inner, rewrite_everywhere
+
+
+def inline_jit(
+    jaxpr: jex.ClosedJaxpr,
+    condition: Callable[[jex.JaxprEqn], bool] = lambda eqn: True,
+) -> jex.ClosedJaxpr:
+    """Puts the equations of functions under `jax.jit` in place of their calls.
+
+    A call that says where its operands or results are to live, or that may reuse the
+    memory of its operands, stays: its equations would not say so.
+
+    Args:
+        jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
+        condition: Which calls are to be replaced, given their equations;
+            `eqn.params["name"]` is the name of the function. By default all.
+
+    Returns:
+        A closed jaxpr of the same meaning and signature.
+
+    Raises:
+        TypeError: `jaxpr` is no closed jaxpr, or `condition` is no function.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(1.0)
+        >>> ir.inline_jit(jaxpr, lambda eqn: eqn.params["name"] == "sin")
+        { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
+    """
+    check_closed(jaxpr, "inline_jit")
+    if not callable(condition):
+        raise TypeError(
+            f"inline_jit: `condition` must be a function of an equation, such as "
+            f"`lambda eqn: eqn.params['name'] == 'silu'`, but it is {condition!r}."
+        )
+
+    def level(jaxpr: Closed, rewrite: Rewrite) -> Closed:
+        rewriter = Rewriter(jaxpr)
+        for eqn in jaxpr.eqns:
+            eqn = rewriter.enter(eqn, rewrite)
+            if _is_plain_call(eqn) and condition(eqn):
+                (callee,) = inner(eqn)
+                rewriter.inline(callee, eqn.invars, eqn.outvars)
+            else:
+                rewriter.eqns.append(eqn)
+        return rewriter.result()
+
+    return rewrite_everywhere(level, jaxpr)
+
+
+def _is_plain_call(eqn: jex.JaxprEqn) -> bool:
+    # What is unspecified is an object of JAX's own, or `None`; a sharding is neither.
+    if eqn.primitive.name != "jit" or any(eqn.params["donated_invars"]):
+        return False
+    placed = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    return not any(
+        isinstance(place, jax.sharding.Sharding) or hasattr(place, "major_to_minor")
+        for name in placed
+        for place in eqn.params[name]
+    )

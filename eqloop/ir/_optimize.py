@@ -1,0 +1,115 @@
+"""The passes together, until there is nothing left for them to do."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from ._algebra import simplify_algebra
+from ._common import eliminate_common_subexpressions
+from ._copies import propagate_copies
+from ._dead_code import eliminate_dead_code
+from ._fold import constant_fold
+from ._walk import check_closed, count_equations
+
+PASSES: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = (
+    constant_fold,
+    simplify_algebra,
+    propagate_copies,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How many equations there were before and after each run of a pass.
+
+    Attributes:
+        runs: For each run its pass, and the equations before and after, those inside
+            loops, branches and calls included.
+        before: The equations before the first run.
+        after: The equations after the last.
+    """
+
+    before: int
+    after: int
+    runs: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        rows = [*self.runs, ("together", self.before, self.after)]
+        width = max(len(name) for name, _, _ in rows)
+        lines = [f"{'equations':<{width}}  before  after"]
+        lines += [
+            f"{name:<{width}}  {before:>6}  {after:>5}" for name, before, after in rows
+        ]
+        return "\n".join(lines)
+
+
+def optimize(
+    jaxpr: jex.ClosedJaxpr,
+    passes: Sequence[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]] = PASSES,
+    report: Callable[[Report], Any] | None = None,
+) -> jex.ClosedJaxpr:
+    """Applies passes again and again, until none of them changes anything.
+
+    The result has the same meaning and the same signature, the same effects in the same
+    order, and the same derivatives. It never has more equations. XLA does such things,
+    too, and knows more; this is for those who read, print, draw or transform jaxprs.
+
+    Args:
+        jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
+        passes: The passes in their order, by default all five. `inline_jit` can be one.
+        report: Called at the end with a `Report` of what each pass has done. `print`
+            prints it as a table.
+
+    Returns:
+        A closed jaxpr.
+
+    Raises:
+        TypeError: `jaxpr` is no closed jaxpr, or a pass is no function.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x * 1.0) + jnp.sin(x))(1.0)
+        >>> jaxpr = ir.optimize(jaxpr, report=lambda report: print(report.after))
+        2
+        >>> jaxpr
+        { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b b in (c,) }
+    """
+    check_closed(jaxpr, "optimize")
+    check_passes(passes, "optimize")
+    runs: list[tuple[str, int, int]] = []
+    before = count = count_equations(jaxpr)
+    changed = bool(passes)
+    while changed:
+        changed = False
+        for apply in passes:
+            new = apply(jaxpr)
+            if new is not jaxpr:
+                runs.append((_name(apply), count, count := count_equations(new)))
+                jaxpr, changed = new, True
+    if report is not None:
+        report(Report(before, count, tuple(runs)))
+    return jaxpr
+
+
+def check_passes(passes: Any, name: str) -> None:
+    """Raises a `TypeError` for what is no sequence of passes."""
+    if callable(passes):
+        raise TypeError(
+            f"{name}: `passes` must be a sequence of passes, but it is a single one: "
+            f"write `passes=[{_name(passes)}]`."
+        )
+    for i, apply in enumerate(passes):
+        if not callable(apply):
+            raise TypeError(
+                f"{name}: `passes[{i}]` must be a function from a ClosedJaxpr to one, "
+                f"such as `eqloop.ir.constant_fold`, but it is {apply!r}."
+            )
+
+
+def _name(apply: Callable[..., Any]) -> str:
+    return getattr(apply, "__name__", repr(apply))

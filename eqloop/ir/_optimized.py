@@ -1,0 +1,78 @@
+"""`Optimize`: a function that runs what the passes have made of it."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.extend.core as jex
+
+from .._partition import Rest, as_arrays, flatten, is_dynamic, split
+from .._transform import AbstractTransform
+from ._optimize import PASSES, check_passes, optimize
+
+
+def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
+    check_passes(passes, "Optimize")
+    return tuple(passes)
+
+
+@final
+class Optimize(AbstractTransform):
+    """Runs a function as the passes of `eqloop.ir` have rewritten it.
+
+    Called as `f` is. `f` is traced with the arrays among its arguments, and with its
+    own, as inputs; other leaves reach it, and come back, as they are. What is run has
+    the same values, effects and derivatives, and can be transformed as `f` can. It is
+    traced and rewritten at each call, so under `jax.jit` once.
+
+    Args:
+        f: The function.
+        passes: The passes in their order; see `eqloop.ir.optimize`.
+
+    Raises:
+        TypeError: `passes` is no sequence of functions.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> f = ir.Optimize(lambda x: jnp.sin(x * 1.0) + jnp.sin(x))
+        >>> print(jax.make_jaxpr(f)(1.0))
+        { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b b in (c,) }
+    """
+
+    f: Callable[..., Any]
+    passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = eqx.field(
+        default=PASSES, converter=_as_passes, kw_only=True, static=True
+    )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f`, rewritten."""
+        jaxpr, leaves, rest = trace(self.f, args, kwargs)
+        jaxpr = optimize(jaxpr, self.passes)
+        return rest.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves))
+
+
+def trace(
+    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[jex.ClosedJaxpr, list[Any], Rest]:
+    """The jaxpr of a call.
+
+    Returns:
+        The jaxpr, whose inputs are the arrays of `f` and of the arguments; these
+        arrays; and the result without its arrays, which are the outputs.
+    """
+    tree = as_arrays((f, args, kwargs))
+    leaves, call = split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
+    returned: list[Rest] = []
+
+    def on_arrays(*leaves: Any) -> list[Any]:
+        f, args, kwargs = call.join(leaves)
+        out = as_arrays(f(*args, **kwargs))
+        arrays, rest = split(out, [is_dynamic(leaf) for leaf in flatten(out)[0]])
+        returned.append(rest)
+        return arrays
+
+    jaxpr = jax.make_jaxpr(on_arrays)(*leaves)
+    return jaxpr, leaves, returned[-1]

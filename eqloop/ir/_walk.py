@@ -1,0 +1,139 @@
+"""Jaxprs as trees: which equations hold jaxprs of their own, and rewriting those."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax.core
+import jax.extend.core as jex
+from jax.extend.core import primitives
+
+Closed: TypeAlias = jex.ClosedJaxpr
+Rewrite: TypeAlias = Callable[[Closed], Closed]
+
+# The primitives whose jaxprs are programs like the one around them, so that any program
+# of the same meaning may take their place. A `reduce` or a Pallas kernel, say, holds a
+# jaxpr that is no such thing.
+_CALLS = frozenset(
+    {
+        primitives.cond_p,
+        primitives.custom_jvp_call_p,
+        primitives.custom_vjp_call_p,
+        primitives.jit_p,
+        primitives.remat_p,
+        primitives.scan_p,
+        primitives.while_p,
+    }
+)
+_CALL_NAMES = frozenset({"closed_call", "shard_map"})
+
+
+def is_call(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation runs jaxprs that may be rewritten."""
+    return eqn.primitive in _CALLS or eqn.primitive.name in _CALL_NAMES
+
+
+def inner(eqn: jex.JaxprEqn) -> Iterator[Closed]:
+    """The jaxprs that an equation runs, closed."""
+    if is_call(eqn):
+        for param in eqn.params.values():
+            for jaxpr in _jaxprs(param):
+                yield _close(jaxpr)
+
+
+def map_inner(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
+    """The equation with its jaxprs rewritten; the same object if none changes."""
+    if not is_call(eqn):
+        return eqn
+    params = {name: _map_param(param, rewrite) for name, param in eqn.params.items()}
+    if all(params[name] is param for name, param in eqn.params.items()):
+        return eqn
+    return eqn.replace(params=params)
+
+
+def count_equations(jaxpr: Closed) -> int:
+    """How many equations there are, those of the jaxprs inside included."""
+    return sum(1 + sum(map(count_equations, inner(eqn))) for eqn in jaxpr.eqns)
+
+
+def rewrite_everywhere(
+    level: Callable[[Closed, Rewrite], Closed], jaxpr: Any
+) -> Closed:
+    """Rewrites a jaxpr and those inside of it.
+
+    A jaxpr that is called in several places is rewritten once, and stays shared.
+
+    Args:
+        level: Rewrites one level; it is also given the function for those below.
+        jaxpr: A closed jaxpr.
+    """
+    # The jaxpr is kept with its result, so that its id cannot become another's.
+    done: dict[int, tuple[Closed, Closed]] = {}
+
+    def rewrite(jaxpr: Closed) -> Closed:
+        if id(jaxpr) not in done:
+            done[id(jaxpr)] = jaxpr, level(jaxpr, rewrite)
+        return done[id(jaxpr)][1]
+
+    return rewrite(jaxpr)
+
+
+def check_closed(jaxpr: Any, name: str) -> None:
+    """Raises a `TypeError` for what is no closed jaxpr."""
+    if isinstance(jaxpr, jex.ClosedJaxpr):
+        return
+    hint = (
+        "close it, `jax.extend.core.ClosedJaxpr(jaxpr, consts)`"
+        if isinstance(jaxpr, jex.Jaxpr)
+        else "trace the function first, `jax.make_jaxpr(f)(*args)`"
+        if callable(jaxpr)
+        else "`jax.make_jaxpr(f)(*args)` gives one"
+    )
+    raise TypeError(
+        f"{name}: expected a ClosedJaxpr, but got a {type(jaxpr).__name__}: {hint}."
+    )
+
+
+def is_array(atom: Any) -> bool:
+    """Whether an atom is an ordinary array: no reference, token or PRNG key."""
+    aval = atom.aval
+    return type(aval) is jax.core.ShapedArray and not jax.dtypes.issubdtype(
+        aval.dtype, jax.dtypes.extended
+    )
+
+
+def _jaxprs(param: Any) -> Iterator[Any]:
+    if isinstance(param, jex.ClosedJaxpr | jex.Jaxpr):
+        yield param
+    elif isinstance(param, tuple | list):
+        for entry in param:
+            yield from _jaxprs(entry)
+
+
+def _close(jaxpr: Any) -> Closed:
+    if isinstance(jaxpr, jex.ClosedJaxpr):
+        return jaxpr
+    return _close_open(jaxpr)
+
+
+@functools.lru_cache(maxsize=1024)
+def _close_open(jaxpr: jex.Jaxpr) -> Closed:
+    return jex.ClosedJaxpr(jaxpr, ())
+
+
+def _map_param(param: Any, rewrite: Rewrite) -> Any:
+    if isinstance(param, jex.ClosedJaxpr):
+        return rewrite(param)
+    if isinstance(param, jex.Jaxpr):
+        closed = _close(param)
+        new = rewrite(closed)
+        return param if new is closed else new.jaxpr
+    # A tuple of branches; a named tuple is not one of ours to rebuild.
+    if type(param) is tuple and any(True for _ in _jaxprs(param)):
+        new = tuple(_map_param(entry, rewrite) for entry in param)
+        return param if all(map(_same, new, param)) else new
+    return param
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b

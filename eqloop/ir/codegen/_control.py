@@ -1,0 +1,239 @@
+"""Loops, branches and calls: as those of `jax.lax`, with functions for their bodies."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.extend.core as jex
+
+from ..._compat import scan_counts
+from ..._formula import Formula
+from ..._lists import split
+from .._walk import Closed, inner
+from ._layout import Brackets, Node, call, one_line, structure, tuple_of
+from ._scope import Scope, is_index
+from ._values import parameter
+
+Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
+
+
+def function_name(jaxpr: Closed) -> str:
+    """What the function was called that was traced; empty for a lambda."""
+    info = jaxpr.jaxpr.debug_info
+    name = (info.func_src_info or "").split(" ")[0] if info is not None else ""
+    return name if name.isidentifier() else ""
+
+
+def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    params = eqn.params
+    (body,) = inner(eqn)
+    num_consts, num_carry = scan_counts(params)
+    consts, init, xs = split(scope.arguments(eqn.invars), num_consts, num_carry)
+
+    def result(outputs: list[str]) -> Node:
+        carry, ys = split(outputs, num_carry)
+        return tuple_of((structure(carry), _or_none(ys)), bare=True)
+
+    step = scope.local_function(
+        function_name(body),
+        "step",
+        body,
+        consts,
+        [("carry", num_carry), ("x", len(xs))],
+        result,
+    )
+    settings: dict[str, Node] = {"length": str(params["length"])}
+    if params["reverse"]:
+        settings["reverse"] = "True"
+    if params["unroll"] != 1:
+        settings["unroll"] = str(params["unroll"])
+    loop = call("lax.scan", step, structure(init), _or_none(xs), **settings)
+    carry, ys = split(eqn.outvars, num_carry)
+    _assign_groups(scope, [carry, ys], loop)
+
+
+def _while(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    params = eqn.params
+    cond_consts, body_consts, init = split(
+        scope.arguments(eqn.invars), params["cond_nconsts"], params["body_nconsts"]
+    )
+    groups = [("carry", len(init))]
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    names = [
+        scope.local_function(
+            function_name(jaxpr), default, jaxpr, consts, groups, _returned
+        )
+        for jaxpr, default, consts in (
+            (cond, "keep_going", cond_consts),
+            (body, "body", body_consts),
+        )
+    ]
+    scope.assign(eqn.outvars, call("lax.while_loop", *names, structure(init)))
+
+
+def _cond(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    index, *operands = eqn.invars
+    branches = eqn.params["branches"]
+    definition = scope.definition(index)
+    is_bool = len(branches) == 2 and definition is not None and is_index(definition)
+    default = ["if_false", "if_true"] if is_bool else ["branch"] * len(branches)
+    names = [
+        scope.local_function(
+            function_name(branch),
+            name,
+            branch,
+            (),
+            [("operand", 1)] * len(operands),
+            _returned,
+        )
+        for branch, name in zip(branches, default, strict=True)
+    ]
+    arguments = scope.arguments(operands)
+    if is_bool and definition is not None:
+        which = scope.argument(definition.invars[0])
+        value = call("lax.cond", which, *reversed(names), *arguments)
+    else:
+        which = scope.argument(index)
+        value = call("lax.switch", which, tuple_of(names), *arguments)
+    scope.assign(eqn.outvars, value)
+
+
+def _call(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    (callee,) = inner(eqn)
+    name = eqn.params.get("name") or function_name(callee)
+    function = scope.module.function(callee, name, "@jax.jit")
+    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
+def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    (callee,) = inner(eqn)
+    function = scope.module.function(callee, function_name(callee))
+    settings: dict[str, Node] = {}
+    if not eqn.params["prevent_cse"]:
+        settings["prevent_cse"] = "False"
+    policy = eqn.params["policy"]
+    if policy is not None and (name := _policy_name(policy)):
+        settings["policy"] = f"jax.checkpoint_policies.{name}"
+    # A policy without a name trades memory for time, and changes no number.
+    remat = one_line(call("jax.checkpoint", function, **settings))
+    scope.assign(eqn.outvars, call(remat, *scope.arguments(eqn.invars)))
+
+
+def _policy_name(policy: Any) -> str | None:
+    known = vars(jax.checkpoint_policies)
+    return next((name for name, value in known.items() if value is policy), None)
+
+
+def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """One of this library's own primitives: what it expands to."""
+    formula: Formula = eqn.params["_prim"]
+
+    def expanded(*flat: Any) -> list[Any]:
+        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
+
+    jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
+    function = scope.module.function(jaxpr, name)
+    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
+def _linear_solve(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    *consts, b = split(scope.arguments(eqn.invars), *lengths)
+    count = len(b)
+    names: dict[str, str] = {}
+    for role, jaxpr, closed_over in zip(jaxprs._fields, jaxprs, consts, strict=True):
+        # `vecmat` JAX derives from `matvec` by itself.
+        if jaxpr is not None and role != "vecmat":
+            names[role] = scope.local_function(
+                "", role, jaxpr, closed_over, [("x", count)], structure
+            )
+    solvers = {
+        role: f"lambda _, x: {names[role]}(x)"
+        for role in ("solve", "transpose_solve")
+        if role in names
+    }
+    solve = call(
+        "lax.custom_linear_solve",
+        names["matvec"],
+        structure(b),
+        **solvers,
+        symmetric=repr(jaxprs.vecmat is jaxprs.matvec),
+    )
+    scope.assign(eqn.outvars, solve)
+
+
+def _barrier(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    operands = structure(scope.arguments(eqn.invars))
+    scope.assign(eqn.outvars, call("lax.optimization_barrier", operands))
+
+
+def _sort(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    params = eqn.params
+    operands = structure(scope.arguments(eqn.invars))
+    settings: dict[str, Node] = {
+        "is_stable": repr(params["is_stable"]),
+        "num_keys": str(params["num_keys"]),
+    }
+    value = call("lax.sort", operands, str(params["dimension"]), **settings)
+    scope.assign(eqn.outvars, value)
+
+
+def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    params = eqn.params
+    leaves = scope.arguments(eqn.invars)
+    statics = dict(params["static_args"])
+    total = params["in_tree"].num_leaves
+    operands = iter(leaves)
+    flat = [repr(statics[i]) if i in statics else next(operands) for i in range(total)]
+    args, kwargs = params["in_tree"].unflatten(flat)
+    text = params["fmt"] if params["has_placeholders"] else _escaped(params["fmt"])
+    settings = dict(kwargs, **({"ordered": "True"} if params["ordered"] else {}))
+    scope.statement(call("jax.debug.print", parameter(text), *args, **settings))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _returned(outputs: Sequence[str]) -> Node:
+    """What a function returns: one value, or several as a tuple."""
+    return structure(outputs, bare=True)
+
+
+def _or_none(items: Sequence[str]) -> Node:
+    return structure(items) if items else "None"
+
+
+def _assign_groups(
+    scope: Scope, groups: Sequence[Sequence[jex.Var]], value: Brackets
+) -> None:
+    """Writes `(a, b), c = value`."""
+    targets: list[Node] = []
+    for group in groups:
+        if not group:
+            targets.append("_")
+        elif len(group) <= 4:
+            targets.append(structure(scope.targets(group)))
+        else:
+            (name,) = scope.fresh(1)
+            targets.append(name)
+            scope.bind(group, [f"{name}[{i}]" for i in range(len(group))])
+    scope.statement(value, f"{one_line(tuple_of(targets, bare=True))} = ")
+
+
+STATEMENTS: dict[str, Statement] = {
+    "call_hi_primitive": _formula,
+    "checkpoint": _checkpoint,
+    "closed_call": _call,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+    "debug_print": _debug_print,
+    "jit": _call,
+    "optimization_barrier": _barrier,
+    "remat2": _checkpoint,
+    "scan": _scan,
+    "sort": _sort,
+    "while": _while,
+}

@@ -1,0 +1,178 @@
+"""Functions with derivatives of their own, which keep them.
+
+The rules are traced anew: `jax.jvp` and `jax.vjp` of the very equation give what its
+rules compute. In the module they are functions of flat arrays, and around them stand
+functions of the form that `defjvp` and `defvjp` ask for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ..._lists import pick, put
+from .._build import eqns_to_closed_jaxpr
+from .._dead_code import eliminate_dead_code
+from .._walk import Closed, inner
+from ._control import Statement, function_name
+from ._layout import Brackets, Node, call, lines, structure, tuple_of
+from ._scope import Module, Scope
+
+
+def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> Statement:
+    """What writes a call of a function with derivatives of its own."""
+
+    def statement(scope: Scope, eqn: jex.JaxprEqn) -> None:
+        (callee,) = inner(eqn)
+        module = scope.module
+        # A rule may call the function itself. It has been traced anew there, so that
+        # only its text tells that it is the same.
+        key = kind, function_name(callee), str(callee.jaxpr)
+        name = module.open_functions.get(key)
+        if name is None:
+            known = module.has_written(callee, kind)
+            decorator = f"@jax.custom_{kind}"
+            name = module.function(callee, function_name(callee), decorator, kind=kind)
+            if not known:
+                module.open_functions[key] = name
+                rules(module, eqn, name)
+                del module.open_functions[key]
+        scope.assign(eqn.outvars, call(name, *scope.arguments(eqn.invars)))
+
+    return statement
+
+
+def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
+    run, ins, outs = _runs(eqn)
+    in_moves, out_moves = _moves(ins), _moves(outs)
+
+    def rule(*leaves: Any) -> list[Any]:
+        primals = leaves[: len(ins)]
+        tangents = put(list(map(_float0, ins)), in_moves, leaves[len(ins) :])
+        out, tangents_out = jax.jvp(run, primals, tuple(tangents))
+        return [*out, *pick(tangents_out, out_moves)]
+
+    moving = [aval.to_tangent_aval() for aval in pick(ins, in_moves)]
+    flat = _rule(module, rule, [*ins, *moving], f"{name}_rule")
+    read = [f"tangents[{i}]" for i, moves in enumerate(in_moves) if moves]
+    rows = _rows("outputs", len(outs) + sum(out_moves))
+    zeros = [_zeros(aval) for aval in outs]
+    tangents_out = put(zeros, out_moves, rows[len(outs) :])
+    module.functions.append(
+        _function(
+            f"@{name}.defjvp",
+            module.names.claim(f"{name}_jvp", "jvp"),
+            ("primals", "tangents"),
+            ("outputs", call(flat, "*primals", *read)),
+            (structure(rows[: len(outs)]), structure(tangents_out)),
+        )
+    )
+
+
+def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
+    run, ins, outs = _runs(eqn)
+    in_moves, out_moves = _moves(ins), _moves(outs)
+    pulls: list[Any] = []
+
+    def forward(*primals: Any) -> list[Any]:
+        of_moving = lambda *moving: run(*put(primals, in_moves, moving))
+        out, pull = jax.vjp(of_moving, *pick(primals, in_moves))
+        residuals, treedef = jax.tree.flatten(pull)
+        pulls.append(treedef)
+        return [*out, *residuals]
+
+    def backward(*leaves: Any) -> list[Any]:
+        residuals, cts = leaves[:-live], leaves[-live:]
+        pull = jax.tree.unflatten(pulls[-1], residuals)
+        return list(pull(put(list(map(_float0, outs)), out_moves, cts)))
+
+    live = sum(out_moves)
+    fwd = jax.make_jaxpr(forward)(*ins)
+    residuals = fwd.out_avals[len(outs) :]
+    cts = [aval.to_ct_aval() for aval in pick(outs, out_moves)]
+    flat_fwd = module.function(fwd, f"{name}_forward", as_tuple=True)
+    flat_bwd = _rule(module, backward, [*residuals, *cts], f"{name}_backward")
+    names = [module.names.claim(f"{name}_{rule}", rule) for rule in ("fwd", "bwd")]
+    rows = _rows("outputs", len(outs))
+    many = len(outs) > 1
+    read = [
+        f"cts[{i}]" if many else "cts" for i, moves in enumerate(out_moves) if moves
+    ]
+    cts_in = put(["None"] * len(ins), in_moves, _rows("inputs", sum(in_moves)))
+    pair = structure(rows), f"outputs[{len(outs)}:]"
+    value = call(flat_fwd, "*primals")
+    module.functions += [
+        _function("", names[0], ("*primals",), ("outputs", value), pair),
+        _function(
+            "",
+            names[1],
+            ("residuals", "cts"),
+            ("inputs", call(flat_bwd, "*residuals", *read)),
+            cts_in,
+        ),
+        lines(call(f"{name}.defvjp", *names)),
+    ]
+
+
+def _function(
+    decorator: str,
+    name: str,
+    parameters: Sequence[str],
+    assignment: tuple[str, Brackets],
+    result: Sequence[Node],
+) -> list[str]:
+    """A function that computes one thing and returns a tuple of its parts."""
+    target, value = assignment
+    return [
+        *([decorator] if decorator else []),
+        *lines(call(name, *parameters), prefix="def ", suffix=":"),
+        *lines(value, indent=1, prefix=f"{target} = "),
+        *lines(tuple_of(result, bare=True), indent=1, prefix="return "),
+    ]
+
+
+def _rule(
+    module: Module, rule: Callable[..., Any], avals: Sequence[Any], wish: str
+) -> str:
+    jaxpr = eliminate_dead_code(jax.make_jaxpr(rule)(*avals))
+    return module.function(jaxpr, wish, as_tuple=True)
+
+
+def _runs(
+    eqn: jex.JaxprEqn,
+) -> tuple[Callable[..., Any], list[jax.core.AbstractValue], list[Any]]:
+    """A function that runs an equation, and the types of its operands and results."""
+    ins = [jex.Var(atom.aval) for atom in eqn.invars]
+    outs = [jex.Var(var.aval) for var in eqn.outvars]
+    alone: Closed = eqns_to_closed_jaxpr(
+        [eqn.replace(invars=ins, outvars=outs)], ins, outs
+    )
+    return jex.jaxpr_as_fun(alone), [v.aval for v in ins], [v.aval for v in outs]
+
+
+def _rows(name: str, count: int) -> list[str]:
+    return [f"{name}[{i}]" for i in range(count)]
+
+
+def _moves(avals: Sequence[Any]) -> list[bool]:
+    """Which of these types have tangents."""
+    return [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+
+
+def _float0(aval: Any) -> Any:
+    return np.zeros(aval.shape, jax.dtypes.float0)
+
+
+def _zeros(aval: Any) -> Node:
+    shape = tuple_of(map(str, aval.shape))
+    return call("np.zeros", shape, "jax.dtypes.float0")
+
+
+STATEMENTS: dict[str, Statement] = {
+    "custom_jvp_call": _custom("jvp", _write_jvp),
+    "custom_vjp_call": _custom("vjp", _write_vjp),
+}

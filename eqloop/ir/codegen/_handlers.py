@@ -1,0 +1,99 @@
+"""Which operation is written by what; users can add to it."""
+
+from collections.abc import Callable, Sequence
+
+import jax.extend.core as jex
+from jax.extend.core import primitives
+
+from . import _control, _derivatives, _operations, _random
+from ._layout import Node, call
+from ._scope import Scope
+from ._values import UnprintableError, parameter
+
+_registered: dict[str, Callable[[jex.JaxprEqn, Sequence[str]], str]] = {}
+
+
+def register_handler(
+    primitive: jex.Primitive | str,
+    handler: Callable[[jex.JaxprEqn, Sequence[str]], str],
+) -> None:
+    """Says how `to_python` is to write an operation that it does not know.
+
+    A handler that is registered again, or for an operation that is known, replaces what
+    there was.
+
+    Args:
+        primitive: The operation, or its name as a printed jaxpr shows it.
+        handler: Is given the equation, whose `params` are those of the operation, and
+            for each operand an expression. It returns an expression for the result, or
+            for a tuple of all results if the operation has several. The names `jax`,
+            `jnp`, `lax` and `np` may be used in it; others can be imported with
+            `__import__`.
+
+    Raises:
+        TypeError: `primitive` is no primitive and no name, or `handler` is no function.
+
+    Examples:
+        >>> from eqloop import ir
+        >>> ir.register_handler("erf_inv", lambda eqn, x: f"lax.erf_inv({x[0]})")
+    """
+    name = primitive.name if isinstance(primitive, jex.Primitive) else primitive
+    if not isinstance(name, str):
+        raise TypeError(
+            f"register_handler: `primitive` must be a primitive or its name, as in "
+            f"`eqn.primitive.name`, but it is {primitive!r}."
+        )
+    if not callable(handler):
+        raise TypeError(
+            f"register_handler: `handler` must be a function `(eqn, operands) -> str`, "
+            f"but it is {handler!r}."
+        )
+    _registered[name] = handler
+
+
+def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """Writes an equation into a function."""
+    name = eqn.primitive.name
+    expression = {**_operations.EXPRESSIONS, **_random.EXPRESSIONS}.get(name)
+    statement = {**_control.STATEMENTS, **_derivatives.STATEMENTS}.get(name)
+    if name in _registered:
+        text = _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
+        scope.assign(eqn.outvars, text)
+    elif statement is not None:
+        statement(scope, eqn)
+    elif expression is not None:
+        value = expression(scope, eqn)
+        one = not eqn.primitive.multiple_results
+        scope.assign(eqn.outvars, value, one_is_bare=one)
+    else:
+        value = _bound(scope, eqn)
+        one = not eqn.primitive.multiple_results
+        scope.assign(eqn.outvars, value, one_is_bare=one)
+
+
+def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    """An operation without a function that has just its parameters: as JAX binds it."""
+    name = f"{eqn.primitive.name}_p"
+    try:
+        if getattr(primitives, name, None) is not eqn.primitive:
+            raise UnprintableError(eqn.primitive)
+        params = {key: parameter(value) for key, value in eqn.params.items()}
+    except UnprintableError as error:
+        raise ValueError(
+            f"to_python: no Python is known for the operation "
+            f"`{eqn.primitive.name}`, with the parameters {', '.join(eqn.params)}. Say "
+            f"what to write with `eqloop.ir.register_handler("
+            f"{eqn.primitive.name!r}, handler)`, where `handler(eqn, operands)` "
+            f"returns an expression."
+        ) from error
+    operands = scope.arguments(eqn.invars)
+    return call(f"primitives.{name}.bind", *operands, **params)
+
+
+def _text(eqn: jex.JaxprEqn, text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(
+            f"to_python: the handler registered for `{eqn.primitive.name}` must "
+            f"return an expression as a string, but it returned {text!r}."
+        )
+    return text

@@ -1,0 +1,258 @@
+"""Operations on arrays as calls of functions of `jax.lax`, or as Python's operators."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from .._primitives import BINARY, UNARY
+from ._layout import Item, Node, call, list_of, tuple_of
+from ._scope import Scope
+from ._values import dtype_text, parameter
+
+Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Node]
+
+# The parameters of an operation that say what a function of `jax.lax` takes, in its
+# order. One that is `name=default` is left out where it has that value.
+_CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "bitcast_convert_type": ("bitcast_convert_type", ("new_dtype",), {}),
+    "broadcast_in_dim": ("broadcast_in_dim", ("shape", "broadcast_dimensions"), {}),
+    "clamp": ("clamp", (), {}),
+    "conv_general_dilated": (
+        "conv_general_dilated",
+        ("window_strides", "padding"),
+        dict(
+            lhs_dilation=None,
+            rhs_dilation=None,
+            dimension_numbers=None,
+            feature_group_count=1,
+            batch_group_count=1,
+            precision=None,
+            preferred_element_type=None,
+        ),
+    ),
+    "convert_element_type": ("convert_element_type", ("new_dtype",), {}),
+    "cumlogsumexp": ("cumlogsumexp", (), dict(axis=None, reverse=False)),
+    "cummax": ("cummax", (), dict(axis=None, reverse=False)),
+    "cummin": ("cummin", (), dict(axis=None, reverse=False)),
+    "cumprod": ("cumprod", (), dict(axis=None, reverse=False)),
+    "cumsum": ("cumsum", (), dict(axis=None, reverse=False)),
+    "dot_general": (
+        "dot_general",
+        ("dimension_numbers",),
+        dict(precision=None, preferred_element_type=None),
+    ),
+    "gather": (
+        "gather",
+        ("dimension_numbers", "slice_sizes"),
+        dict(
+            unique_indices=False,
+            indices_are_sorted=False,
+            mode=None,
+            fill_value=None,
+        ),
+    ),
+    "integer_pow": ("integer_pow", ("y",), {}),
+    "pad": ("pad", ("padding_config",), {}),
+    "reduce_and": ("reduce_and", ("axes",), {}),
+    "reduce_max": ("reduce_max", ("axes",), {}),
+    "reduce_min": ("reduce_min", ("axes",), {}),
+    "reduce_or": ("reduce_or", ("axes",), {}),
+    "reduce_precision": ("reduce_precision", ("exponent_bits", "mantissa_bits"), {}),
+    "reduce_prod": ("reduce_prod", ("axes",), {}),
+    "reduce_sum": ("reduce_sum", ("axes",), {}),
+    "reduce_xor": ("reduce_xor", ("axes",), {}),
+    "reshape": ("reshape", ("new_sizes",), dict(dimensions=None)),
+    "rev": ("rev", ("dimensions",), {}),
+    "round": ("round", (), dict(rounding_method=None)),
+    "slice": ("slice", ("start_indices", "limit_indices"), dict(strides=None)),
+    "split": ("split", ("sizes", "axis"), {}),
+    "squeeze": ("squeeze", ("dimensions",), {}),
+    "stop_gradient": ("stop_gradient", (), {}),
+    "transpose": ("transpose", ("permutation",), {}),
+    **{
+        name: (
+            name.replace("-", "_"),
+            ("dimension_numbers",),
+            dict(indices_are_sorted=False, unique_indices=False, mode=None),
+        )
+        for name in (
+            "scatter",
+            *(f"scatter-{op}" for op in ("add", "max", "min", "mul", "sub")),
+            *(f"scatter_{op}" for op in ("add", "max", "min", "mul", "sub")),
+        )
+    },
+}
+
+_OPERATORS = {
+    "add": "+",
+    "and": "&",
+    "div": "/",
+    "eq": "==",
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "mul": "*",
+    "ne": "!=",
+    "or": "|",
+    "sub": "-",
+    "xor": "^",
+}
+
+
+def _call(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    function, positional, keywords = _CALLS[eqn.primitive.name]
+    given = {
+        name: parameter(eqn.params[name])
+        for name, default in keywords.items()
+        if eqn.params[name] != default
+    }
+    operands = scope.arguments(eqn.invars)
+    rest = [parameter(eqn.params[name]) for name in positional]
+    return call(f"lax.{function}", *operands, *rest, **given)
+
+
+def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    name = eqn.primitive.name
+    accuracy = eqn.params.get("accuracy")
+    if accuracy is not None:
+        # An object of JAX's own; what it asks for is less exact, not more.
+        return call(f"lax.{name}", *scope.arguments(eqn.invars))
+    symbol = _operator(eqn)
+    if symbol is None:
+        functions = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
+        return call(f"lax.{functions.get(name, name)}", *scope.arguments(eqn.invars))
+    x, y = map(scope.read, eqn.invars)
+    return f"{x} {symbol} {y}"
+
+
+def _operator(eqn: jex.JaxprEqn) -> str | None:
+    """Python's operator for an operation, if it does the same."""
+    if all(isinstance(atom, jex.Literal) for atom in eqn.invars):
+        return None  # it would be computed by Python
+    dtype = eqn.invars[0].aval.dtype
+    if eqn.primitive.name == "div" and not jnp.issubdtype(dtype, jnp.inexact):
+        return None
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    return _OPERATORS.get(eqn.primitive.name)
+
+
+def _negation(symbol: str) -> Expression:
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+        (x,) = eqn.invars
+        if isinstance(x, jex.Literal):
+            return call("jnp.negative" if symbol == "-" else "~", scope.argument(x))
+        return f"{symbol}{scope.read(x)}"
+
+    return expression
+
+
+def _extremum(function: str) -> Expression:
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+        literals = all(isinstance(atom, jex.Literal) for atom in eqn.invars)
+        read = scope.argument if literals else scope.read
+        return call(f"jnp.{function}", *map(read, eqn.invars))
+
+    return expression
+
+
+def _where(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    which, *cases = eqn.invars
+    if which.aval.dtype != np.bool_ or len(cases) != 2:
+        return call("lax.select_n", *scope.arguments(eqn.invars))
+    literals = all(isinstance(case, jex.Literal) for case in cases)
+    read = scope.argument if literals else scope.read
+    otherwise, then = map(read, cases)
+    return call("jnp.where", scope.argument(which), then, otherwise)
+
+
+def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    (x,) = eqn.invars[:1]
+    number = scope.read(x) if isinstance(x, jex.Literal) and np.ndim(x.val) == 0 else ""
+    if not number:
+        return _call(scope, eqn)
+    shape, dtype = parameter(eqn.params["shape"]), dtype_text(x.aval.dtype)
+    return call("jnp.full", shape, number, dtype)
+
+
+def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    params = eqn.params
+    dtype, shape = dtype_text(params["dtype"]), params["shape"]
+    if len(shape) == 1:
+        return call("lax.iota", dtype, str(shape[0]))
+    return call(
+        "lax.broadcasted_iota", dtype, parameter(shape), str(params["dimension"])
+    )
+
+
+def _concatenate(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    operands = list_of(scope.arguments(eqn.invars))
+    return call("lax.concatenate", operands, str(eqn.params["dimension"]))
+
+
+def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    (axis,) = eqn.params["axes"]
+    dtype = dtype_text(eqn.params["index_dtype"])
+    operands = scope.arguments(eqn.invars)
+    return call(f"lax.{eqn.primitive.name}", *operands, str(axis), dtype)
+
+
+def _dynamic_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    x, *starts = scope.arguments(eqn.invars)
+    sizes = parameter(eqn.params["slice_sizes"])
+    # Indices from the end have become indices from the start while tracing.
+    return call(
+        "lax.dynamic_slice",
+        x,
+        tuple_of(starts),
+        sizes,
+        allow_negative_indices="False",
+    )
+
+
+def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    x, update, *starts = scope.arguments(eqn.invars)
+    return call(
+        "lax.dynamic_update_slice",
+        x,
+        update,
+        tuple_of(starts),
+        allow_negative_indices="False",
+    )
+
+
+def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    return call("jnp.copy", scope.argument(eqn.invars[0]))
+
+
+def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    name: Item = parameter(eqn.params["name"])
+    return call(
+        "jax.ad_checkpoint.checkpoint_name", scope.argument(eqn.invars[0]), name
+    )
+
+
+EXPRESSIONS: dict[str, Expression] = {
+    **dict.fromkeys(UNARY | BINARY, _elementwise),
+    **dict.fromkeys(_CALLS, _call),
+    "argmax": _argument_of_extremum,
+    "argmin": _argument_of_extremum,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
+    "copy": _copy,
+    "copy_p": _copy,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "iota": _iota,
+    "max": _extremum("maximum"),
+    "min": _extremum("minimum"),
+    "name": _checkpoint_name,
+    "neg": _negation("-"),
+    "not": _negation("~"),
+    "select_n": _where,
+}

@@ -1,0 +1,38 @@
+"""Operations on PRNG keys, as functions of `jax.random`."""
+
+import jax.extend.core as jex
+
+from ._layout import Node, call
+from ._operations import Expression
+from ._scope import Scope
+from ._values import parameter
+
+
+def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    (seeds,) = eqn.invars
+    impl = _impl(eqn)
+    if not seeds.aval.shape:
+        return call("jax.random.key", scope.argument(seeds), impl=impl)
+    depth = len(seeds.aval.shape)
+    one = f"lambda seed: jax.random.key(seed, impl={impl})"
+    return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", scope.argument(seeds))
+
+
+def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    data = scope.argument(eqn.invars[0])
+    return call("jax.random.wrap_key_data", data, impl=_impl(eqn))
+
+
+def _unwrap(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    return call("jax.random.key_data", scope.argument(eqn.invars[0]))
+
+
+def _impl(eqn: jex.JaxprEqn) -> Node:
+    return parameter(eqn.params["impl"].name)
+
+
+EXPRESSIONS: dict[str, Expression] = {
+    "random_seed": _seed,
+    "random_unwrap": _unwrap,
+    "random_wrap": _wrap,
+}

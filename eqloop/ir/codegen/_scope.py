@@ -1,0 +1,339 @@
+"""The text of one function, being written, and of the module around it."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+
+from .._walk import Closed
+from . import _values
+from ._layout import (
+    INDENT,
+    WIDTH,
+    Item,
+    Node,
+    call,
+    lines,
+    one_line,
+    structure,
+    tuple_of,
+)
+from ._names import Names
+
+
+class Module:
+    """The constants and functions of a module.
+
+    Attributes:
+        write_equation: Writes an equation into a scope.
+        constant_limit: The most bytes of a constant.
+        constants: The lines that define its constants.
+        functions: The lines of its functions.
+        open_functions: The functions whose derivatives are just being written.
+    """
+
+    def __init__(
+        self,
+        write_equation: Callable[["Scope", jex.JaxprEqn], None],
+        constant_limit: int,
+    ):
+        self.names = Names()
+        self.write_equation = write_equation
+        self.constant_limit = constant_limit
+        self.constants: list[str] = []
+        self.functions: list[list[str]] = []
+        self.open_functions: dict[tuple[str, ...], str] = {}
+        # The jaxprs and arrays are kept, so that their ids do not become others'.
+        self._written: dict[Any, tuple[Any, str]] = {}
+
+    def constant(self, value: Any) -> str:
+        """The name of a constant of the module."""
+        if id(value) not in self._written:
+            if value.nbytes > self.constant_limit:
+                raise ValueError(
+                    f"to_python: the function holds a constant array "
+                    f"{value.dtype}{list(value.shape)} of {value.nbytes} bytes, more "
+                    f"than the {self.constant_limit} that are written into a module. "
+                    f"Make it an argument of the function, or raise `constant_limit`."
+                )
+            name = self.names.claim("CONSTANT", "CONSTANT")
+            self.constants += lines(_constant(value), prefix=f"{name} = ")
+            self._written[id(value)] = value, name
+        return self._written[id(value)][1]
+
+    def has_written(self, jaxpr: Closed, kind: str) -> bool:
+        """Whether a jaxpr is a function of that kind by now."""
+        return (id(jaxpr), kind) in self._written
+
+    def function(
+        self,
+        jaxpr: Closed,
+        wish: str,
+        decorator: str = "",
+        *,
+        kind: str = "",
+        as_tuple: bool = False,
+    ) -> str:
+        """The name of a function of the module that does as a jaxpr does.
+
+        Args:
+            jaxpr: The jaxpr. It is written once for each kind.
+            wish: The name that it should have.
+            decorator: What stands above it.
+            kind: Tells several functions of one jaxpr apart.
+            as_tuple: Whether a single result is returned as a tuple.
+        """
+        key = id(jaxpr), kind
+        if key not in self._written:
+            name = self.names.claim(wish, "function")
+            self._written[key] = jaxpr, name
+            scope = Scope(self, self.names.variables(), depth=1)
+            parameters = scope.fresh(len(jaxpr.jaxpr.invars))
+            body = scope.body(jaxpr, parameters, as_tuple=as_tuple)
+            self.functions.append([*_head(decorator, name, parameters), *body])
+        return self._written[key][1]
+
+    def entry(
+        self,
+        jaxpr: Closed,
+        name: str,
+        parameters: Sequence[str],
+        docstring: Sequence[str],
+    ) -> None:
+        """Writes the function that is the purpose of the module."""
+        scope = Scope(self, self.names.variables(), depth=1)
+        scope.lines += [f"{INDENT}{line}".rstrip() for line in docstring]
+        body = scope.body(jaxpr, parameters)
+        self.functions.append([*_head("@jax.jit", name, parameters), *body])
+
+
+class Scope:
+    """The body of a function.
+
+    Attributes:
+        module: The module that it is in.
+        lines: What has been written.
+    """
+
+    def __init__(self, module: Module, variables: Iterator[str], depth: int):
+        self.module = module
+        self.lines: list[str] = []
+        self._variables = variables
+        self._depth = depth
+        self._names: dict[jex.Var, str] = {}
+        self._definitions: dict[jex.Var, jex.JaxprEqn] = {}
+        self._read: set[jex.Var] = set()
+
+    def expect(self, jaxpr: Closed) -> None:
+        """Learns which variables of a jaxpr will be read."""
+        atoms = [atom for eqn in jaxpr.eqns for atom in eqn.invars]
+        self._read.update(
+            atom for atom in (*atoms, *jaxpr.jaxpr.outvars) if isinstance(atom, jex.Var)
+        )
+
+    # Reading.
+
+    def read(self, atom: jax.core.Atom) -> str:
+        """An operand of an operator: a name, or a number beside an array."""
+        if isinstance(atom, jex.Literal):
+            return self._number(atom) or self.argument(atom)
+        return self._names[atom]
+
+    def argument(self, atom: jax.core.Atom) -> str:
+        """An operand of a function of `jax.lax`: a name, or a number with its dtype."""
+        if not isinstance(atom, jex.Literal):
+            return self._names[atom]
+        if np.ndim(atom.val):
+            return self.module.constant(atom.val)
+        return _values.typed_number(np.asarray(atom.val, atom.aval.dtype))
+
+    def arguments(self, atoms: Iterable[jax.core.Atom]) -> list[str]:
+        """Operands of a function of `jax.lax`."""
+        return [self.argument(atom) for atom in atoms]
+
+    def definition(self, atom: jax.core.Atom) -> jex.JaxprEqn | None:
+        """The equation that computes an operand, if it is in this function."""
+        return None if isinstance(atom, jex.Literal) else self._definitions.get(atom)
+
+    # Writing.
+
+    def fresh(self, count: int) -> list[str]:
+        """New names."""
+        return [next(self._variables) for _ in range(count)]
+
+    def bind(self, variables: Sequence[jex.Var], texts: Sequence[str]) -> None:
+        """From here on these texts stand for these variables."""
+        self._names.update(zip(variables, texts, strict=True))
+
+    def statement(self, item: Item, prefix: str = "") -> None:
+        """Writes `prefix` and an expression."""
+        self.lines += lines(item, indent=self._depth, prefix=prefix)
+
+    def targets(self, variables: Sequence[jex.Var]) -> list[str]:
+        """Names for what is assigned; `_` for what is not needed."""
+        names = [
+            next(self._variables) if var in self._read else "_" for var in variables
+        ]
+        self.bind(variables, names)
+        return names
+
+    def assign(
+        self, variables: Sequence[jex.Var], value: Node, *, one_is_bare: bool = True
+    ) -> None:
+        """Writes `a, b = value`.
+
+        Args:
+            variables: What is assigned.
+            value: The expression.
+            one_is_bare: Whether the value of a single variable is no tuple or list.
+        """
+        if not any(var in self._read for var in variables):
+            self.statement(value)
+            return
+        self.unpack(variables, value, one_is_bare=one_is_bare)
+
+    def unpack(
+        self, variables: Sequence[jex.Var], value: Node, *, one_is_bare: bool = True
+    ) -> None:
+        """Writes `a, b = value`, or if they are many `a = value`, read as `a[0]`."""
+        if len(variables) == 1 and one_is_bare:
+            (name,) = self.targets(variables)
+            self.statement(value, f"{name} = ")
+        elif 5 * len(variables) > WIDTH // 2:
+            (name,) = self.fresh(1)
+            self.bind(variables, [f"{name}[{i}]" for i in range(len(variables))])
+            self.statement(value, f"{name} = ")
+        else:
+            names = tuple_of(self.targets(variables), bare=len(variables) > 1)
+            self.statement(value, f"{one_line(names)} = ")
+
+    def body(
+        self, jaxpr: Closed, parameters: Sequence[str], *, as_tuple: bool = False
+    ) -> list[str]:
+        """All lines of a function with these parameters."""
+        self.expect(jaxpr)
+        self.bind(jaxpr.jaxpr.invars, parameters)
+        results = self.write(jaxpr)
+        make = tuple_of if as_tuple else structure
+        self.statement(make(results, bare=True), "return ")
+        return self.lines
+
+    def write(self, jaxpr: Closed) -> list[str]:
+        """Writes all equations of a jaxpr whose inputs are bound; gives its outputs."""
+        constvars = jaxpr.jaxpr.constvars
+        for var, const in zip(constvars, jaxpr.consts, strict=True):
+            self.bind([var], [self._constant(var, const)])
+        unwritten = _only_indices(jaxpr)
+        for eqn in jaxpr.eqns:
+            self._definitions.update((var, eqn) for var in eqn.outvars)
+            if id(eqn) not in unwritten:
+                self.module.write_equation(self, eqn)
+        return self.arguments(jaxpr.jaxpr.outvars)
+
+    def local_function(
+        self,
+        wish: str,
+        default: str,
+        jaxpr: Closed,
+        consts: Sequence[str],
+        groups: Sequence[tuple[str, int]],
+        result: Callable[[list[str]], Node],
+    ) -> str:
+        """Writes a function inside this one, and gives its name.
+
+        Args:
+            wish: The name that it should have.
+            default: The name if that is none.
+            jaxpr: What it does.
+            consts: What the first inputs of the jaxpr are: it closes over these.
+            groups: Its parameters, and how many inputs each of them holds.
+            result: What it returns, from the outputs of the jaxpr.
+        """
+        name = self.module.names.claim(wish, default)
+        scope = Scope(self.module, self._variables, self._depth + 1)
+        scope.expect(jaxpr)
+        scope.bind(jaxpr.jaxpr.invars[: len(consts)], consts)
+        invars = iter(jaxpr.jaxpr.invars[len(consts) :])
+        parameters: list[str] = []
+        for parameter, count in groups:
+            variables = [next(invars) for _ in range(count)]
+            if count == 1:
+                parameters += scope.fresh(1)
+                scope.bind(variables, parameters[-1:])
+                continue
+            parameters.append(self.module.names.claim(parameter, parameter))
+            if count:
+                scope.unpack(variables, parameters[-1])
+        outputs = scope.write(jaxpr)
+        scope.statement(result(outputs), "return ")
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+        head = call(name, *parameters)
+        self.lines += lines(head, indent=self._depth, prefix="def ", suffix=":")
+        self.lines += [*scope.lines, ""]
+        return name
+
+    def _number(self, atom: jex.Literal) -> str | None:
+        if np.ndim(atom.val):
+            return None
+        return _values.number(np.asarray(atom.val, atom.aval.dtype))
+
+    def _constant(self, var: jex.Var, const: Any) -> str:
+        if isinstance(const, jax.core.Tracer):
+            raise ValueError(
+                "to_python: the function closes over an array that is being traced by "
+                "`jax.jit` or another transform: call `to_python` outside of it, or "
+                "make the array an argument."
+            )
+        return self.module.constant(const)
+
+
+def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
+    head = lines(call(name, *parameters), prefix="def ", suffix=":")
+    return [decorator, *head] if decorator else head
+
+
+def _constant(value: Any) -> Node:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _values.array(jax.random.key_data(value))
+        impl = f'"{jax.random.key_impl(value)}"'
+        return call("jax.random.wrap_key_data", data, impl=impl)
+    return _values.array(value)
+
+
+def _only_indices(jaxpr: Closed) -> set[int]:
+    """Conversions of a boolean to the index of a `cond`, and to nothing else.
+
+    A `lax.cond` is written with the boolean.
+    """
+    found = {
+        eqn.invars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "cond" and isinstance(eqn.invars[0], jex.Var)
+    }
+    others = {
+        atom
+        for eqn in jaxpr.eqns
+        for atom in (eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars)
+        if isinstance(atom, jex.Var)
+    }
+    outputs = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
+    return {
+        id(eqn)
+        for eqn in jaxpr.eqns
+        if is_index(eqn)
+        and eqn.outvars[0] in found
+        and eqn.outvars[0] not in others | outputs
+    }
+
+
+def is_index(eqn: jex.JaxprEqn | None) -> bool:
+    """Whether an equation converts a boolean, as for the index of a `cond`."""
+    return (
+        eqn is not None
+        and eqn.primitive.name == "convert_element_type"
+        and eqn.invars[0].aval.dtype == np.bool_
+    )
