@@ -16,7 +16,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, strongly_typed, trace_step
-from ._arguments import open_arguments
+from ._arguments import Arguments, open_arguments
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
@@ -104,14 +104,16 @@ class MappedCall:
         consts: The arrays that are the same for every row.
         xs: The arrays that are mapped.
         size: How many rows there are.
-        close: Turns the results for all rows into what the user gets.
+        outputs: What the user gets, without its arrays.
+        same: Those of them that are the same for every row.
     """
 
     f: Mapped
     consts: list[jax.Array]
     xs: list[jax.Array]
     size: int
-    close: Callable[[list[jax.Array]], Any]
+    outputs: Outputs
+    same: list[jax.Array]
 
     def run(self, planner: Planner, policy: Saveable = None) -> Any:
         """Runs the call in chunks, and gives what the user gets.
@@ -120,6 +122,10 @@ class MappedCall:
             planner: How the rows are cut.
             policy: What is stored of all rows for the backward pass.
         """
+        return self.outputs.join(self.results(planner, policy), self.same)
+
+    def results(self, planner: Planner, policy: Saveable = None) -> list[jax.Array]:
+        """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
         if planner.is_whole(self.size):
             sums, ys = f(self.size, None, consts, xs)
@@ -127,12 +133,10 @@ class MappedCall:
             rows = f.rows(consts, xs, self.size, planner)
             sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)
-        return self.close(
-            [
-                next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
-                for how, y in zip(f.reductions, f.row.y_types, strict=True)
-            ]
-        )
+        return [
+            next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
+            for how, y in zip(f.reductions, f.row.y_types, strict=True)
+        ]
 
 
 def open_call(
@@ -157,18 +161,21 @@ def open_call(
         reduce: A prefix tree of reductions for it.
     """
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
-    row = Row(name, f, arguments.rest, out_axes, reduce)
+    return trace_call(Row(name, f, arguments.rest, out_axes, reduce), arguments)
+
+
+def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
+    """Traces a function of one row for a call with these arguments."""
     x_types = [
         jex.mapped_aval(arguments.size, axis, jax.typeof(x))
         for x, axis in zip(arguments.xs, arguments.axes, strict=True)
     ]
     step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
     outputs = row.outputs
-    step, same = hoist(name, step, consts, outputs, VARYING)
+    step, same = hoist(row.name, step, consts, outputs, VARYING)
     reductions = pick(row.reductions, [not is_same for is_same in outputs.same])
     mapped = Mapped(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
-    close = lambda ys: outputs.join(ys, same)
-    return MappedCall(mapped, consts, arguments.xs, arguments.size, close)
+    return MappedCall(mapped, consts, arguments.xs, arguments.size, outputs, same)
 
 
 class Row:
