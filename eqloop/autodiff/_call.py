@@ -1,0 +1,206 @@
+"""A call of a function, taken apart into the arrays that it is differentiated by.
+
+Every transform here differentiates `Call.run`, which is a function of a list of arrays,
+and puts what comes of it back into trees. `None` stands in these trees for the leaves
+that have no derivative.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._formula import is_inexact
+from .._lists import Arrays, pick, put
+from .._partition import (
+    Rest,
+    as_arrays,
+    describe,
+    flatten,
+    is_dynamic,
+    is_scalar,
+    paths,
+    split,
+)
+from .._typecheck import enforce_annotations
+from ._argnums import Argnum, find_arguments
+
+Outputs = tuple[list[jax.Array], list[jax.Array]]
+
+
+@dataclasses.dataclass
+class Call:
+    """A call `f(*args, **kwargs)`.
+
+    Attributes:
+        owner: The name of the transform, for error messages.
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        places: Where those arguments are that are differentiated.
+        several: Whether the results are to be tuples, with an entry for each of them.
+        has_aux: Whether `f` returns a pair of its value and of anything else.
+        arrays: The arrays to differentiate by.
+        names: The path of each of them.
+        selected: All else that is in these arguments.
+        checks: Called with the value of `f` before it is differentiated.
+    """
+
+    owner: str
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    places: tuple[Argnum, ...]
+    several: bool
+    has_aux: bool
+    arrays: list[jax.Array]
+    names: list[str]
+    selected: Rest
+    checks: list[Callable[["Call", Any], None]]
+    returned: "_Returned" = dataclasses.field(init=False)
+
+    def run(self, arrays: Arrays) -> Outputs:
+        """The inexact arrays of the value of `f`, and the other arrays it returns."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for place, value in zip(self.places, self.selected.join(arrays), strict=True):
+            (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
+        out = enforce_annotations(self.f)(*args, **kwargs)
+        value, aux = self._pair(out) if self.has_aux else (out, None)
+        value, aux = as_arrays(value, scalars=True), as_arrays(aux)
+        for check in self.checks:
+            check(self, value)
+        self.returned, outs, others = _Returned.of(value, aux)
+        return outs, others
+
+    def gradient(self, leaves: Arrays) -> Any:
+        """A tree as that of the differentiated arguments, with these for the arrays."""
+        arguments = _blank(self.selected).join(leaves)
+        return tuple(arguments) if self.several else arguments[0]
+
+    def jacobian(self, leaves: list[Any]) -> Any:
+        """A tree as that of the value, with these in place of its inexact arrays."""
+        return self.returned.like_value(leaves)
+
+    def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
+        """The value of `f`, and what it returned beside it, from their arrays."""
+        return self.returned.join(outs, others)
+
+    def _pair(self, out: Any) -> Any:
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            raise TypeError(
+                f"{self.owner}: with `has_aux=True` f must return a pair `(value, aux)`"
+                f", but it returned {eqx.tree_pformat(out)}."
+            )
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Returned:
+    """What `f` returned, without its arrays: a value, and anything beside it."""
+
+    rest: Rest
+    is_out: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, value: Any, aux: Any) -> tuple["_Returned", list[Any], list[Any]]:
+        marks = [is_differentiable(leaf) for leaf in flatten(value)[0]]
+        marks += [False] * len(flatten(aux)[0])
+        dynamic = [is_dynamic(leaf) for leaf in flatten((value, aux))[0]]
+        arrays, rest = split((value, aux), dynamic)
+        is_out = tuple(pick(marks, dynamic))
+        is_other = [not out for out in is_out]
+        return cls(rest, is_out), pick(arrays, is_out), pick(arrays, is_other)
+
+    def join(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
+        is_other = [not out for out in self.is_out]
+        arrays = put([None] * len(self.is_out), self.is_out, outs)
+        return self.rest.join(put(arrays, is_other, others))
+
+    def like_value(self, leaves: list[Any]) -> Any:
+        arrays = put([None] * len(self.is_out), self.is_out, leaves)
+        return _blank(self.rest).join(arrays)[0]
+
+
+def open_call(
+    owner: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    argnums: Any,
+    has_aux: bool,
+    check: Callable[[Call, Any], None],
+) -> Call:
+    """Takes the call `f(*args, **kwargs)` apart.
+
+    Raises:
+        TypeError: If there is nothing to differentiate in an argument.
+        ValueError: If there is no such argument.
+    """
+    found = find_arguments(owner, f, args, kwargs, argnums)
+    arguments = [
+        _as_argument(owner, name, args[at] if isinstance(at, int) else kwargs[at])
+        for name, at in found.items()
+    ]
+    marks = [is_differentiable(leaf) for leaf in flatten(arguments)[0]]
+    if not any(marks):
+        _check_nothing(owner, dict(zip(found, arguments, strict=True)))
+    arrays, selected = split(arguments, marks)
+    names = [
+        path
+        for name, argument in zip(found, arguments, strict=True)
+        for path in paths(argument, name)
+    ]
+    return Call(
+        owner=owner,
+        f=f,
+        args=args,
+        kwargs=kwargs,
+        places=tuple(found.values()),
+        several=isinstance(argnums, tuple),
+        has_aux=has_aux,
+        arrays=list(map(jnp.asarray, arrays)),
+        names=pick(names, marks),
+        selected=selected,
+        checks=[check],
+    )
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf is an array that has a derivative."""
+    return is_dynamic(leaf) and is_inexact(leaf)
+
+
+def _as_argument(owner: str, name: str, argument: Any) -> Any:
+    # In a tree a Python number is a setting; by itself it is what `jax.grad` takes.
+    if type(argument) in (float, complex):
+        return jnp.asarray(argument)
+    is_number = is_scalar(argument) or is_dynamic(argument)
+    if is_number and not is_differentiable(argument):
+        raise TypeError(
+            f"{owner}: cannot differentiate with respect to {name}, which is "
+            f"{describe(argument)}: only floating-point and complex arrays have "
+            f"derivatives. Choose another argument with `argnums`, or make it one."
+        )
+    return argument
+
+
+def _check_nothing(owner: str, arguments: dict[str, Any]) -> None:
+    # A layer without parameters is no mistake, but a tree of numbers is likely to be.
+    leaves = jax.tree.leaves(list(arguments.values()))
+    if any(is_dynamic(leaf) or is_scalar(leaf) for leaf in leaves):
+        listing = "\n".join(
+            f"  {name}: {eqx.tree_pformat(value)}" for name, value in arguments.items()
+        )
+        raise TypeError(
+            f"{owner}: there is nothing to differentiate, as none of these leaves is a "
+            f"floating-point or complex array:\n{listing}\nTurn numbers that are to "
+            f"be differentiated into arrays, with `jnp.asarray`."
+        )
+
+
+def _blank(rest: Rest) -> Rest:
+    return dataclasses.replace(rest, leaves=(None,) * len(rest.leaves))

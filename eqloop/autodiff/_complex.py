@@ -1,0 +1,65 @@
+"""Which derivatives there are where arrays are complex: those that JAX has."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._partition import describe, flatten, paths
+from ._call import Call, is_differentiable
+
+
+def is_complex(leaf: Any) -> bool:
+    """Whether an array is complex."""
+    return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+
+
+def check_some_value(call: Call, value: Any) -> None:
+    """Raises if the value has nothing that could be differentiated."""
+    if not _outputs(value):
+        types = jax.tree.map(describe, value)
+        raise TypeError(
+            f"{call.owner}: there is nothing to differentiate in what f returned, as "
+            f"it has no floating-point or complex array: {types}."
+        )
+
+
+def check_reverse(call: Call, value: Any, *, holomorphic: bool) -> None:
+    """Raises unless reverse mode can differentiate this value."""
+    if holomorphic:
+        return _check_complex(call, value)
+    for name, leaf in _outputs(value):
+        if is_complex(leaf):
+            raise TypeError(
+                f"{call.owner}: f returned {name}, which is {describe(leaf)}, but "
+                f"reverse mode differentiates real values only. Return its real and "
+                f"its imaginary part, or pass `holomorphic=True` if f is that."
+            )
+
+
+def check_forward(call: Call, value: Any, *, holomorphic: bool) -> None:
+    """Raises unless forward mode can differentiate by these arguments."""
+    if holomorphic:
+        return _check_complex(call, value)
+    for name, array in zip(call.names, call.arrays, strict=True):
+        if is_complex(array):
+            raise TypeError(
+                f"{call.owner}: {name} is {describe(array)}, but forward mode "
+                f"differentiates by real arrays only. Pass its real and its imaginary "
+                f"part, or pass `holomorphic=True` if f is that."
+            )
+
+
+def _check_complex(call: Call, value: Any) -> None:
+    arguments = list(zip(call.names, call.arrays, strict=True))
+    for name, leaf in [*arguments, *_outputs(value)]:
+        if not is_complex(leaf):
+            raise TypeError(
+                f"{call.owner}: with `holomorphic=True` all that is differentiated "
+                f"must be complex, but {name} is {describe(leaf)}."
+            )
+
+
+def _outputs(value: Any) -> list[tuple[str, jax.Array]]:
+    named = zip(paths(value, "out"), flatten(value)[0], strict=True)
+    return [(name, leaf) for name, leaf in named if is_differentiable(leaf)]

@@ -1,0 +1,72 @@
+"""What all derivatives of a function share: their settings, and their results."""
+
+import abc
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .._lists import Arrays
+from .._transform import AbstractTransform
+from ._argnums import Argnums, as_argnums, check_argnums
+from ._call import Call, open_call
+from ._settings import check_flag, setting
+
+
+class AbstractDerivative(AbstractTransform):
+    """A function whose call gives a derivative of `f` at the arguments.
+
+    What is differentiated are the floating-point and complex arrays of the arguments
+    that `argnums` name, NumPy arrays included. An argument that is a Python `float` or
+    `complex` by itself counts as an array; in a tree such numbers are static. The
+    derivative is a tree as the argument is, with `None` for all other leaves. With
+    several `argnums` it is a tuple of these. The arrays of `f` itself, if it is a
+    module, are not differentiated, and neither is the `self` of a method: to
+    differentiate by them, pass them as an argument.
+
+    Results come in this order: the derivative, the value if `return_value`, and what
+    `f` returned beside the value if `has_aux`. A derivative alone is no tuple.
+
+    A final class says in `_check` what `f` may return. Its call opens the call of `f`,
+    differentiates `Call.run` of it, and closes it with `_results`.
+    """
+
+    f: Callable[..., Any]
+    argnums: Argnums = setting(0, as_argnums)
+    has_aux: bool = setting(False)
+    return_value: bool = setting(False)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    @abc.abstractmethod
+    def _check(self, call: Call, value: Any) -> None:
+        """Raises if this is no value that can be differentiated so."""
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return open_call(
+            type(self).__name__,
+            self.f,
+            args,
+            kwargs,
+            argnums=self.argnums,
+            has_aux=self.has_aux,
+            check=self._check,
+        )
+
+    def _results(
+        self, call: Call, derivative: Any, outs: Arrays, others: Arrays
+    ) -> Any:
+        value, aux = call.close(outs, others)
+        results = [derivative]
+        if self.return_value:
+            results.append(value)
+        if self.has_aux:
+            results.append(aux)
+        return tuple(results) if len(results) > 1 else derivative
+
+    def __check_init__(self) -> None:
+        owner = type(self).__name__
+        check_argnums(owner, self.argnums)
+        for name in ("has_aux", "return_value"):
+            check_flag(owner, name, getattr(self, name))

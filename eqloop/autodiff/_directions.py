@@ -1,0 +1,53 @@
+"""Random directions in which to differentiate."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._lists import Arrays
+from .._partition import describe, is_dynamic
+from .._signature import parameters_of
+from ._complex import is_complex
+
+
+def normal_directions(key: Any, arrays: Arrays, count: int) -> list[jax.Array]:
+    """Independent standard normal numbers for each array, along a new leading axis.
+
+    The real and the imaginary part of complex numbers are independent as well.
+    """
+    keys = jax.random.split(key, (len(arrays), 2))
+    return [
+        _normal(key, (count, *array.shape), array)
+        for key, array in zip(keys, arrays, strict=True)
+    ]
+
+
+def _normal(keys: jax.Array, shape: tuple[int, ...], array: jax.Array) -> jax.Array:
+    real = jnp.finfo(array.dtype).dtype  # that of the parts, if it is complex
+    normal = jax.random.normal(keys[0], shape, real)
+    if is_complex(array):
+        normal = jax.lax.complex(normal, jax.random.normal(keys[1], shape, real))
+    return normal
+
+
+def check_key(owner: str, key: Any) -> None:
+    """Raises unless this is one PRNG key."""
+    is_typed = is_dynamic(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    is_legacy = is_dynamic(key) and key.dtype == jnp.uint32
+    if not (is_typed and key.ndim == 0 or is_legacy and key.ndim == 1):
+        raise TypeError(
+            f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
+            f"{describe(key)}."
+        )
+
+
+def with_key(f: Callable[..., Any]) -> inspect.Signature:
+    """The signature of `f`, with the key of the directions."""
+    parameters = [p for p in parameters_of(f).values() if p.name != "key"]
+    key = inspect.Parameter("key", inspect.Parameter.KEYWORD_ONLY)
+    last = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    at = len(parameters) - bool(last)
+    return inspect.Signature([*parameters[:at], key, *parameters[at:]])

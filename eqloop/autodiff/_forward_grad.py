@@ -1,0 +1,98 @@
+"""`ForwardGrad`: the gradient, estimated without a backward pass."""
+
+import inspect
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from .._lists import Arrays
+from ._call import Call
+from ._complex import check_reverse
+from ._derivative import AbstractDerivative
+from ._directions import check_key, normal_directions, with_key
+from ._grad import check_scalar
+from ._settings import as_count, check_count, setting
+
+
+@final
+class ForwardGrad(AbstractDerivative):
+    r"""An estimate of the gradient from derivatives in random directions.
+
+    It is the mean of $(\nabla f \cdot v)\, v$ over directions $v$ of independent
+    standard normal numbers. That is unbiased, and takes no backward pass: the memory is
+    that of evaluating `f` with its tangents. With $n$ numbers to differentiate by and
+    `tangents` directions, the variance of the estimate is about $n / \text{tangents}$
+    times the square of the gradient.
+
+    Args:
+        f: The function. Its value is a scalar.
+        tangents: How many directions, which are pushed forward at once.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+
+    Returns:
+        When called, as `f` is, and with a `key=` for the directions: the estimate, and
+        value and aux as for [`Grad`][eqloop.Grad]. `f` is not given the key; what it
+        needs one for itself, it takes by another name.
+
+    Raises:
+        TypeError: If a setting is not of its type; when called, as `Grad`, and if `key`
+            is no key.
+        ValueError: If `tangents` is less than 1, or `argnums` empty; when called, as
+            `Grad`.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> estimate = el.ForwardGrad(lambda x: jnp.sum(x**2), tangents=1000)
+        >>> gradient = estimate(jnp.ones(2), key=jax.random.key(0))
+        >>> bool(jnp.all(jnp.abs(gradient - 2.0) < 0.5))
+        True
+
+    References:
+        Baydin, Pearlmutter, Syme, Wood & Torr, [Gradients without
+        backpropagation](https://arxiv.org/abs/2202.08587), 2022.
+    """
+
+    tangents: int = setting(1, as_count)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return with_key(self.f)
+
+    def __call__(self, *args: Any, key: Any, **kwargs: Any) -> Any:
+        """Estimates the gradient of `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            key: A PRNG key, for the directions.
+            **kwargs: The arguments of `f` that are given by keyword.
+        """
+        check_key("ForwardGrad", key)
+        call = self._open(args, kwargs)
+        directions = normal_directions(key, call.arrays, self.tangents)
+        return self._results(call, *_estimate(call, directions))
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_scalar(call, value)
+        check_reverse(call, value, holomorphic=False)
+
+    def __check_init__(self) -> None:
+        what = "how many directions to differentiate in"
+        check_count("ForwardGrad", "tangents", what, self.tangents)
+
+
+def _estimate(call: Call, directions: Arrays) -> tuple[Any, Arrays, Arrays]:
+    def push(direction: Arrays) -> tuple[Any, Any, Any]:
+        return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
+
+    outs, (slopes,), others = jax.vmap(push, out_axes=(None, 0, None))(directions)
+    # JAX's gradient by a complex array is such that its product with a direction has
+    # the derivative for its real part.
+    mean = lambda v: jnp.tensordot(slopes, jnp.conj(v), axes=1) / len(slopes)
+    leaves = [
+        mean(v).astype(array.dtype)
+        for v, array in zip(directions, call.arrays, strict=True)
+    ]
+    return call.gradient(leaves), outs, others

@@ -1,0 +1,139 @@
+"""`Grad` and `VectorGrad`: gradients, in reverse mode."""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from .._lists import Arrays
+from .._partition import describe
+from ._call import Call, is_differentiable
+from ._complex import check_reverse, check_some_value
+from ._derivative import AbstractDerivative
+from ._settings import check_flag, setting
+
+
+def check_scalar(call: Call, value: Any) -> None:
+    """Raises unless `f` returned one number that has a derivative."""
+    if not is_differentiable(value) or value.shape != ():
+        what = jax.tree.map(describe, value)
+        raise TypeError(
+            f"{call.owner}: f must return a floating-point scalar, but it returned "
+            f"{what}. For the derivatives of each of several numbers use `JacRev`, for "
+            f"the gradient of their sum `VectorGrad`; with `has_aux=True`, f may return "
+            f"a pair of a scalar and anything else."
+        )
+
+
+@final
+class Grad(AbstractDerivative):
+    """The gradient of a function whose value is a scalar, as `jax.grad`.
+
+    Args:
+        f: The function. It may be a module, and its arguments any PyTrees.
+        argnums: By which arguments to differentiate: the position of one (a negative
+            one counts from the last positional argument of the call), its name, or a
+            tuple of these, for a tuple of gradients.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+            Without it arguments may be complex, and the value must be real.
+
+    Returns:
+        When called: the gradient, a tree as the argument, with `None` for leaves that
+        are not differentiated; or `(gradient, value)`, `(gradient, aux)`,
+        `(gradient, value, aux)`.
+
+    Raises:
+        TypeError: If a setting is not of its type; when called, if there is nothing to
+            differentiate in an argument, or `f` does not return a scalar.
+        ValueError: If `argnums` is empty; when called, if there is no such argument, or
+            one is named twice.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> el.Grad(jnp.sin)(0.0)
+        Array(1., dtype=float32, weak_type=True)
+
+        A model, with what else there is to know:
+
+        >>> @el.Grad(return_value=True, has_aux=True)
+        ... def loss(model, x, y):
+        ...     prediction = model(x)
+        ...     return jnp.sum((prediction - y) ** 2), prediction
+        >>> model = eqx.nn.Linear(2, 1, key=jax.random.key(0))
+        >>> gradient, value, prediction = loss(model, jnp.ones(2), jnp.zeros(1))
+        >>> gradient.weight.shape, value.shape, prediction.shape
+        ((1, 2), (), (1,))
+
+        By an argument's name:
+
+        >>> el.Grad(lambda x, *, rate: rate * x, argnums="rate")(3.0, rate=2.0)
+        Array(3., dtype=float32, weak_type=True)
+
+    References:
+        [`jax.grad`](https://docs.jax.dev/en/latest/_autosummary/jax.grad.html).
+    """
+
+    holomorphic: bool = setting(False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Differentiates `f(*args, **kwargs)`."""
+        call = self._open(args, kwargs)
+        return self._results(call, *_pull_ones(call))
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_scalar(call, value)
+        check_reverse(call, value, holomorphic=self.holomorphic)
+
+    def __check_init__(self) -> None:
+        check_flag("Grad", "holomorphic", self.holomorphic)
+
+
+@final
+class VectorGrad(AbstractDerivative):
+    """The gradient of the sum of all that a function returns.
+
+    Where each number of the value depends on one number of the argument only, as for a
+    function that works elementwise, these are the derivatives of the one by the other.
+
+    Args:
+        f: The function. Its value may be any PyTree; leaves that have no derivative are
+            left out of the sum.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+
+    Returns:
+        When called: the gradient, and value and aux as for [`Grad`][eqloop.Grad].
+
+    Raises:
+        TypeError: As `Grad`, but for a value that has nothing to differentiate.
+        ValueError: As `Grad`.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> el.VectorGrad(lambda x: x**2)(jnp.arange(3.0))
+        Array([0., 2., 4.], dtype=float32)
+    """
+
+    holomorphic: bool = setting(False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Differentiates `f(*args, **kwargs)`."""
+        call = self._open(args, kwargs)
+        return self._results(call, *_pull_ones(call))
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_some_value(call, value)
+        check_reverse(call, value, holomorphic=self.holomorphic)
+
+    def __check_init__(self) -> None:
+        check_flag("VectorGrad", "holomorphic", self.holomorphic)
+
+
+def _pull_ones(call: Call) -> tuple[Any, Arrays, Arrays]:
+    outs, pull, others = jax.vjp(call.run, call.arrays, has_aux=True)
+    (cts,) = pull(list(map(jnp.ones_like, outs)))
+    return call.gradient(cts), outs, others

@@ -1,0 +1,82 @@
+"""`Hessian`: all second derivatives, forward mode over reverse mode."""
+
+import itertools
+from typing import Any, final
+
+from .._lists import Arrays
+from ..checkpointing import Budget
+from ._blocks import by_columns, by_rows
+from ._call import Call
+from ._complex import check_forward, check_reverse, check_some_value
+from ._derivative import AbstractDerivative
+from ._settings import as_count, check_chunk_size, check_flag, setting
+
+
+@final
+class Hessian(AbstractDerivative):
+    """The second derivatives of a function, as `jax.hessian`.
+
+    Args:
+        f: The function. Its value may be any PyTree, though it is a scalar as a rule.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        chunk_size: How many of its columns to compute at once, so that what that takes
+            beside the Hessian fits: an `int`, or an [`eqloop.Budget`][]. By default all
+            of them. The rows of a value that is no scalar are in chunks as well.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+
+    Returns:
+        When called: a tree as the value of `f`, in which each array is replaced by a
+        tree as the argument, and each array of that by such a tree again. The arrays
+        have the shape of the output, followed by those of the two inputs. For several
+        `argnums` the trees are tuples. Leaves that have no derivative are `None`. Value
+        and aux come after it as for [`Grad`][eqloop.Grad].
+
+    Raises:
+        TypeError: If a setting is not of its type; when called, if there is nothing to
+            differentiate, or arrays are complex and `holomorphic` is not given.
+        ValueError: If `argnums` is empty or `chunk_size` less than 1; when called, if
+            there is no such argument, or one is named twice.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> el.Hessian(lambda x: jnp.prod(x), chunk_size=2)(jnp.array([1.0, 2.0, 3.0]))
+        Array([[0., 3., 2.],
+               [3., 0., 1.],
+               [2., 1., 0.]], dtype=float32)
+
+    References:
+        [`jax.hessian`](https://docs.jax.dev/en/latest/_autosummary/jax.hessian.html).
+    """
+
+    chunk_size: int | Budget | None = setting(None, as_count)
+    holomorphic: bool = setting(False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Differentiates `f(*args, **kwargs)` twice."""
+        call = self._open(args, kwargs)
+
+        def first(arrays: Arrays) -> tuple[Arrays, Any]:
+            blocks, outs, others = by_rows(call.run, arrays, self.chunk_size)
+            return list(itertools.chain(*blocks)), (outs, others)
+
+        blocks, _, (outs, others) = by_columns(
+            first,
+            call.arrays,
+            self.chunk_size,
+            evaluate=lambda arrays: ([], call.run(arrays)),
+        )
+        by_two = iter(map(call.gradient, blocks))
+        by_one = lambda: list(itertools.islice(by_two, len(call.arrays)))
+        hessian = call.jacobian([call.gradient(by_one()) for _ in outs])
+        return self._results(call, hessian, outs, others)
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_some_value(call, value)
+        check_reverse(call, value, holomorphic=self.holomorphic)
+        check_forward(call, value, holomorphic=self.holomorphic)
+
+    def __check_init__(self) -> None:
+        check_chunk_size("Hessian", self.chunk_size)
+        check_flag("Hessian", "holomorphic", self.holomorphic)

@@ -1,0 +1,174 @@
+"""`JacRev`, `JacFwd` and `Jacobian`: all derivatives of the outputs by the inputs."""
+
+import abc
+import functools
+from typing import Any, final
+
+import jax
+
+from ..checkpointing import Budget
+from ._blocks import by_columns, by_rows, count
+from ._call import Call
+from ._complex import check_forward, check_reverse, check_some_value, is_complex
+from ._derivative import AbstractDerivative
+from ._settings import as_count, check_chunk_size, check_flag, setting
+
+
+class AbstractJacobian(AbstractDerivative):
+    """The derivatives of all that `f` returns by each of the numbers it is given.
+
+    A final class says in which mode.
+    """
+
+    chunk_size: int | Budget | None = setting(None, as_count)
+    holomorphic: bool = setting(False)
+
+    @abc.abstractmethod
+    def _is_forward(self, call: Call) -> bool:
+        """Whether to take the derivative in forward mode."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Differentiates `f(*args, **kwargs)`."""
+        call = self._open(args, kwargs)
+        check, blocks_of = check_reverse, by_rows
+        if self._is_forward(call):
+            check, blocks_of = check_forward, by_columns
+        call.checks.append(functools.partial(check, holomorphic=self.holomorphic))
+        blocks, outs, others = blocks_of(call.run, call.arrays, self.chunk_size)
+        jacobian = call.jacobian(list(map(call.gradient, blocks)))
+        return self._results(call, jacobian, outs, others)
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_some_value(call, value)
+
+    def __check_init__(self) -> None:
+        owner = type(self).__name__
+        check_chunk_size(owner, self.chunk_size)
+        check_flag(owner, "holomorphic", self.holomorphic)
+
+
+@final
+class JacRev(AbstractJacobian):
+    """The Jacobian in reverse mode, as `jax.jacrev`: one sweep for each output.
+
+    Reverse mode is for functions that return fewer numbers than they are given.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+        argnums: By which arguments to differentiate: the position of one (a negative
+            one counts from the last positional argument of the call), its name, or a
+            tuple of these.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        chunk_size: How many of the sweeps to do at once, so that what they allocate
+            beside the Jacobian fits: an `int`, or an [`eqloop.Budget`][]. By default
+            all of them.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+            Without it the value must be real.
+
+    Returns:
+        When called: a tree as the value of `f`, with a tree as the argument (a tuple of
+        such trees for several `argnums`) in place of each of its arrays. An array of it
+        has the shape of the output, followed by that of the input. Leaves that have no
+        derivative are `None`. Value and aux come after it as for
+        [`Grad`][eqloop.Grad].
+
+    Raises:
+        TypeError: If a setting is not of its type; when called, if there is nothing to
+            differentiate in an argument or in the value.
+        ValueError: If `argnums` is empty or `chunk_size` less than 1; when called, if
+            there is no such argument, or one is named twice.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> f = lambda x, w: {"a": w @ x, "b": jnp.sum(x)}
+        >>> x, w = jnp.ones(3), jnp.ones((2, 3))
+        >>> jacobian = el.JacRev(f, argnums=(0, 1), chunk_size=2)(x, w)
+        >>> [block.shape for block in jacobian["a"]]
+        [(2, 3), (2, 2, 3)]
+
+    References:
+        [`jax.jacrev`](https://docs.jax.dev/en/latest/_autosummary/jax.jacrev.html). The
+        wish for chunks: [functorch
+        #680](https://github.com/pytorch/functorch/issues/680).
+    """
+
+    def _is_forward(self, call: Call) -> bool:
+        return False
+
+
+@final
+class JacFwd(AbstractJacobian):
+    """The Jacobian in forward mode, as `jax.jacfwd`: one sweep for each input.
+
+    Forward mode is for functions that are given fewer numbers than they return. It
+    stores nothing for a backward pass. In chunks it evaluates `f` again for each.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        chunk_size: How many of the sweeps to do at once: an `int`, or an
+            [`eqloop.Budget`][]. By default all of them.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+            Without it the arguments must be real.
+
+    Returns:
+        When called: what [`JacRev`][eqloop.JacRev] returns.
+
+    Raises:
+        TypeError: As `JacRev`.
+        ValueError: As `JacRev`.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> jacobian, value = el.JacFwd(jnp.cumsum, return_value=True)(jnp.arange(3.0))
+        >>> jacobian
+        Array([[1., 0., 0.],
+               [1., 1., 0.],
+               [1., 1., 1.]], dtype=float32)
+
+    References:
+        [`jax.jacfwd`](https://docs.jax.dev/en/latest/_autosummary/jax.jacfwd.html).
+    """
+
+    def _is_forward(self, call: Call) -> bool:
+        return True
+
+
+@final
+class Jacobian(AbstractJacobian):
+    """The Jacobian, in the mode that takes fewer sweeps.
+
+    Forward mode if `f` is given no more numbers than it returns, reverse mode
+    otherwise. Where arrays are complex it is the mode that JAX has for them: forward
+    mode for complex values of real arguments, reverse mode for the other way round.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+        chunk_size: How many of the sweeps to do at once: an `int`, or an
+            [`eqloop.Budget`][]. By default all of them.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
+
+    Returns:
+        When called: what [`JacRev`][eqloop.JacRev] returns.
+
+    Raises:
+        TypeError: As `JacRev`.
+        ValueError: As `JacRev`.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> el.Jacobian(lambda x: jnp.stack([x, x**2]))(3.0)
+        Array([1., 6.], dtype=float32, weak_type=True)
+    """
+
+    def _is_forward(self, call: Call) -> bool:
+        outs, _ = jax.eval_shape(call.run, call.arrays)
+        if not self.holomorphic and any(map(is_complex, [*call.arrays, *outs])):
+            return not any(map(is_complex, call.arrays))
+        return count(call.arrays) <= count(outs)

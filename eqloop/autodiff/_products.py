@@ -1,0 +1,138 @@
+"""`Vjp` and `Jvp`: products with the Jacobian, which is never formed."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import equinox as eqx
+import jax
+
+from .._differences import structure_differences
+from .._partition import describe, flatten, paths
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
+from ._call import is_differentiable
+from ._settings import check_flag, setting
+
+
+@final
+class Vjp(AbstractTransform):
+    """The value of a function, and what pulls cotangents back, as `equinox.filter_vjp`.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+
+    Returns:
+        When called, `(value, pull)`, or `(value, pull, aux)` with `has_aux`. `pull`
+        takes a tree as the value, with a cotangent for each floating-point or complex
+        array and `None` for all other leaves. It returns a tuple with such a tree for
+        each positional argument. Arguments given by keyword are not differentiated.
+
+    Raises:
+        TypeError: If `has_aux` is no bool.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> value, pull = el.Vjp(lambda w, x, name: w @ x)(jnp.eye(2), jnp.ones(2), "w")
+        >>> pull(jnp.array([1.0, 0.0]))[1:]
+        (Array([1., 0.], dtype=float32), None)
+
+    References:
+        [`equinox.filter_vjp`](https://docs.kidger.site/equinox/api/transformations/).
+    """
+
+    f: Callable[..., Any]
+    has_aux: bool = setting(False)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f(*args, **kwargs)`, and keeps what `pull` needs."""
+        f = functools.partial(enforce_annotations(self.f), **kwargs)
+        return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
+
+    def __check_init__(self) -> None:
+        check_flag("Vjp", "has_aux", self.has_aux)
+
+
+@final
+class Jvp(AbstractTransform):
+    """The value of a function and its tangent, as `equinox.filter_jvp`.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+
+    Returns:
+        When called, `(value, tangent)`. The tangent is a tree as the value, with `None`
+        for leaves that have none, or that do not depend on what is moved.
+
+    Raises:
+        TypeError: When called, if a tangent has another shape or dtype than its array.
+        ValueError: When called, if the tangents are another tree than the primals.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> f = lambda tree: tree["gain"] * jnp.sin(tree["x"])
+        >>> tree = {"gain": 2.0, "x": jnp.zeros(2)}
+        >>> el.Jvp(f)((tree,), ({"gain": None, "x": jnp.ones(2)},))
+        (Array([0., 0.], dtype=float32), Array([2., 2.], dtype=float32))
+
+    References:
+        [`equinox.filter_jvp`](https://docs.kidger.site/equinox/api/transformations/).
+    """
+
+    f: Callable[..., Any]
+
+    def __call__(
+        self, primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Differentiates `f(*primals, **kwargs)` in the direction of the tangents.
+
+        Args:
+            primals: The positional arguments.
+            tangents: The same trees, with the tangents of arrays and of the numbers
+                that are to be moved, and `None` for all other leaves.
+            **kwargs: Passed on, and not differentiated.
+        """
+        primals, tangents = tuple(primals), tuple(tangents)
+        _check_tangents(primals, tangents)
+        f = functools.partial(enforce_annotations(self.f), **kwargs)
+        return eqx.filter_jvp(f, primals, tangents)
+
+
+def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None:
+    leaves, treedef = flatten(primals)
+    tangent_leaves, tangent_treedef = flatten(tangents)
+    if treedef != tangent_treedef:
+        differences = structure_differences(primals, tangents, "")
+        listing = "\n".join(
+            f"  at primals{d.path or ''}: {d.one or 'nothing'}, and in the tangents "
+            f"{d.other or 'nothing'}"
+            for d in differences
+        )
+        raise ValueError(
+            f"Jvp: primals and tangents must be the same trees:\n{listing}\nGive None "
+            f"for each leaf that is not moved."
+        )
+    for name, leaf, tangent in zip(
+        paths(primals, "primals"), leaves, tangent_leaves, strict=True
+    ):
+        if tangent is not None and not _fits(leaf, tangent):
+            raise TypeError(
+                f"Jvp: the tangent of {name} must be as it is, {describe(leaf)}, but it "
+                f"is {describe(tangent)}. Give None for what is not moved."
+            )
+
+
+def _fits(leaf: Any, tangent: Any) -> bool:
+    if type(leaf) in (float, complex):
+        leaf = jax.numpy.asarray(leaf)
+        tangent = jax.numpy.asarray(tangent, leaf.dtype)
+    return is_differentiable(leaf) and (
+        jax.numpy.shape(tangent) == leaf.shape
+        and jax.numpy.result_type(tangent) == leaf.dtype
+    )

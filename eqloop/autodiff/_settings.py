@@ -1,0 +1,46 @@
+"""What the settings of derivatives may be."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+
+from .._partition import describe
+from ..checkpointing import Budget
+
+
+def setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
+    """A static field that is given by keyword."""
+    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
+
+
+def as_count(count: Any) -> Any:
+    """Makes an `int` of what can be used as one: the converter of such a setting."""
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        return count
+    return operator.index(count)
+
+
+def check_count(owner: str, name: str, what: str, count: Any) -> None:
+    """Raises unless a setting is an int, and at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(
+            f"{owner}: `{name}` must be an int, {what}, but it is {describe(count)}."
+        )
+    if count < 1:
+        raise ValueError(f"{owner}: `{name}` must be at least 1, but it is {count}.")
+
+
+def check_chunk_size(owner: str, chunk_size: Any) -> None:
+    """Raises unless this says how many directions are to be followed at once."""
+    if chunk_size is None or isinstance(chunk_size, Budget):
+        return
+    what = "how many directions to follow at once, or a `Budget`, or None for all"
+    check_count(owner, "chunk_size", what, chunk_size)
+
+
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Raises unless a setting is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: `{name}` must be a bool, not {value!r}.")

@@ -1,0 +1,179 @@
+"""`SofoGrad`: second-order steps, in forward mode."""
+
+import inspect
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._lists import Arrays
+from .._partition import describe
+from ._call import Call
+from ._complex import check_forward, check_reverse
+from ._derivative import AbstractDerivative
+from ._directions import check_key, normal_directions, with_key
+from ._grad import check_scalar
+from ._settings import as_count, check_count, setting
+from ._sofo_loss import new_axes
+
+
+@final
+class SofoGrad(AbstractDerivative):
+    r"""The direction of a Gauss-Newton step within a random subspace.
+
+    Second-order forward-mode optimisation (SOFO): `tangents` random directions, the
+    columns of $V$, are pushed forward through `f` at once. Along with the derivatives
+    $V^\top g$ of the loss this gives its generalised Gauss-Newton matrix in their span,
+    $C = V^\top G V$, and the result is
+
+    $$V (C + \lambda I)^{-1} V^\top g, \qquad \lambda = \text{damping} \cdot \lVert C
+    \rVert.$$
+
+    It is called as [`Grad`][eqloop.Grad] is, and what it returns takes the place of a
+    gradient: to go against it, with a rate of about 1, is to minimise a quadratic model
+    of the loss. Any optimiser that takes gradients will do; `optax.sgd`, with momentum
+    perhaps, suits it best.
+
+    There is no backward pass, so through a loop (`el.Scan`, `jax.lax.scan`) the memory
+    does not grow with its length, provided that the losses of the steps are added up in
+    the carry, rather than stacked.
+
+    Args:
+        f: The function. It returns a real scalar, in which what is to have curvature
+            comes from `eqloop.losses.mean_squared`, `eqloop.losses.cross_entropy` or
+            another [`SofoLoss`][eqloop.SofoLoss], called any number of times, anywhere
+            in `f`: these may be added, averaged and weighted. Other terms are
+            differentiated, and have no curvature.
+        tangents: How many directions. The time and the memory are those of evaluating
+            `f` for a batch of so many more.
+        damping: How much to shrink directions of little curvature, relative to the
+            largest curvature: a number, or a scalar array if it is to change.
+        argnums: By which arguments to differentiate: a position, a name, or a tuple.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
+
+    Returns:
+        When called, as `f` is, and with a `key=` for the directions: the direction, a
+        tree as the argument, with `None` for leaves that are not differentiated; and
+        value and aux as for `Grad`. `f` is not given the key.
+
+    Raises:
+        TypeError: If a setting is not of its type; when called, as `Grad`, if an array
+            to differentiate by is complex, and if `key` is no key.
+        ValueError: If `tangents` is less than 1, `damping` less than 0 or `argnums`
+            empty; when called, as `Grad`, and if `f` calls no `SofoLoss`.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> @el.SofoGrad(tangents=8, return_value=True)
+        ... def loss(cell, xs, targets):
+        ...     def step(carry, now):
+        ...         hidden, total = carry
+        ...         x, target = now
+        ...         hidden = cell(x, hidden)
+        ...         return (hidden, total + el.losses.mean_squared(hidden, target)), None
+        ...     (_, total), _ = el.Scan(step)((jnp.zeros(2), 0.0), (xs, targets))
+        ...     return total / len(xs)
+        >>> cell = eqx.nn.GRUCell(1, 2, key=jax.random.key(0))
+        >>> xs, targets = jnp.ones((20, 1)), jnp.full((20, 2), 0.5)
+        >>> direction, value = loss(cell, xs, targets, key=jax.random.key(1))
+        >>> cell = eqx.apply_updates(cell, jax.tree.map(jnp.negative, direction))
+        >>> bool(loss(cell, xs, targets, key=jax.random.key(2))[1] < value)
+        True
+
+    References:
+        Yu, Xia, Ma, Lengyel & Hennequin, [Second-order forward-mode optimization of
+        recurrent neural networks for
+        neuroscience](https://openreview.net/forum?id=Pox8jNQOo5), NeurIPS 2024.
+    """
+
+    tangents: int = setting(32, as_count)
+    damping: Any = eqx.field(default=1e-3, kw_only=True)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return with_key(self.f)
+
+    def __call__(self, *args: Any, key: Any, **kwargs: Any) -> Any:
+        """The direction at `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            key: A PRNG key, for the random directions.
+            **kwargs: The arguments of `f` that are given by keyword.
+        """
+        check_key("SofoGrad", key)
+        call = self._open(args, kwargs)
+        directions = _normalised(normal_directions(key, call.arrays, self.tangents))
+        slopes, curvature, outs, others = _push(call, directions, self.tangents)
+        weights = _solve(curvature, slopes, self.damping)
+        step = [jnp.tensordot(weights.astype(v.dtype), v, axes=1) for v in directions]
+        return self._results(call, call.gradient(step), outs, others)
+
+    def _check(self, call: Call, value: Any) -> None:
+        check_scalar(call, value)
+        check_reverse(call, value, holomorphic=False)
+        check_forward(call, value, holomorphic=False)
+
+    def __check_init__(self) -> None:
+        what = "how many directions to differentiate in"
+        check_count("SofoGrad", "tangents", what, self.tangents)
+        damping = self.damping
+        if isinstance(damping, bool) or not eqx.is_array_like(damping):
+            raise TypeError(
+                f"SofoGrad: `damping` must be a number or a scalar array, not "
+                f"{describe(damping)}."
+            )
+        if jnp.shape(damping):
+            raise TypeError(
+                f"SofoGrad: `damping` must be a scalar, but it is {describe(damping)}."
+            )
+        if isinstance(damping, int | float) and not damping >= 0:
+            raise ValueError(
+                f"SofoGrad: `damping` must be at least 0, but it is {damping}."
+            )
+
+
+def _normalised(directions: Arrays) -> list[jax.Array]:
+    """The directions, each of length 1."""
+    row = lambda v: v.reshape(len(v), -1).astype(jnp.promote_types(v.dtype, jnp.float32))
+    squares = sum(jnp.sum(row(v) ** 2, axis=1) for v in directions)
+    scale = jax.lax.rsqrt(squares)
+    return [
+        v * scale.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1)) for v in directions
+    ]
+
+
+def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, Any]:
+    """The derivatives of the loss, its matrix, and what `call.run` returns."""
+
+    def push(direction: Arrays) -> tuple[Any, Any, Any]:
+        return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
+
+    with new_axes(count) as axes:
+        columns = dict(axis_name=axes.columns, axis_size=count + 2)
+        in_columns = lambda v: jax.vmap(lambda: push(v), **columns)()
+        rows = jax.vmap(in_columns, out_axes=(None, 0, None), axis_name=axes.rows)
+        outs, (table,), others = rows(directions)
+        if not axes.has_losses:
+            raise ValueError(
+                "SofoGrad: f called no `SofoLoss`, so its value has no curvature. "
+                "Use `el.losses.mean_squared`, `el.losses.cross_entropy`, or wrap the "
+                "loss of a prediction in `el.SofoLoss`."
+            )
+    table = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    plain = table[:, -1:]
+    # Whether the value itself differs from column to column is up to the loops.
+    outs, others = jax.tree.map(lambda x: x[0], (outs, others))
+    return table[:, 0], table[:, 1:-1] - plain, outs, others
+
+
+def _solve(curvature: jax.Array, slopes: jax.Array, damping: Any) -> jax.Array:
+    """The weights of the directions in the step."""
+    values, vectors = jnp.linalg.eigh(curvature)  # of its lower half: it is symmetric
+    values = jnp.maximum(values, 0.0)
+    values = values + damping * values[-1]
+    # Where nothing curves there is nothing to gain; with no damping that may be so.
+    inverse = jnp.where(values > 0, 1 / jnp.where(values > 0, values, 1), 0)
+    return vectors @ (inverse * (vectors.T @ slopes))
