@@ -33,7 +33,7 @@ from .loops import (
     StackedLayers,
     frontier,
 )
-from .mapping import ChunkedVmap, Map, Vmap, unvmap
+from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 
 # What JAX says of where an operation comes from is to point at the user's line.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -51,11 +51,13 @@ __all__ = [
     "IfElse",
     "Map",
     "Offload",
+    "ParallelMap",
     "Plan",
     "Recursive",
     "Remat",
     "Scan",
     "SlicedScan",
+    "ShardMap",
     "StackedLayers",
     "StoreAll",
     "Switch",

@@ -6,7 +6,9 @@ that do are in `eqloop.loops`.
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap
 from ._map import Map as Map
+from ._parallel_map import ParallelMap as ParallelMap
+from ._shard_map import ShardMap as ShardMap
 from ._unvmap import unvmap as unvmap
 from ._vmap import Vmap as Vmap
 
-__all__ = ["ChunkedVmap", "Map", "Vmap", "unvmap"]
+__all__ = ["ChunkedVmap", "Map", "ParallelMap", "ShardMap", "Vmap", "unvmap"]

@@ -1,0 +1,81 @@
+"""Meshes: which one a map runs on, which of its axes, and where arrays have to be."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.core
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+Specs = Sequence[PartitionSpec]
+SomeMesh = Mesh | AbstractMesh
+
+
+def check_mesh(name: str, mesh: Any) -> None:
+    """Sees to it that the setting `mesh` is one, or `None`."""
+    if not isinstance(mesh, SomeMesh | None):
+        raise TypeError(
+            f"{name}: `mesh` must be a jax.sharding.Mesh, or None for that of "
+            f"`jax.set_mesh`, but it is {mesh!r}, of type {type(mesh).__name__}."
+        )
+
+
+def current_mesh() -> AbstractMesh | None:
+    """The mesh of `jax.set_mesh`, if there is one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def free_axes(mesh: SomeMesh) -> tuple[Any, ...]:
+    """The axes that no `shard_map` around us has split already."""
+    mapped = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in mesh.axis_names if name not in mapped)
+
+
+def place(leaves: Sequence[Any], mesh: SomeMesh, specs: Specs) -> list[Any]:
+    """Puts arrays where a map over all axes of a mesh reads them.
+
+    JAX moves what was computed on the default device, but not what was put on another,
+    nor what the types of an explicit mesh say to be elsewhere.
+    """
+    if set(free_axes(mesh)) != set(mesh.axis_names):
+        return list(leaves)  # there is a map around us, which has placed them
+    return [_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+
+
+def constrained(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
+    """Tells the compiler how an array is split; it may split other axes as it likes."""
+    if AxisType.Explicit in mesh.axis_types:
+        return jax.sharding.reshard(leaf, _target(mesh, spec))
+    free = PartitionSpec.UNCONSTRAINED
+    entries = [*spec, *[None] * (leaf.ndim - len(spec))]
+    spec = PartitionSpec(*[free if entry is None else entry for entry in entries])
+    return jax.lax.with_sharding_constraint(leaf, _target(mesh, spec))
+
+
+def _placed(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
+    if not isinstance(leaf, jax.core.Tracer):
+        return jax.device_put(leaf, _target(mesh, spec))
+    if AxisType.Explicit in mesh.axis_types:
+        return jax.sharding.reshard(leaf, _target(mesh, spec))
+    return leaf  # `jax.vmap` of `device_put` would split the axis of the batch
+
+
+def _target(mesh: SomeMesh, spec: PartitionSpec) -> NamedSharding | PartitionSpec:
+    # The devices of an abstract mesh are those of `jax.set_mesh`, for which JAX looks.
+    return NamedSharding(mesh, spec) if isinstance(mesh, Mesh) else spec
+
+
+def names_in(spec: PartitionSpec) -> list[str]:
+    """The axes of the mesh that a specification mentions.
+
+    >>> names_in(PartitionSpec(("data", "model"), None))
+    ['data', 'model']
+    """
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    return [name for entry in entries for name in entry if name is not None]
+
+
+def quoted(names: Collection[Any]) -> str:
+    """Names for an error message, in an order that does not change."""
+    return ", ".join(sorted(map(repr, names)))

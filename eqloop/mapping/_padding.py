@@ -1,0 +1,45 @@
+"""As many rows as the devices divide: the last one again, and not counted again.
+
+A row that is there several times must count once. It will not do to drop the others, as
+their cotangents would be zero, and zero times an infinite derivative is not a number:
+each is given an equal share of the cotangent.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._formula import is_inexact
+
+
+def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """An array with so many copies of its last row after it."""
+    last = lax.slice_in_dim(x, x.shape[axis] - 1, x.shape[axis], axis=axis)
+    copies = jnp.broadcast_to(last, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+    return lax.concatenate([x, copies], axis)
+
+
+def without_padding(y: jax.Array, count: int) -> jax.Array:
+    """The array without its last `count` rows, which have the value of the one before.
+
+    >>> y = jnp.array([1.0, 2.0, 2.0])
+    >>> jax.vjp(lambda y: without_padding(y, 1), y)[1](jnp.ones(2))[0].tolist()
+    [1.0, 0.5, 0.5]
+    """
+    rows = len(y) - count
+    if not is_inexact(y):
+        return y[:rows]
+
+    @jax.custom_jvp
+    def first(y: jax.Array) -> jax.Array:
+        return y[:rows]
+
+    @first.defjvp
+    def first_jvp(primals: Any, tangents: Any) -> Any:
+        (y,), (t,) = primals, tangents
+        mean = jnp.mean(t[rows - 1 :], 0, keepdims=True)
+        return first(y), jnp.concatenate([t[: rows - 1], mean])
+
+    return first(y)

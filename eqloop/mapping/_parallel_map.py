@@ -1,0 +1,169 @@
+"""`ParallelMap`: `jax.vmap` with its rows on the devices of a mesh."""
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from .._transform import AbstractTransform
+from ..checkpointing import Budget
+from ._arguments import open_arguments
+from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
+from ._settings import as_count, axes_setting, setting
+from ._split_rows import SplitRows
+
+
+def _as_devices(devices: Any) -> tuple[jax.Device, ...] | None:
+    if devices is None:
+        return None
+    devices = tuple(devices)
+    for device in devices:
+        if not isinstance(device, jax.Device):
+            raise TypeError(
+                f"ParallelMap: `devices` must be a sequence of those of "
+                f"`jax.devices()`, but it has {device!r}, of type "
+                f"{type(device).__name__}."
+            )
+    if not devices:
+        raise ValueError("ParallelMap: `devices` is empty. Leave it out for all.")
+    if len(set(devices)) < len(devices):
+        listing = ", ".join(map(str, devices))
+        raise ValueError(f"ParallelMap: `devices` has a device twice: {listing}.")
+    return devices
+
+
+def _as_chunk_size(size: Any) -> int | Budget | None:
+    if size is None or isinstance(size, Budget):
+        return size
+    what = "the number of rows that a device maps at once, or a `Budget`"
+    return as_count("ParallelMap", "chunk_size", what, size)
+
+
+@final
+class ParallelMap(AbstractTransform):
+    """Vectorises a function over rows that are on many devices, each its share of them.
+
+    As `equinox.filter_vmap`. The rows of the arguments are split evenly over the
+    devices along one axis of a mesh, and so are those of the results: they are where
+    they were computed. Everything else, the arrays of `f` among it, is whole on every
+    device; its gradients are summed over the devices. Arguments that are elsewhere are
+    moved. So it is how to make an ensemble where it is to live, `ParallelMap(make)
+    (keys)`, and to run it.
+
+    Any number of rows will do. If the devices do not divide it, those that would idle
+    evaluate the last row once more, which counts once, in the results and in their
+    derivatives; the results are then on no device in particular. `f` is never called
+    with rows that are not in its arguments.
+
+    Args:
+        f: The function. Its own arrays are the same for every row.
+        mesh: A `jax.sharding.Mesh` to run on. By default that of `jax.set_mesh`; if
+            there is none either, all devices, those of all processes.
+        devices: The devices to run on, in place of a mesh.
+        axis_name: The axis of the mesh, if it has several; the others are left to the
+            compiler. Without a mesh, what to call the axis of the devices.
+        in_axes: Which axes of the arguments are mapped, as for
+            [`ChunkedVmap`][eqloop.ChunkedVmap].
+        out_axes: At which axes of the results the rows are, as for it.
+        chunk_size: How many rows a device maps at once, as for it. By default all that
+            it has.
+
+    Raises:
+        TypeError: `mesh` is no mesh, or one of `devices` no device; when called, as
+            `ChunkedVmap`.
+        ValueError: both `mesh` and `devices` are given, or no devices, or one twice;
+            when called, the mesh has no such axis, or several and none is named, or a
+            map around this one has split it already; or as `ChunkedVmap`.
+
+    Examples:
+        An ensemble: each member is made, and then trained, on a device of its own.
+
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> make = lambda key: eqx.nn.Linear(3, 2, key=key)
+        >>> keys = jax.random.split(jax.random.key(0), len(jax.devices()))
+        >>> ensemble = el.ParallelMap(make)(keys)
+        >>> len(ensemble.weight.sharding.device_set) == len(jax.devices())
+        True
+        >>> predict = lambda member, x: member(x)
+        >>> axes = {"x": None}
+        >>> y = el.ParallelMap(predict, in_axes=axes)(ensemble, jnp.ones(3))
+        >>> y.shape == (len(jax.devices()), 2)
+        True
+    """
+
+    f: Callable[..., Any]
+    mesh: SomeMesh | None = setting(None)
+    devices: Sequence[jax.Device] | None = eqx.field(
+        default=None, converter=_as_devices, static=True, kw_only=True
+    )
+    axis_name: Hashable = setting(None)
+    in_axes: PyTree[Any] = axes_setting()
+    out_axes: PyTree[Any] = axes_setting()
+    chunk_size: int | Budget | None = eqx.field(
+        default=None, converter=_as_chunk_size, static=True, kw_only=True
+    )
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __check_init__(self) -> None:
+        check_mesh("ParallelMap", self.mesh)
+        if self.devices is not None and self.mesh is not None:
+            raise ValueError(
+                "ParallelMap: give a mesh or devices, not both. A mesh has its "
+                "devices: `jax.make_mesh(..., devices=...)`."
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f` for every row of its arguments."""
+        mesh = self._mesh()
+        axis = self._axis(mesh)
+        arguments = open_arguments(
+            "ParallelMap", self.f, args, kwargs, in_axes=self.in_axes
+        )
+        call = SplitRows(
+            self.f,
+            arguments,
+            self.in_axes,
+            self.out_axes,
+            self.chunk_size,
+            mesh,
+            axis,
+        )
+        return call.run()
+
+    def _mesh(self) -> SomeMesh:
+        if self.mesh is not None:
+            return self.mesh
+        current = None if self.devices else current_mesh()
+        if current is not None:
+            return current
+        devices = np.array(self.devices or jax.devices())
+        return Mesh(devices, ("rows" if self.axis_name is None else self.axis_name,))
+
+    def _axis(self, mesh: SomeMesh) -> Hashable:
+        """The axis of the mesh that the rows are split over."""
+        free = free_axes(mesh)
+        if self.axis_name is not None and self.axis_name not in mesh.axis_names:
+            raise ValueError(
+                f"ParallelMap: axis_name={self.axis_name!r} is no axis of the mesh, "
+                f"whose axes are {quoted(mesh.axis_names)}."
+            )
+        if not free or self.axis_name not in (None, *free):
+            raise ValueError(
+                "ParallelMap: a map around this one has split its rows over the same "
+                "devices. Use `Vmap` or `ChunkedVmap` here, or another axis of the "
+                "mesh."
+            )
+        if self.axis_name is None and len(free) > 1:
+            raise ValueError(
+                f"ParallelMap: the mesh has the axes {quoted(free)}. Pass `axis_name=`"
+                f" to say over which of them to split the rows."
+            )
+        return free[0] if self.axis_name is None else self.axis_name

@@ -1,0 +1,182 @@
+"""`ShardMap`: `jax.shard_map`, as a PyTree around its function."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
+
+from .._axes import axes_tree, hashable_axes
+from .._partition import Rest, as_arrays, flatten, is_dynamic, split
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations, explained
+from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
+from ._specs import check_even, check_replicated, resolve_specs
+
+
+def _setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
+    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
+
+
+@final
+class ShardMap(AbstractTransform):
+    """Runs a function once on every device of a mesh, each on its parts of the arrays.
+
+    As `jax.shard_map`, and any leaf that is no array is passed to `f` as it is, and
+    comes back as `f` returns it. The arrays of `f` itself are whole on every device;
+    their gradients are summed over the devices. Arguments that are elsewhere are moved
+    to the mesh. It is compiled, by `jax.jit`; call it in a function that is compiled as
+    a whole (`equinox.filter_jit`), or each call compiles anew.
+
+    Args:
+        f: The function. In it, `jax.lax.psum(x, "name")` and the other collectives
+            speak to the devices along the axis of the mesh that has this name.
+        mesh: A `jax.sharding.Mesh`. By default that of `jax.set_mesh`.
+        in_specs: How the arguments are split: one `jax.sharding.PartitionSpec` for all
+            of them, or a tuple with one for each, or with trees that are prefixes of
+            the arguments. An entry of it splits the axis in its place over the axes of
+            the mesh that it names; `PartitionSpec()` is for what is whole everywhere.
+        out_specs: How the parts that the devices return make up the results: likewise,
+            a prefix of what `f` returns.
+        axis_names: The axes of the mesh that the specifications and collectives are
+            about; the others are left to the compiler. By default all of them.
+        check_vma: Whether to check that results are the same along each axis of the
+            mesh that `out_specs` do not name for them. Where JAX cannot know it,
+            `False` leaves it to you.
+
+    Raises:
+        TypeError: `mesh` is none; when called, a specification is none, or a jaxtyping
+            annotation of `f`, which is about the parts, is violated.
+        ValueError: `axis_names` has one that the mesh has not; when called, there is
+            no mesh, a specification does not fit its array, the devices do not divide
+            the length of an axis, or results differ that must not.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((len(jax.devices()),), ("x",))
+        >>> @el.ShardMap(mesh=mesh, in_specs=(P("x"), P()), out_specs=(P(), P()))
+        ... def total(part, unit):
+        ...     return jax.lax.psum(jnp.sum(part), "x"), unit
+        >>> total(jnp.ones(3 * mesh.size), "m")[1]
+        'm'
+
+    References:
+        [`jax.shard_map`](https://docs.jax.dev/en/latest/notebooks/shard_map.html).
+    """
+
+    f: Callable[..., Any]
+    mesh: SomeMesh | None = _setting(None)
+    in_specs: PyTree[Any] = eqx.field(
+        static=True, converter=hashable_axes, kw_only=True
+    )
+    out_specs: PyTree[Any] = eqx.field(
+        static=True, converter=hashable_axes, kw_only=True
+    )
+    axis_names: frozenset[Any] | None = _setting(
+        None, lambda names: None if names is None else frozenset(names)
+    )
+    check_vma: bool = _setting(True)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __check_init__(self) -> None:
+        check_mesh("ShardMap", self.mesh)
+        if not isinstance(self.check_vma, bool):
+            raise TypeError(
+                f"ShardMap: `check_vma` must be a bool, not {self.check_vma!r}."
+            )
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs `f` on every device."""
+        mesh = self._mesh()
+        axes = self._axes(mesh)
+        args = as_arrays(args)
+        specs = self._argument_specs(args)
+        resolved = resolve_specs(
+            "ShardMap", args, specs, axes, tree_name="args", spec_name="in_specs"
+        )
+        check_even("ShardMap", resolved, mesh)
+        tree = (self.f, args)
+        leaves, rest = split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
+        own = len(leaves) - len(resolved)
+        in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
+        if axes == set(mesh.axis_names):
+            leaves = place(leaves, mesh, in_specs)
+        part = _Part(rest, axes_tree(self.out_specs), axes)
+        run = jax.shard_map(
+            part,
+            mesh=mesh,
+            in_specs=(in_specs,),
+            out_specs=axes_tree(self.out_specs),
+            axis_names=axes,
+            check_vma=self.check_vma,
+        )
+        return eqx.combine(jax.jit(run)(leaves), part.static)
+
+    def _mesh(self) -> SomeMesh:
+        mesh = current_mesh() if self.mesh is None else self.mesh
+        if mesh is None:
+            raise ValueError(
+                "ShardMap: there is no mesh. Pass `mesh=`, which `jax.make_mesh` "
+                "makes, or call it within `jax.set_mesh`."
+            )
+        return mesh
+
+    def _axes(self, mesh: SomeMesh) -> frozenset[Any]:
+        """The axes of the mesh that are mapped, of those that are not mapped yet."""
+        free = free_axes(mesh)
+        axes = frozenset(free) if self.axis_names is None else self.axis_names
+        if unknown := axes - set(free):
+            raise ValueError(
+                f"ShardMap: axis_names has {quoted(unknown)}, but the axes of the mesh "
+                f"that can be mapped here are {quoted(free)}."
+            )
+        return axes
+
+    def _argument_specs(self, args: tuple[Any, ...]) -> Any:
+        specs = axes_tree(self.in_specs)
+        if not isinstance(specs, tuple | list):
+            return specs
+        if len(specs) != len(args):
+            raise ValueError(
+                f"ShardMap: in_specs has {len(specs)} entries, but f was called with "
+                f"{len(args)} arguments. Give one PartitionSpec for each, or one for "
+                f"all."
+            )
+        return tuple(specs)
+
+
+class _Part:
+    """`f` on the arrays of one device; remembers what it returned besides arrays."""
+
+    def __init__(self, call: Rest, out_specs: Any, axes: frozenset[Any]):
+        self.call = call
+        self.out_specs = out_specs
+        self.axes = axes
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        f, args = self.call.join(leaves)
+        note = (
+            f"This was raised while ShardMap traced f on the part of one device, with\n"
+            f"  {eqx.tree_pformat(args)}"
+        )
+        with explained(note):
+            out = enforce_annotations(f)(*args)
+        out = as_arrays(out)
+        resolved = resolve_specs(
+            "ShardMap",
+            out,
+            self.out_specs,
+            self.axes,
+            tree_name="out",
+            spec_name="out_specs",
+        )
+        check_replicated("ShardMap", resolved, self.axes)
+        arrays, self.static = eqx.partition(out, is_dynamic)
+        return arrays

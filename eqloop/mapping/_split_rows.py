@@ -1,0 +1,196 @@
+"""Rows on the devices of a mesh: each device has its share of them.
+
+A function without collectives has a program for one device, which all of them run. With
+collectives, which speak to all rows, that will do if each device has one row. If it has
+several, there is one program for all rows, as of `jax.vmap`, in which a collective is a
+reduction over them; the compiler then splits it, by collectives of the devices.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from .._lists import Arrays
+from .._partition import Rest, flatten, is_dynamic, split
+from ..checkpointing import Budget
+from ._arguments import Arguments
+from ._call import Row, trace_call
+from ._mesh import SomeMesh, constrained, place
+from ._padding import padded, without_padding
+from ._planner import AtMost, Planner, Within
+from ._vmap import Vmap
+
+_NAME = "ParallelMap"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitRows:
+    """A call of `ParallelMap`.
+
+    Attributes:
+        f: The function.
+        arguments: Its arguments.
+        in_axes: Their axes.
+        out_axes: The axes of its results.
+        chunk_size: How many rows a device maps at once.
+        mesh: The devices.
+        axis: The axis of the mesh that the rows are split over.
+    """
+
+    f: Callable[..., Any]
+    arguments: Arguments
+    in_axes: Any
+    out_axes: Any
+    chunk_size: int | Budget | None
+    mesh: SomeMesh
+    axis: Hashable
+
+    @property
+    def missing(self) -> int:
+        """How many rows there are too few for the devices to have equally many."""
+        return -self.arguments.size % self.mesh.shape[self.axis]
+
+    @property
+    def share(self) -> int:
+        """How many rows each device has."""
+        return -(-self.arguments.size // self.mesh.shape[self.axis])
+
+    @property
+    def specs(self) -> list[PartitionSpec]:
+        """How the arrays that are mapped are split."""
+        return [PartitionSpec(*[None] * at, self.axis) for at in self.arguments.axes]
+
+    def run(self) -> Any:
+        """What the user gets."""
+        whole, rest = _arrays((self.f, self.arguments.rest.leaves))
+        axes = self.arguments.axes
+        xs = self.arguments.xs
+        if self.missing:
+            xs = [padded(x, at, self.missing) for x, at in zip(xs, axes, strict=True)]
+        if {self.axis} == set(self.mesh.axis_names):
+            whole = place(whole, self.mesh, [PartitionSpec()] * len(whole))
+            xs = place(xs, self.mesh, self.specs)
+        try:
+            return self._by_device(rest, whole, xs)
+        except _HasCollectives:
+            self._check_collectives()
+        return self._as_one(rest, whole, xs)
+
+    def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+        on_device = _OnDevice(self, rest)
+        run = jax.shard_map(
+            on_device,
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), self.specs),
+            out_specs=(PartitionSpec(self.axis), PartitionSpec()),
+            axis_names={self.axis},
+            # With it the carry of a loop may not become the same on all devices, as a
+            # sum over them does.
+            check_vma=False,
+        )
+        stacked, same = jax.jit(run)(whole, xs)
+        outputs = on_device.outputs
+        if self.missing:
+            # In an explicit mesh they cannot be sliced where they are.
+            everywhere = PartitionSpec()
+            stacked = [constrained(y, self.mesh, everywhere) for y in stacked]
+            stacked = [without_padding(y, self.missing) for y in stacked]
+        stacked = map(jnp.moveaxis, stacked, [0] * len(stacked), outputs.stacked_axes)
+        return outputs.join(list(stacked), same)
+
+    def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+        def run(whole: Arrays, xs: Arrays) -> Any:
+            f, arguments = _joined(self.arguments, rest, whole)
+            args, kwargs = arguments.rest.join(
+                [
+                    constrained(x, self.mesh, spec)
+                    for x, spec in zip(xs, self.specs, strict=True)
+                ]
+            )
+            axes = dict(in_axes=self.in_axes, out_axes=self.out_axes)
+            return Vmap(f, axis_name=self.axis, **axes)(*args, **kwargs)
+
+        return eqx.filter_jit(run)(whole, xs)
+
+    def _check_collectives(self) -> None:
+        name = f"the collectives in f (`jax.lax.psum` and the like, over {self.axis!r})"
+        if self.missing:
+            raise ValueError(
+                f"{_NAME}: {name} are over all rows, which must then be as many on "
+                f"each device, but there are {self.arguments.size} rows for "
+                f"{self.mesh.shape[self.axis]} devices. Change the number of rows, or "
+                f"give fewer `devices`."
+            )
+        size = self.chunk_size
+        if isinstance(size, Budget) or (size is not None and size < self.share):
+            raise ValueError(
+                f"{_NAME}: {name} need all rows at once, but chunk_size={size} and "
+                f"each device has {self.share} rows. Leave out chunk_size, or reduce "
+                f"the results of f instead."
+            )
+
+
+class _HasCollectives(Exception):
+    """Raised where a device has several rows and `f` speaks to all of them."""
+
+
+class _OnDevice:
+    """The rows of one device; remembers what `f` returned besides arrays."""
+
+    def __init__(self, call: SplitRows, rest: Rest):
+        self.call = call
+        self.rest = rest
+
+    def __call__(self, whole: Arrays, xs: Arrays) -> tuple[list[Any], list[Any]]:
+        call = self.call
+        f, arguments = _joined(call.arguments, self.rest, whole)
+        row = _Row(call, f, arguments.rest)
+        arguments = dataclasses.replace(arguments, xs=list(xs), size=call.share)
+        traced = trace_call(row, arguments)
+        self.outputs = traced.outputs
+        results = zip(traced.results(_planner(call)), traced.f.y_axes, strict=True)
+        return [jnp.moveaxis(y, at, 0) for y, at in results], traced.same
+
+
+class _Row(Row):
+    """`f` on one row, which may be the only one that its device has."""
+
+    def __init__(self, call: SplitRows, f: Callable[..., Any], arguments: Rest):
+        super().__init__(_NAME, f, arguments, call.out_axes)
+        self.call = call
+
+    def __call__(self, x: Arrays) -> list[Any]:
+        call = self.call
+        # By itself, to see its collectives; and as one of so many rows, not devices.
+        axis_env = [(call.axis, call.arguments.size)]
+        closed = jax.make_jaxpr(super().__call__, axis_env=axis_env)(x)
+        names = {getattr(effect, "name", None) for effect in closed.effects}
+        if call.axis in names and (call.missing or call.share > 1):
+            raise _HasCollectives
+        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
+
+
+def _planner(call: SplitRows) -> Planner:
+    if isinstance(call.chunk_size, Budget):
+        return Within(call.chunk_size.nbytes)
+    return AtMost(call.chunk_size or max(call.share, 1))
+
+
+def _arrays(tree: Any) -> tuple[list[Any], Rest]:
+    """The arrays of a tree, and the rest."""
+    return split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
+
+
+def _joined(
+    arguments: Arguments, rest: Rest, whole: Arrays
+) -> tuple[Callable[..., Any], Arguments]:
+    """`f` and the arguments, with other arrays for those that are not mapped."""
+    f, leaves = rest.join(whole)
+    leaves = dataclasses.replace(arguments.rest, leaves=leaves)
+    return f, dataclasses.replace(arguments, rest=leaves)
