@@ -19,7 +19,7 @@ keep to the schedule's memory as well.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -102,12 +102,12 @@ class PlannedLoop(Formula):
             [*primal, *instantiated(pick(tangent, flags))]
             for primal, tangent, flags in zip(primals, tangents, active, strict=True)
         )
-        carry, ys, slots = PlannedLoop(problem, self.saves, inputs)(*inputs)
+        carry, ys, slots = type(self)(problem, self.saves, inputs)(*inputs)
         carry, carry_dot = split(carry, len(active.carry))
         ys, ys_dot = split(ys, len(y_active))
         moves = self.flat_in(nonzero(tangents))
         tangents_out = self.among_zeros(moves, [*carry_dot, *ys_dot])
-        return (carry, ys, slots[: len(carry)]), tangents_out
+        return (carry, ys, slots[: len(self.out_aval[2])]), tangents_out
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         _, residuals = self.vjp_fwd(perturbed, *inputs)
@@ -121,7 +121,7 @@ class PlannedLoop(Formula):
             (carry, ys), pull = _vjp_stored(problem, active, y_active, inputs)
             slots, residuals = [], (pull,)
         else:
-            carry, ys, slots = PlannedLoop(problem, layout, inputs)(*inputs)
+            carry, ys, slots = type(self)(problem, layout, inputs)(*inputs)
             residuals = (inputs, slots)
         out = (carry, ys, slots if self.saves else [])
         return out, (Static((layout, active, y_active)), residuals)
@@ -141,7 +141,7 @@ class PlannedLoop(Formula):
                 for a, ct in zip(y_active, ct_ys, strict=True)
             )
             args = (*residuals, ct_carry, pick(ct_ys, wanted))
-            cts = Reverse(self.problem, layout, active, wanted, args)(*args)
+            cts = self._reverse(self.problem, layout, active, wanted, args)(*args)
         return _spread(cts, active, self.in_avals)
 
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
@@ -198,7 +198,11 @@ class PlannedLoop(Formula):
         at = lambda axis, flags: [axis if flag else None for flag in flags]
         in_dims = (list(dims[0]), at(0, carry), list(dims[2]))
         out_dims = (at(0, carry), at(1, ys), at(1, carry) if self.saves else [])
-        return PlannedLoop(problem, self.saves, inputs), inputs, in_dims, out_dims
+        return type(self)(problem, self.saves, inputs), inputs, in_dims, out_dims
+
+    def _reverse(self, *params: Any) -> "Reverse":
+        """The reverse sweep that reads the slots of this loop."""
+        return Reverse(*params)
 
 
 class Reverse(Formula):
@@ -206,8 +210,10 @@ class Reverse(Formula):
 
     Attributes:
         wanted: Which of the `ys` have a cotangent; that of the others is zero.
+        primal: The class of the formula that this is a derivative of.
     """
 
+    primal: ClassVar[type[PlannedLoop]] = PlannedLoop
     problem: Problem
     layout: Nested | Revolved
     active: Active
@@ -273,7 +279,8 @@ class Reverse(Formula):
         """`T` of the module's docstring: those outputs that have cotangents here."""
 
         def run(*marked: Any) -> tuple[list[Any], list[Any]]:
-            carry, ys = planned_loop(self.problem, *merge(inputs, active, marked))
+            moved = merge(inputs, active, marked)
+            carry, ys, _ = self.primal(self.problem, None, moved)(*moved)
             return pick(carry, self.active.carry), pick(ys, self.wanted)
 
         return jax.jvp(run, select(inputs, active), direction)

@@ -1,5 +1,6 @@
 """The reverse sweep of binomial checkpointing, with dynamic trip counts."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ._slots import read, write
 from ._sweep import Cotangents, Sweep
 
 
-class _Stack(NamedTuple):
+class Stack(NamedTuple):
     """The slots in use while a chain of blocks is reversed, a segment to each slot.
 
     Attributes:
@@ -37,142 +38,171 @@ def reverse_chain(
     sweep: Sweep, layout: Revolved, slots: Arrays, cts: Cotangents
 ) -> Cotangents:
     """Reverses a chain of blocks, last to first, with a stack of slots in place."""
-    chain = _Chain(sweep, layout)
+    reach = constant(reach_table(layout))
+    chain = Chain(sweep, layout.primal_slots - 1, reach, layout.block, layout.missing)
     # The first block may be shorter. It is the last to be reversed, by itself.
     first = int(layout.missing > 0)
-
-    def reverse_run(state: tuple[Any, _Stack, Cotangents]) -> Any:
-        block, stack, cts = state
-        stack = chain.split(stack, block)
-        stack, row, low = chain.fill(stack, block)
-        cts = chain.pull_run(stack.slots, row, block, jnp.maximum(low, first), cts)
-        return low - 1, chain.drop(stack, low), cts
-
-    state = (jnp.asarray(layout.blocks - 1, jnp.int32), chain.stack(slots), cts)
-    _, stack, cts = lax.while_loop(lambda state: state[0] >= first, reverse_run, state)
+    stack, cts = chain.reverse(_stack(layout, slots), layout.blocks - 1, first, cts)
     if first:
         carry = read(stack.slots, 0)
         cts = sweep.pull(carry, zero(), layout.block - layout.missing, cts)
     return cts
 
 
-class _Chain:
-    """How the stack of slots moves along a chain of blocks."""
+def reach_table(layout: Revolved) -> list[list[int]]:
+    """For numbers of slots and of ranks the longest chain, cut to fit.
 
-    def __init__(self, sweep: Sweep, layout: Revolved):
-        self.sweep = sweep
-        self.layout = layout
-        self.last = layout.primal_slots - 1
-        ranks = max(rank for _, rank in layout.segments) + 1
-        limit = layout.blocks + 1
-        # reach[k, r + 1] is the longest chain of k slots at rank r, cut to fit.
-        reach = [
-            [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
-            for k in range(layout.primal_slots + 1)
-        ]
-        # With a single slot nothing is ever split, and the table would be long.
-        self.reach = constant(reach if self.last else [[0]])
+    The columns start at rank -1.
+    """
+    if layout.primal_slots == 1:
+        return [[0]]  # nothing is ever split, and the table would be long
+    ranks = max(rank for _, rank in layout.segments) + 1
+    limit = layout.blocks + 1
+    return [
+        [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
+        for k in range(layout.primal_slots + 1)
+    ]
+
+
+def _stack(layout: Revolved, slots: Arrays) -> Stack:
+    """The slots as the primal leaves them, all in use."""
+    ranks = [rank for _, rank in layout.segments]
+    rows = list(zip(layout.block_starts, ranks, strict=True))
+    numbers = (layout.primal_slots - 1, *rows[-1])
+    top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
+    return Stack(top, start, rank, constant(rows), list(slots))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """How a stack of slots moves along a chain of blocks.
+
+    Attributes:
+        sweep: The loop.
+        last: The place of the last slot on the stack.
+        reach: The table of `reach_table`, as an array.
+        block: How many steps a block has.
+        missing: How many steps the first block is short of that.
+        order: For every place on the stack the row of its slot, and one more for the
+            row beyond; without it they are the same.
+    """
+
+    sweep: Sweep
+    last: int
+    reach: Any
+    block: int = 1
+    missing: int = 0
+    order: Any = None
+
+    def reverse(
+        self, stack: Stack, block: Any, first: int, cts: Cotangents
+    ) -> tuple[Stack, Cotangents]:
+        """Reverses the blocks from one down to another."""
+
+        def reverse_run(state: tuple[Any, Stack, Cotangents]) -> Any:
+            block, stack, cts = state
+            stack = self.split(stack, block)
+            stack, place, low = self.fill(stack, block)
+            low_here = jnp.maximum(low, first)
+            cts = self.pull_run(stack.slots, place, block, low_here, cts)
+            return low - 1, self.drop(stack, low), cts
+
+        state = (jnp.asarray(block, jnp.int32), stack, cts)
+        left = lambda state: state[0] >= first
+        _, stack, cts = lax.while_loop(left, reverse_run, state)
+        return stack, cts
 
     def position(self, block: Any) -> Any:
         """The position at which a block starts."""
-        start = block * self.layout.block - self.layout.missing
-        return jnp.maximum(start, 0) if self.layout.missing else start
+        start = block * self.block - self.missing
+        return jnp.maximum(start, 0) if self.missing else start
 
-    def stack(self, slots: Arrays) -> _Stack:
-        """As the primal leaves it, with all slots in use."""
-        ranks = [rank for _, rank in self.layout.segments]
-        rows = list(zip(self.layout.block_starts, ranks, strict=True))
-        top, start, rank = (
-            jnp.asarray(number, jnp.int32) for number in (self.last, *rows[-1])
-        )
-        return _Stack(top, start, rank, constant(rows), list(slots))
-
-    def split(self, stack: _Stack, block: Any) -> _Stack:
+    def split(self, stack: Stack, block: Any) -> Stack:
         """Stores the carries that start new segments before the block.
 
         Ends with a segment that is reversed with one advance over each of its blocks,
         or without a free slot.
         """
 
-        def unfinished(stack: _Stack) -> Any:
+        def unfinished(stack: Stack) -> Any:
             return (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
 
-        def move(stack: _Stack) -> _Stack:
+        def move(stack: Stack) -> Stack:
             top, start, rank, table, slots = stack
             free = self.last - top
             length = block + 1 - start
             near = self._reach_below(free + 1, rank)
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
-            carry = read(slots, top)
+            carry = read(slots, self._row(top))
             begin, end = self.position(start), self.position(stop)
             carry = self.sweep.walk.advance_to(carry, begin, end)
             table = store(table, jnp.stack([start, rank - 1]), top)
-            slots = write(slots, carry, top + 1)
-            return _Stack(top + 1, stop, rank, table, slots)
+            slots = write(slots, carry, self._row(top + 1))
+            return Stack(top + 1, stop, rank, table, slots)
 
         return lax.while_loop(unfinished, move, stack)
 
-    def fill(self, stack: _Stack, block: Any) -> tuple[_Stack, Any, Any]:
+    def fill(self, stack: Stack, block: Any) -> tuple[Stack, Any, Any]:
         """Advances to the block and stores all carries on the way, if slots are free.
 
-        If none is, they all go to the row beyond the last slot. So does the carry of
+        If none is, they all go to the place beyond the last slot. So does the carry of
         the block itself when those before it have taken the slots.
 
         Returns:
-            The slots, the row of the block's carry, and the first block whose carry
-            lies there as well, with those in between in the rows in between.
+            The slots, the place of the block's carry, and the first block whose carry
+            lies there as well, with those in between in the places in between.
         """
         has_free = stack.top < self.last
         stride = jnp.where(has_free, 1, 0)
 
         def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
             at, carry, slots = state
-            row = stack.top + 1 + stride * (at - stack.start)
+            place = stack.top + 1 + stride * (at - stack.start)
             carry = self._next(carry, at)
-            return (
-                at + 1,
-                carry,
-                write(slots, carry, row),
-            )
+            return at + 1, carry, write(slots, carry, self._row(place))
 
-        carry = read(stack.slots, stack.top)
+        carry = read(stack.slots, self._row(stack.top))
         state = (stack.start, carry, stack.slots)
         *_, slots = lax.while_loop(lambda state: state[0] < block, move, state)
         count = block - stack.start
-        row = stack.top + jnp.where(has_free, count, jnp.minimum(count, 1))
+        place = stack.top + jnp.where(has_free, count, jnp.minimum(count, 1))
         low = jnp.where(has_free, stack.start, block)
-        return stack._replace(slots=slots), row, low
+        return stack._replace(slots=slots), place, low
 
     def pull_run(
-        self, slots: Arrays, row: Any, block: Any, low: Any, cts: Cotangents
+        self, slots: Arrays, place: Any, block: Any, low: Any, cts: Cotangents
     ) -> Cotangents:
-        """Reverses the blocks from one down to another; their carries lie in a row."""
-        offset = row - block
+        """Reverses the blocks from one down to another, whose carries are at hand."""
+        offset = place - block
 
         def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
             block, cts = state
-            carry = read(slots, block + offset)
-            position = block * self.layout.block - self.layout.missing
-            return block - 1, self.sweep.pull(carry, position, self.layout.block, cts)
+            carry = read(slots, self._row(block + offset))
+            position = block * self.block - self.missing
+            return block - 1, self.sweep.pull(carry, position, self.block, cts)
 
         left = lambda state: state[0] - low + 1
         return iterate(pull, (block, cts), left, self.sweep.loop.unroll)[1]
 
-    def drop(self, stack: _Stack, low: Any) -> _Stack:
+    def drop(self, stack: Stack, low: Any) -> Stack:
         """Frees the slot whose segment has been reversed, if it has been wholly."""
         done = stack.start == low
         top = jnp.maximum(stack.top - done, 0)
         start, rank = element(stack.table, top)
         start = jnp.where(done, start, stack.start)
         rank = jnp.where(done, rank, stack.rank)
-        return _Stack(top, start, rank, stack.table, stack.slots)
+        return Stack(top, start, rank, stack.table, stack.slots)
 
     def _next(self, carry: Arrays, block: Any) -> list[Any]:
         """The carry after a block."""
         start = self.position(block)
-        if self.layout.missing:
+        if self.missing:
             return self.sweep.walk.advance_to(carry, start, self.position(block + 1))
-        return self.sweep.walk.advance(carry, start, self.layout.block)
+        return self.sweep.walk.advance(carry, start, self.block)
+
+    def _row(self, place: Any) -> Any:
+        """The row of the slot at a place on the stack."""
+        return place if self.order is None else element(self.order, place)
 
     def _reach_below(self, slots: Any, rank: Any) -> Any:
         """The longest chain that is reversed at the rank below."""
