@@ -1,0 +1,13 @@
+"""Compiling functions, and looking at what they are once they are traced.
+
+Nothing here changes what a function computes. Passes that rewrite a jaxpr are in
+`eqloop.ir`.
+"""
+
+from ._eval_shape import EvalShape
+from ._find_leaves import find_leaves
+from ._jit import Jit
+from ._named import Named
+from ._trace import Trace, Traced
+
+__all__ = ["EvalShape", "Jit", "Named", "Trace", "Traced", "find_leaves"]

@@ -1,0 +1,47 @@
+"""`EvalShape`: what a function would return."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
+
+
+@final
+class EvalShape(AbstractTransform):
+    """What a function would return: shapes and dtypes, as `equinox.filter_eval_shape`.
+
+    Nothing is computed. For an array among the arguments a `jax.ShapeDtypeStruct` will
+    do.
+
+    Args:
+        f: The function.
+
+    Returns:
+        When called, as `f` is: what `f` returns, with a `jax.ShapeDtypeStruct` in place
+        of each array. Leaves that are no arrays are as they are.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
+        >>> shape = el.EvalShape(lambda x: {"y": x @ x.T, "name": "gram"})
+        >>> shape(jax.ShapeDtypeStruct((10_000, 3), jnp.float32))
+        {'name': 'gram', 'y': ShapeDtypeStruct(shape=(10000, 10000), dtype=float32)}
+
+    References:
+        [`equinox.filter_eval_shape`](https://docs.kidger.site/equinox/api/transformations/).
+    """
+
+    f: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What `f(*args, **kwargs)` would return."""
+        # `f` is an argument, so that its arrays may be types as well.
+        call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
+        return eqx.filter_eval_shape(call, self.f, args, kwargs)

@@ -1,0 +1,58 @@
+"""`find_leaves`: the leaves of a tree that are of a kind, with their paths."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+
+from .._partition import describe
+
+Where = type | tuple[type, ...] | Callable[[Any], Any]
+
+
+def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
+    """The leaves of a tree that are of a kind, and where they are.
+
+    Args:
+        tree: Any PyTree. `None` is a leaf of it.
+        where: What to look for. A function is called with each leaf. A type, which may
+            be one of jaxtyping's, or a tuple of types, is that of the leaves; or of
+            larger parts of the tree, such as layers, which then are what is found.
+
+    Returns:
+        Pairs of a path, as one would write it in Python after the name of the tree, and
+        what is there.
+
+    Raises:
+        TypeError: If `where` is none of these.
+
+    Examples:
+        >>> import eqloop as el, equinox as eqx, jax
+        >>> mlp = eqx.nn.MLP(2, 1, 8, depth=1, key=jax.random.key(0))
+        >>> for path, leaf in el.find_leaves(mlp, eqx.is_array):
+        ...     print(path, leaf.shape)
+        .layers[0].weight (8, 2)
+        .layers[0].bias (8,)
+        .layers[1].weight (1, 8)
+        .layers[1].bias (1,)
+        >>> [path for path, _ in el.find_leaves(mlp, eqx.nn.Linear)]
+        ['.layers[0]', '.layers[1]']
+    """
+    is_type = isinstance(where, tuple) or inspect.isclass(where)
+    if not (_is_types(where) if is_type else callable(where)):
+        raise TypeError(
+            f"find_leaves: `where` must be a type, a tuple of types, or a function of "
+            f"a leaf, not {describe(where)}."
+        )
+    matches = (lambda node: isinstance(node, where)) if is_type else where
+    is_leaf = matches if is_type else (lambda node: False)
+    nodes, _ = jtu.tree_flatten_with_path(
+        tree, is_leaf=lambda node: node is None or is_leaf(node)
+    )
+    return [(jtu.keystr(path), node) for path, node in nodes if matches(node)]
+
+
+def _is_types(where: Any) -> bool:
+    types = where if isinstance(where, tuple) else (where,)
+    return all(map(inspect.isclass, types))

@@ -1,0 +1,141 @@
+"""`Jit`: a compiled function, with a name."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, final, get_args
+
+import equinox as eqx
+
+from .._transform import AbstractTransform
+from ._named import check_name, name_of
+
+Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+@final
+class Jit(AbstractTransform):
+    """Compiles a function, as `equinox.filter_jit`.
+
+    Arrays are traced, and all other leaves of the arguments, and of `f`, are static: it
+    is compiled anew for other ones. The program is shared by all that have the same
+    function, name and settings, so a model may be wrapped at each step of training.
+
+    Args:
+        f: The function.
+        donate: Whose memory the results may use; what was donated cannot be used again.
+            `"all"`: that of all arrays, those of `f` included; `"all-except-first"`:
+            but for those in the first argument; `"warn"` and `"warn-except-first"`: the
+            same, with a warning for each that could not be used; `"none"`.
+        name: What the program is called in profiles, and where it is printed. By
+            default the name of `f`.
+
+    Raises:
+        TypeError: If `name` is no string.
+        ValueError: If `donate` is none of these, or `name` is empty.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> @el.Jit(name="energy")
+        ... def f(x, power):
+        ...     return jnp.sum(x**power)
+        >>> f(jnp.arange(3.0), 2)
+        Array(5., dtype=float32)
+        >>> f.lower(jnp.arange(3.0), 2).as_text().splitlines()[0].split()[1]
+        '@jit_energy'
+
+    References:
+        [`equinox.filter_jit`](https://docs.kidger.site/equinox/api/transformations/).
+    """
+
+    f: Callable[..., Any]
+    donate: Donate = eqx.field(default="none", static=True, kw_only=True)
+    name: str | None = eqx.field(default=None, static=True, kw_only=True)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f(*args, **kwargs)`, and compiles it before if need be."""
+        __tracebackhide__ = True
+        program = _program(self._name, self.donate)
+        return program(args[:1], (self.f, args[1:], kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
+        """The program for such arguments, not compiled yet.
+
+        Returns:
+            What has `as_text()` and `compile()`. That, in turn, is called as `f` is.
+        """
+        program = _program(self._name, self.donate)
+        return Lowered(program.lower(args[:1], (self.f, args[1:], kwargs)), self.f)
+
+    @property
+    def _name(self) -> str:
+        return self.name or name_of(self.f)
+
+    def __check_init__(self) -> None:
+        if self.donate not in get_args(Donate):
+            known = ", ".join(map(repr, get_args(Donate)))
+            raise ValueError(
+                f"Jit: `donate` must be one of {known}, not {self.donate!r}."
+            )
+        if self.name is not None:
+            check_name("Jit", self.name)
+
+
+@functools.cache
+def _program(name: str, donate: Donate) -> Any:
+    """The jitted function of all `Jit`s of that name.
+
+    That the function to be called is an argument spares it being taken apart when it is
+    wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
+    """
+
+    def call(first: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+        f, args, kwargs = rest
+        return f(*first, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return eqx.filter_jit(call, donate=donate)
+
+
+class Lowered(eqx.Module):
+    """A program that has been traced and lowered."""
+
+    lowered: Any
+    f: Callable[..., Any]
+
+    def as_text(self) -> str:
+        """The program, as StableHLO."""
+        return self.lowered.as_text()
+
+    def compile(
+        self, compiler_options: dict[str, str | bool] | None = None
+    ) -> "Compiled":
+        """Compiles it."""
+        return Compiled(self.lowered.compile(compiler_options), self.f)
+
+
+class Compiled(eqx.Module):
+    """A compiled program."""
+
+    compiled: Any
+    f: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it."""
+        return self.compiled(args[:1], (self.f, args[1:], kwargs))
+
+    def memory_analysis(self) -> Any:
+        """What it allocates, where the backend tells."""
+        return self.compiled.compiled.memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        """What it computes, where the backend tells."""
+        return self.compiled.compiled.cost_analysis()
+
+    def as_text(self) -> str:
+        """The optimised program."""
+        return self.compiled.compiled.as_text()

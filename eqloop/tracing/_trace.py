@@ -1,0 +1,182 @@
+"""`Trace`: the jaxpr of a function, and what becomes of the arrays it is given."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.extend.core as jex
+
+from .._lists import pick
+from .._partition import (
+    Rest,
+    as_arrays,
+    flatten,
+    is_dynamic,
+    is_scalar,
+    paths,
+    split,
+)
+from .._signature import argument_names
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
+from ._usage import Usage, leaf_usage
+
+
+class Traced(NamedTuple):
+    """A function once it is traced.
+
+    Attributes:
+        jaxpr: What it does. Its inputs are the arrays of the arguments, and its consts
+            the arrays of the function itself, with those that it closes over.
+        out: What it returns, with a `jax.ShapeDtypeStruct` for each array.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    out: Any
+
+
+@final
+class Trace(AbstractTransform):
+    """The jaxpr of a function, with the structure of what it returns.
+
+    A function is traced once for arguments of the same types and static leaves; after
+    that the jaxpr is remembered, as for a function that is compiled. So, as there, `f`
+    should depend on its arguments alone.
+
+    Args:
+        f: The function.
+
+    Returns:
+        When called, as `f` is, with arrays or with a `jax.ShapeDtypeStruct` for each: a
+        pair `(jaxpr, out)`. The inputs of the jaxpr are the arrays of the arguments, in
+        the order of `jax.tree.leaves((args, kwargs))`; its outputs are those of `out`.
+
+    Raises:
+        TypeError: When called, if a static leaf is not hashable.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> trace = el.Trace(lambda x, name: {name: jnp.sin(x)})
+        >>> jaxpr, out = trace(jax.ShapeDtypeStruct((3,), jnp.float32), "y")
+        >>> jaxpr
+        { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+        >>> out
+        {'y': ShapeDtypeStruct(shape=(3,), dtype=float32)}
+
+        Which of the arrays matter:
+
+        >>> f = lambda state, x: ({"n": state["n"] + 1, "w": state["w"]}, 2 * state["n"])
+        >>> el.Trace(f).leaf_usage({"n": jnp.ones(()), "w": jnp.ones(2)}, jnp.ones(3))
+        {"state['n']": 'read', "state['w']": 'passed', 'x': 'unused'}
+    """
+
+    f: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces `f(*args, **kwargs)`."""
+        call = _Inputs.of(self.f, args, kwargs)
+        count = sum(map(_is_array, flatten(self.f)[0]))
+        traced = call.trace()
+        jaxpr = traced.jaxpr.jaxpr
+        # The arrays of `f` were inputs, so that the trace is good for others of the
+        # same types.
+        closed = jex.ClosedJaxpr(
+            jaxpr.replace(
+                constvars=[*jaxpr.constvars, *jaxpr.invars[:count]],
+                invars=jaxpr.invars[count:],
+            ),
+            [*traced.jaxpr.consts, *call.arrays[:count]],
+        )
+        return Traced(closed, traced.out)
+
+    def leaf_usage(self, *args: Any, **kwargs: Any) -> dict[str, Usage]:
+        """What becomes of each array that `f(*args, **kwargs)` is given.
+
+        This is read off the jaxpr, right through loops, branches, calls and derivatives
+        of one's own.
+
+        Returns:
+            For the path of each array, those of `f` itself included:
+
+            - `"read"`: what `f` returns, or prints, may depend on its value;
+            - `"passed"`: `f` only returns it, as it came;
+            - `"unused"`: neither.
+        """
+        call = _Inputs.of(self.f, args, kwargs)
+        names = paths(self.f, "f")
+        for name, argument in zip(argument_names(self.f, args), args, strict=True):
+            names += paths(argument, name)
+        for name, argument in sorted(kwargs.items()):
+            names += paths(argument, name)
+        usage = leaf_usage(call.trace().jaxpr)
+        return dict(zip(pick(names, call.static.rest.taken), usage, strict=True))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Static:
+    """The leaves of a call that are no arrays.
+
+    Attributes:
+        rest: The leaves, and the structure.
+        kinds: What tells leaves apart that are equal and yet not the same, as 1 and
+            1.0.
+    """
+
+    rest: Rest
+    kinds: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> tuple[list[Any], "_Static"]:
+        arrays, rest = split(tree, list(map(_is_array, flatten(tree)[0])))
+        kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
+        return arrays, cls(rest, kinds)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """The arrays of a call `(f, args, kwargs)`, and its other leaves."""
+
+    arrays: list[Any]
+    static: _Static
+
+    @classmethod
+    def of(cls, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Inputs":
+        call = cls(*_Static.of((f, args, kwargs)))
+        try:
+            hash(call.static)
+        except TypeError as error:
+            raise TypeError(
+                f"Trace: leaves that are no arrays, and static fields, must be "
+                f"hashable, since a trace is remembered by them: {error}."
+            ) from error
+        return call
+
+    def trace(self) -> Traced:
+        """The jaxpr whose inputs are all of the arrays."""
+        traced = _run.trace(self.static, self.arrays)
+        jaxpr, (_, static) = traced.jaxpr, traced.out_info
+        if len(jaxpr.in_avals) != len(self.arrays):
+            # To close over a tracer gives it another input; then it is to be a const.
+            run = functools.partial(_run.__wrapped__, self.static)
+            jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
+        return Traced(jaxpr, static.rest.join(types))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
+    # Never run: it is there since what JAX has traced it remembers.
+    f, args, kwargs = static.rest.join(arrays)
+    return _Static.of(as_arrays(enforce_annotations(f)(*args, **kwargs)))
+
+
+def _is_array(leaf: Any) -> bool:
+    return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

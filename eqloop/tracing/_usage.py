@@ -1,0 +1,156 @@
+"""Which inputs of a jaxpr are read, passed through, or unused.
+
+What is asked of a value flows from the outputs back to the inputs. An output is asked
+for as it is; so is what it is merely handed on from, by a call, by a loop that does not
+change it, by a branch. Of what any other equation takes, the value is asked for, if
+anything is asked of what the equation gives, or if it has an effect.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.extend.core as jex
+
+from .._formula import Formula
+from .._lists import split
+
+Usage = Literal["unused", "passed", "read"]
+
+
+class _Asked(enum.IntEnum):
+    """What is asked of a value: of two uses, the greater counts."""
+
+    NOTHING = 0
+    AS_IT_IS = 1
+    ITS_VALUE = 2
+
+
+_NAMES: dict[_Asked, Usage] = {
+    _Asked.NOTHING: "unused",
+    _Asked.AS_IT_IS: "passed",
+    _Asked.ITS_VALUE: "read",
+}
+_Many = list[_Asked]
+
+
+def leaf_usage(jaxpr: jex.ClosedJaxpr) -> list[Usage]:
+    """What becomes of each input of a jaxpr."""
+    outs = [_Asked.AS_IT_IS] * len(jaxpr.out_avals)
+    return [_NAMES[asked] for asked in _asked_of_inputs(jaxpr, outs)]
+
+
+def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
+    """What is asked of the inputs of a jaxpr, if this is asked of its outputs."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # of a closed one
+    asked: dict[Any, _Asked] = {}
+
+    def ask(atoms: Sequence[Any], many: Sequence[_Asked]) -> None:
+        for atom, one in zip(atoms, many, strict=True):
+            if not isinstance(atom, jex.Literal):
+                asked[atom] = max(one, asked.get(atom, _Asked.NOTHING))
+
+    of = lambda variables: [asked.get(v, _Asked.NOTHING) for v in variables]
+    ask(jaxpr.outvars, outs)
+    for eqn in reversed(jaxpr.eqns):
+        rule = _RULES.get(eqn.primitive.name, _compute)
+        ask(eqn.invars, rule(eqn, of(eqn.outvars)))
+    return of(jaxpr.invars)
+
+
+# What is asked of the inputs of an equation, by what is asked of its outputs.
+
+
+def _compute(eqn: Any, outs: _Many) -> _Many:
+    for value in eqn.params.values():
+        if isinstance(value, Formula):
+            return _asked_of_inputs(_expanded(value), outs)
+    asked = _Asked.ITS_VALUE if any(outs) or eqn.effects else _Asked.NOTHING
+    return [asked] * len(eqn.invars)
+
+
+def _call(param: str) -> Callable[[Any, _Many], _Many]:
+    return lambda eqn, outs: _asked_of_inputs(eqn.params[param], outs)
+
+
+def _scan(eqn: Any, outs: _Many) -> _Many:
+    body, num_carry = eqn.params["jaxpr"], eqn.params["num_carry"]
+    num_consts = eqn.params["num_consts"]
+    carry, ys = split(outs, num_carry)
+
+    def asked(carry: _Many, ys: _Many) -> tuple[_Many, _Many, _Many]:
+        return split(_asked_of_inputs(body, [*carry, *ys]), num_consts, num_carry)
+
+    if eqn.params["length"] == 0:
+        nothing = [_Asked.NOTHING] * len(eqn.invars)
+        return [*nothing[:num_consts], *carry, *nothing[num_consts + num_carry :]]
+    # What is stacked is not handed on, but for the elements of `xs`.
+    stacked = [_Asked.ITS_VALUE if y else y for y in ys]
+    carry = _until_settled(carry, lambda carry: asked(carry, stacked)[1])
+    consts, _, _ = asked(carry, stacked)
+    _, _, xs = asked(carry, ys)
+    return [*consts, *carry, *xs]
+
+
+def _while(eqn: Any, outs: _Many) -> _Many:
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    variables = body.jaxpr.invars[num_body:]
+    constant = [a is b for a, b in zip(variables, body.jaxpr.outvars, strict=True)]
+
+    def of_cond(carry: _Many) -> tuple[_Many, _Many]:
+        # How often the body runs matters to what it changes, and to its effects.
+        matters = body.effects or any(
+            asked and not same for asked, same in zip(carry, constant, strict=True)
+        )
+        asked = _Asked.ITS_VALUE if matters else _Asked.NOTHING
+        return split(_asked_of_inputs(cond, [asked]), num_cond)
+
+    def once(carry: _Many) -> _Many:
+        _, by_body = split(_asked_of_inputs(body, carry), num_body)
+        _, by_cond = of_cond(carry)
+        return list(map(max, by_body, by_cond))
+
+    carry = _until_settled(outs, once)
+    by_body, _ = split(_asked_of_inputs(body, carry), num_body)
+    by_cond, _ = of_cond(carry)
+    return [*by_cond, *by_body, *carry]
+
+
+def _cond(eqn: Any, outs: _Many) -> _Many:
+    branches = eqn.params["branches"]
+    operands = [_asked_of_inputs(branch, outs) for branch in branches]
+    index = _Asked.ITS_VALUE if any(outs) or eqn.effects else _Asked.NOTHING
+    return [index, *map(max, *operands)]
+
+
+def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:
+    """What is asked of a carry at the start, over however many steps."""
+    while True:
+        more = list(map(max, carry, once(carry)))
+        if more == carry:
+            return carry
+        carry = more
+
+
+def _expanded(formula: Formula) -> jex.ClosedJaxpr:
+    """What a primitive of this library does, in those of JAX."""
+
+    def run(*flat: Any) -> Any:
+        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
+
+    return jax.make_jaxpr(run)(*formula.in_avals_flat)
+
+
+_RULES: dict[str, Callable[[Any, _Many], _Many]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "shard_map"),
+        _call("jaxpr"),
+    ),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _call("call_jaxpr")),
+    "core_call": _call("call_jaxpr"),
+}
