@@ -103,7 +103,9 @@ class Recursive(AbstractSchedule):
         if length == 0:
             return Stored(0)
         block = 1 if problem.policy is None else min(self.base, length)
-        return Nested(nests(length, self.base, block))
+        # Slots for no carry take no memory, and spare all that would be run again.
+        base = self.base if problem.step.carry_types else length
+        return Nested(nests(length, max(base, 2), block))
 
 
 @final

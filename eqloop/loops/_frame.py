@@ -21,6 +21,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
 from ..checkpointing.engine._invariant import hoist
 from ._carry import Carry, types_of
+from ._slices import kept_indices
 from ._words import OF_A_SCAN, Words
 
 _VARYING = (
@@ -63,6 +64,7 @@ class Frame:
         split_keys: Whether each step gets a key of its own.
         reverse: Whether the last step comes first.
         unroll: How many steps one iteration runs; `True` for all of them.
+        kept: Which of the `ys` are kept; `None` for all of them.
         words: What it calls its parts, for error messages.
     """
 
@@ -74,6 +76,7 @@ class Frame:
     split_keys: bool
     reverse: bool
     unroll: int | bool
+    kept: slice | None = None
     words: Words = OF_A_SCAN
 
     def open(
@@ -88,13 +91,15 @@ class Frame:
         """Takes a call of the loop apart."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
-        loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes)
+        kept, is_flipped = kept_indices(inputs.length, self.kept)
+        loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
         carry = Carry.of(self.name, init, self.words)
         body, step, consts = self._trace(inputs, carry, loop)
         outputs = body.outputs
         step, same = hoist(self.name, step, consts, outputs, _VARYING)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+            ys = [jnp.flip(y, 0) for y in ys] if is_flipped else ys
             ys = list(map(_from_front, ys, outputs.stacked_axes))
             return body.carry.join(carry), outputs.join(ys, same)
 

@@ -1,41 +1,33 @@
-"""`frontier`: what a scan could cost under other schedules."""
+"""`frontier`: what a loop could cost under other schedules."""
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 from .._typecheck import typed
 from ..checkpointing import Frontier
 from ..checkpointing import frontier as frontier_of
-from ._scan import AbstractScan
+from ._loop import AbstractLoop
 
 
 @typed
-def frontier(
-    scan: AbstractScan,
-    init: Any,
-    xs: Any = None,
-    *,
-    length: SupportsIndex | None = None,
-    key: Any = None,
-) -> Frontier:
-    """The trade-off between memory and time for a gradient of a scan.
+def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
+    """The trade-off between memory and time for a gradient of a loop.
 
     Nothing is run; a few small loops of the step are compiled.
 
     Args:
-        scan: The scan.
-        init: The carry of the first step; `jax.ShapeDtypeStruct`s will do for arrays.
-        xs: What is scanned.
-        length: How many steps; needed only if there is nothing to scan.
-        key: A PRNG key, if the scan is called with one.
+        loop: A scan, or any other loop that has a `plan`.
+        *args: What the loop is called with, such as `init` and `xs`;
+            `jax.ShapeDtypeStruct`s will do for arrays.
+        **kwargs: What it is called with by keyword, such as `length` and `key`.
 
     Returns:
         Plans from the least memory to the least time, none of which another one beats
-        in both. `frontier(...).plot()` draws them, with that of the scan's own
+        in both. `frontier(...).plot()` draws them, with that of the loop's own
         schedule marked.
 
     Raises:
-        TypeError: As the call of the scan does.
-        ValueError: As the call of the scan does, and if its schedule cannot be met.
+        TypeError: As the call of the loop does.
+        ValueError: As the call of the loop does, and if its schedule cannot be met.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -47,4 +39,4 @@ def frontier(
         >>> plans[0].peak_bytes < plans.chosen.peak_bytes
         True
     """
-    return frontier_of(**scan._problem(init, xs, length, key))
+    return frontier_of(**loop._problem(*args, **kwargs))

@@ -1,58 +1,31 @@
 """`Scan` and `CheckpointedScan`: `jax.lax.scan` as a PyTree around its function."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, Self, SupportsIndex, TypeVar, final
+from typing import Any, Concatenate, Generic, SupportsIndex, TypeVar, final
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from .._axes import hashable_axes
-from .._transform import AbstractTransform
 from .._typecheck import PRNGKey, typed
-from ..checkpointing import (
-    AbstractSchedule,
-    Plan,
-    Recursive,
-    StoreAll,
-    as_policy,
-    plan,
-    run,
-)
-from ._frame import Frame, Opened
-from ._settings import check_bool, check_schedule, check_unroll
+from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
+from ._frame import Opened
+from ._loop import AbstractLoop
 
 _Carry = TypeVar("_Carry")
 _Y = TypeVar("_Y")
 
 
-def _setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
-    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
-
-
-class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
-    """A loop over the leading axis of arrays, that carries a state along.
-
-    What all scans have in common: these settings, `__call__` and `plan`. A final class
-    adds the schedule that it runs when `schedule` is not given.
-    """
+class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
+    """A loop over the leading axis of arrays, that carries a state along."""
 
     f: Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
-    schedule: AbstractSchedule | None = _setting(None)
-    # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
-    in_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
-    out_axes: PyTree[Any] = _setting(eqx.if_array(0), hashable_axes)
-    f_axes: PyTree[Any] = _setting(None, hashable_axes)
-    f_transform: Callable[[Any], Any] | None = _setting(None)
-    reverse: bool = _setting(False)
-    unroll: int | bool = _setting(1)
-    split_keys: bool = _setting(True)
 
     @abc.abstractmethod
-    def _schedule(self) -> AbstractSchedule:
-        """The schedule to run."""
+    def _kept(self) -> slice | None:
+        """Which of the `ys` are kept; `None` for all of them."""
 
     @typed
     def __call__(
@@ -82,17 +55,7 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             ValueError: If lengths disagree or are unknown, if an axis is out of range,
                 or if a static leaf of the carry changes.
         """
-        opened = self._open(init, xs, length, key)
-        carry, ys = run(
-            opened.step,
-            opened.consts,
-            opened.init,
-            opened.xs,
-            loop=opened.loop,
-            schedule=self._schedule(),
-            policy=as_policy(self.policy),
-        )
-        return opened.close(carry, ys)
+        return self._run(self._open(init, xs, length=length, key=key))
 
     @typed
     def plan(
@@ -129,47 +92,14 @@ class AbstractScan(AbstractTransform, Generic[_Carry, _Y]):
             >>> plan.levels
             ((16, 16, 16),)
         """
-        return plan(**self._problem(init, xs, length, key))
+        return plan(**self._problem(init, xs, length=length, key=key))
 
-    def _problem(self, init: Any, xs: Any, length: Any, key: Any) -> dict[str, Any]:
-        """What a call would run, from the types of its arguments."""
-        opened: list[Opened] = []
-
-        def open_abstractly(scan: Self, init: Any, xs: Any, key: Any) -> None:
-            opened.append(scan._open(init, xs, length, key))
-
-        eqx.filter_eval_shape(open_abstractly, self, init, xs, key)
-        return dict(
-            step=opened[0].step,
-            loop=opened[0].loop,
-            schedule=self._schedule(),
-            policy=as_policy(self.policy),
-        )
-
-    def _open(self, init: Any, xs: Any, length: Any, key: Any) -> Opened:
-        frame = Frame(
-            name=type(self).__name__,
-            in_axes=self.in_axes,
-            out_axes=self.out_axes,
-            f_axes=self.f_axes,
-            f_transform=self.f_transform,
-            split_keys=self.split_keys,
-            reverse=self.reverse,
-            unroll=self.unroll,
-        )
+    @typed
+    def _open(
+        self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
+    ) -> Opened:
+        frame = dataclasses.replace(self._frame(), kept=self._kept())
         return frame.open(self.f, init, xs, length=length, key=key)
-
-    def __check_init__(self) -> None:
-        name = type(self).__name__
-        check_schedule(name, self.schedule)
-        check_unroll(name, self.unroll)
-        for setting in ("reverse", "split_keys"):
-            check_bool(name, setting, getattr(self, setting))
-        if self.f_transform is not None and not callable(self.f_transform):
-            raise TypeError(
-                f"{name}: `f_transform` must be a function from f to f, or None, not "
-                f"{self.f_transform!r}."
-            )
 
 
 @final
@@ -233,8 +163,11 @@ class Scan(AbstractScan[_Carry, _Y]):
         [`flax.linen.scan`](https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/transformations.html).
     """
 
-    def _schedule(self) -> AbstractSchedule:
-        return StoreAll() if self.schedule is None else self.schedule
+    def _default_schedule(self) -> AbstractSchedule:
+        return StoreAll()
+
+    def _kept(self) -> None:
+        return None
 
 
 @final
@@ -280,8 +213,11 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
 
     base: int = eqx.field(default=16, static=True)
 
-    def _schedule(self) -> AbstractSchedule:
-        return Recursive(self.base) if self.schedule is None else self.schedule
+    def _default_schedule(self) -> AbstractSchedule:
+        return Recursive(self.base)
+
+    def _kept(self) -> None:
+        return None
 
     def __check_init__(self) -> None:
         Recursive(self.base)  # raises, should `base` not be valid

@@ -1,0 +1,202 @@
+"""`ForLoop` and `CheckpointedForLoop`: a function of several `xs`, without a carry."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, SupportsIndex, TypeVar, final
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from .._typecheck import PRNGKey, enforce_annotations, typed
+from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
+from ._frame import Opened
+from ._loop import AbstractLoop
+from ._words import Words
+
+_Y = TypeVar("_Y")
+
+
+class AbstractForLoop(AbstractLoop, Generic[_Y]):
+    """A loop over the leading axes of several arrays, that carries nothing along."""
+
+    f: Callable[..., _Y]
+
+    @typed
+    def __call__(
+        self,
+        *xs: PyTree,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
+    ) -> _Y:
+        """Runs the loop.
+
+        Args:
+            *xs: What `f` is called with. Each array leaf loses the axis that `in_axes`
+                gives it.
+            length: How many steps; needed only if there is nothing to scan.
+            key: A PRNG key. If it is given, `f` is called as `f(*x, key=...)`.
+
+        Returns:
+            What the steps returned, stacked along the axes that `out_axes` gives.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+            ValueError: If lengths disagree or are unknown, or if an axis is out of
+                range.
+        """
+        return self._run(self._open(*xs, length=length, key=key))[1]
+
+    @typed
+    def plan(
+        self,
+        *xs: PyTree,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
+    ) -> Plan:
+        """The plan that a gradient of the call would run by, without running anything.
+
+        It is that of a gradient of all inputs: `f` and `xs`. Arguments are those of the
+        call, where a `jax.ShapeDtypeStruct` will do for an array.
+
+        Args:
+            *xs: What `f` is called with.
+            length: How many steps; needed only if there is nothing to scan.
+            key: A PRNG key, if the call is given one.
+
+        Returns:
+            The plan. Printed, it is a table.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import eqloop as el
+            >>> el.CheckpointedForLoop(jnp.sin).plan(jnp.zeros(100)).evaluations
+            200
+        """
+        return plan(**self._problem(*xs, length=length, key=key))
+
+    @typed
+    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> Opened:
+        def f_transform(f: Callable[..., Any]) -> Callable[..., Any]:
+            return _carrying(f if self.f_transform is None else self.f_transform(f))
+
+        frame = self._frame()
+        frame = dataclasses.replace(frame, f_transform=f_transform, words=_WORDS)
+        return frame.open(self.f, None, xs, length=length, key=key)
+
+
+def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` as the step of a scan whose carry is nothing."""
+    f = enforce_annotations(f)
+    return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
+
+
+def _call(_: Any, xs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    names = ["x"] if len(xs) == 1 else [f"x{i}" for i in range(len(xs))]
+    call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
+    lines = [f"  {n} = {eqx.tree_pformat(x)}" for n, x in zip(names, xs, strict=True)]
+    return "\n".join([f"`f({call})`" + " with" * bool(lines), *lines])
+
+
+_WORDS = Words("the carry", "carry", "f", "step", _call)
+
+
+@final
+class ForLoop(AbstractForLoop[_Y]):
+    """Calls a function for the elements of `xs` one after the other.
+
+    `f(*x) -> y` is called for every element `x` of each of `xs`; the results are
+    stacked. It is `jax.vmap` with one call at a time, so with the memory of one.
+    Should `f` need the number of its step, pass `jnp.arange(n)` among the `xs`.
+
+    Args:
+        f: The function, `f(*x) -> y`, or `f(*x, key=...)` if the call is given a key.
+            If it is a module, then its arrays are arrays of this module, and are
+            differentiated.
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored.
+        policy: Which residuals of a step are stored when it is recomputed.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either; a tuple has an entry for each of
+            `xs`. `None` gives each step the whole leaf. By default axis 0 of every
+            array.
+        out_axes: The axis of each leaf of the result along which the steps are stacked.
+            A leaf with `None` must be the same for all steps, and is not stacked.
+        f_axes: The axis of each leaf of `f` that is scanned.
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
+            what is called instead.
+        reverse: Whether to go from the last elements to the first.
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether each step is given a key of its own, split from the `key` of
+            the call, rather than that key itself.
+
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type.
+        ValueError: If `unroll` is less than 1, or `policy` is the name of no policy.
+            What the call raises is said there.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> el.ForLoop(jnp.dot)(jnp.ones((4, 3)), jnp.arange(12.0).reshape(4, 3))
+        Array([ 3., 12., 21., 30.], dtype=float32)
+
+        Without `xs`, and with keys:
+
+        >>> throw = el.ForLoop(lambda key: jax.random.bernoulli(key))
+        >>> throw(length=1000, key=jax.random.key(0)).shape
+        (1000,)
+    """
+
+    def _default_schedule(self) -> AbstractSchedule:
+        return StoreAll()
+
+
+@final
+class CheckpointedForLoop(AbstractForLoop[_Y]):
+    """As [`ForLoop`][eqloop.ForLoop], in little memory when differentiated in reverse.
+
+    Each step is run again where it is reversed, so that residuals are those of one
+    step. As no step needs another one, none is run more than that.
+
+    Args:
+        f: The function, `f(*x) -> y`.
+        base: The size of a block, whose residuals are stored together, if there is a
+            `policy`; as in `Recursive(base)`.
+        schedule: Replaces `Recursive(base)`, if given.
+        policy: As for `ForLoop`, and so are the remaining settings.
+        in_axes: The axis of each leaf of `xs` that is scanned.
+        out_axes: The axis of each leaf of the result along which the steps are stacked.
+        f_axes: The axis of each leaf of `f` that is scanned.
+        f_transform: Called on `f` in the body, just before `f` is called.
+        reverse: Whether to go from the last elements to the first.
+        unroll: How many steps one iteration of the compiled loop runs.
+        split_keys: Whether each step is given a key of its own.
+
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type.
+        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name
+            of no policy. What the call raises is said there.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @el.CheckpointedForLoop(in_axes=(0, None))
+        ... def distance(x, centre):
+        ...     return jnp.linalg.norm(x - centre)
+        >>> xs, centre = jnp.eye(2), jnp.zeros(2)
+        >>> jax.grad(lambda c: jnp.sum(distance(xs, c)))(centre)
+        Array([-1., -1.], dtype=float32)
+    """
+
+    base: int = eqx.field(default=16, static=True)
+
+    def _default_schedule(self) -> AbstractSchedule:
+        return Recursive(self.base)
+
+    def __check_init__(self) -> None:
+        Recursive(self.base)  # raises, should `base` not be valid

@@ -1,0 +1,103 @@
+"""What all loops of known length share: their settings, and how they are planned."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from .._axes import hashable_axes
+from .._transform import AbstractTransform
+from ..checkpointing import AbstractSchedule, as_policy, run
+from ._frame import Frame, Opened
+from ._settings import check_bool, check_schedule, check_unroll
+
+
+def setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
+    """A static field that is given by keyword."""
+    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
+
+
+class AbstractLoop(AbstractTransform):
+    """A loop whose number of steps is known beforehand.
+
+    Subclasses differ in how they are called: `_open` takes what the call takes. Final
+    classes say which schedule they run when `schedule` is not given.
+    """
+
+    f: Callable[..., Any]
+    schedule: AbstractSchedule | None = setting(None)
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
+    in_axes: PyTree[Any] = setting(eqx.if_array(0), hashable_axes)
+    out_axes: PyTree[Any] = setting(eqx.if_array(0), hashable_axes)
+    f_axes: PyTree[Any] = setting(None, hashable_axes)
+    f_transform: Callable[[Any], Any] | None = setting(None)
+    reverse: bool = setting(False)
+    unroll: int | bool = setting(1)
+    split_keys: bool = setting(True)
+
+    @abc.abstractmethod
+    def _default_schedule(self) -> AbstractSchedule:
+        """The schedule to run if none is given."""
+
+    @abc.abstractmethod
+    def _open(self, *args: Any, **kwargs: Any) -> Opened:
+        """Takes a call apart, of which these are the arguments."""
+
+    def _run(self, opened: Opened) -> tuple[Any, Any]:
+        """Runs the loop: the last carry and the outputs."""
+        carry, ys = run(
+            opened.step,
+            opened.consts,
+            opened.init,
+            opened.xs,
+            loop=opened.loop,
+            schedule=self._schedule(),
+            policy=as_policy(self.policy),
+        )
+        return opened.close(carry, ys)
+
+    def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """What a call would run, from the types of its arguments."""
+        opened: list[Opened] = []
+
+        def open_abstractly(loop: Self, args: Any, kwargs: Any) -> None:
+            opened.append(loop._open(*args, length=length, **kwargs))
+
+        eqx.filter_eval_shape(open_abstractly, self, args, kwargs)
+        return dict(
+            step=opened[0].step,
+            loop=opened[0].loop,
+            schedule=self._schedule(),
+            policy=as_policy(self.policy),
+        )
+
+    def _schedule(self) -> AbstractSchedule:
+        return self._default_schedule() if self.schedule is None else self.schedule
+
+    def _frame(self) -> Frame:
+        """How a call is read, as far as these settings say it."""
+        return Frame(
+            name=type(self).__name__,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            f_axes=self.f_axes,
+            f_transform=self.f_transform,
+            split_keys=self.split_keys,
+            reverse=self.reverse,
+            unroll=self.unroll,
+        )
+
+    def __check_init__(self) -> None:
+        name = type(self).__name__
+        check_schedule(name, self.schedule)
+        check_unroll(name, self.unroll)
+        for setting in ("reverse", "split_keys"):
+            check_bool(name, setting, getattr(self, setting))
+        if self.f_transform is not None and not callable(self.f_transform):
+            raise TypeError(
+                f"{name}: `f_transform` must be a function from f to f, or None, not "
+                f"{self.f_transform!r}."
+            )

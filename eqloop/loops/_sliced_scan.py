@@ -1,0 +1,82 @@
+"""`SlicedScan`: a scan that keeps a slice of its outputs."""
+
+import functools
+from typing import TypeVar, final
+
+from ..checkpointing import AbstractSchedule, StoreAll
+from ._loop import setting
+from ._scan import AbstractScan
+from ._slices import as_index
+
+_Carry = TypeVar("_Carry")
+_Y = TypeVar("_Y")
+
+
+def _index(name: str) -> int | None:
+    return setting(None, functools.partial(as_index, "SlicedScan", name))
+
+
+@final
+class SlicedScan(AbstractScan[_Carry, _Y]):
+    """As [`Scan`][eqloop.Scan], for `ys[start:stop:step]` in place of all of `ys`.
+
+    Every step is run, but only the outputs that the slice keeps are computed and
+    stored; in reverse mode only these have cotangents. With a `schedule` that stores
+    carries, the memory of a gradient does not depend on what is left out.
+
+    Args:
+        f: The step, `f(carry, x) -> (carry, y)`.
+        start: Where the slice starts: an int, which may be negative, or `None`.
+        stop: Where it stops.
+        step: What it goes by. If it is negative, `ys` are in the opposite order.
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored.
+        policy: As for `Scan`, and so are the remaining settings.
+        in_axes: The axis of each leaf of `xs` that is scanned.
+        out_axes: The axis of each leaf of `ys` along which the steps are stacked, and
+            sliced.
+        f_axes: The axis of each leaf of `f` that is scanned.
+        f_transform: Called on `f` in the body, just before `f` is called.
+        reverse: Whether to go from the last element of `xs` to the first. The slice is
+            of `ys` in the order of `xs` all the same.
+        unroll: How many steps one iteration of the compiled loop runs.
+        split_keys: Whether each step is given a key of its own.
+
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type.
+        ValueError: If `step` is 0, `unroll` is less than 1, or `policy` is the name of
+            no policy. What the call raises is said there.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def step(total, x):
+        ...     return total + x, total
+        >>> el.SlicedScan(step, step=3)(0, jnp.arange(10))
+        (Array(45, dtype=int32...), Array([ 0,  3, 15, 36], dtype=int32...))
+
+        The last two, the latest first:
+
+        >>> el.SlicedScan(step, stop=-3, step=-1)(0, jnp.arange(10))[1]
+        Array([36, 28], dtype=int32...)
+
+    References:
+        `powerpax.sliced_scan`, which has the same meaning.
+    """
+
+    start: int | None = _index("start")
+    stop: int | None = _index("stop")
+    step: int | None = _index("step")
+
+    def _default_schedule(self) -> AbstractSchedule:
+        return StoreAll()
+
+    def _kept(self) -> slice:
+        return slice(self.start, self.stop, self.step)
+
+    def __check_init__(self) -> None:
+        if self.step == 0:
+            raise ValueError(
+                "SlicedScan: `step` must not be 0. To keep no outputs, return None for "
+                "them."
+            )
