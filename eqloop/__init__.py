@@ -10,6 +10,20 @@ import os
 from jax.extend import source_info_util
 
 from ._version import __version__
+from .autodiff import (
+    ForwardGrad,
+    Grad,
+    Hessian,
+    JacFwd,
+    Jacobian,
+    JacRev,
+    Jvp,
+    SofoGrad,
+    SofoLoss,
+    VectorGrad,
+    Vjp,
+    losses,
+)
 from .branching import Cond, IfElse, Switch
 from .checkpointing import (
     Binomial,
@@ -34,6 +48,7 @@ from .loops import (
     frontier,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
+from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 
 # What JAX says of where an operation comes from is to point at the user's line.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -47,23 +62,41 @@ __all__ = [
     "Chunked",
     "ChunkedVmap",
     "Cond",
+    "EvalShape",
     "ForLoop",
+    "ForwardGrad",
+    "Grad",
+    "Hessian",
     "IfElse",
+    "JacFwd",
+    "JacRev",
+    "Jacobian",
+    "Jit",
+    "Jvp",
     "Map",
+    "Named",
     "Offload",
     "ParallelMap",
     "Plan",
     "Recursive",
     "Remat",
     "Scan",
-    "SlicedScan",
     "ShardMap",
+    "SlicedScan",
+    "SofoGrad",
+    "SofoLoss",
     "StackedLayers",
     "StoreAll",
     "Switch",
+    "Trace",
+    "Traced",
+    "VectorGrad",
+    "Vjp",
     "Vmap",
     "__version__",
+    "find_leaves",
     "frontier",
+    "losses",
     "name",
     "policies",
     "unvmap",
