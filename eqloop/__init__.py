@@ -39,6 +39,7 @@ from .checkpointing import (
     policies,
 )
 from .loops import (
+    AssociativeScan,
     CheckpointedForLoop,
     CheckpointedScan,
     ForLoop,
@@ -54,6 +55,7 @@ from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 __all__ = [
+    "AssociativeScan",
     "Binomial",
     "Budget",
     "Checkpoint",

@@ -3,6 +3,7 @@
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 """
 
+from ._associative_scan import AssociativeScan
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._frontier import frontier
 from ._loop import AbstractLoop
@@ -13,6 +14,7 @@ from ._stacked_layers import StackedLayers
 __all__ = [
     "AbstractLoop",
     "AbstractScan",
+    "AssociativeScan",
     "CheckpointedForLoop",
     "CheckpointedScan",
     "ForLoop",

@@ -1,0 +1,258 @@
+"""`AssociativeScan`: all prefixes at once, as `jax.lax.associative_scan` finds them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, final
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import PyTree
+
+from .._axes import resolve_axes
+from .._lists import Arrays, pick, split
+from .._partition import Rest, as_arrays, describe, flatten, paths
+from .._partition import split as take_out
+from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations, explained, typed
+from ..checkpointing import Step, trace_step
+from ..checkpointing.engine._step import strongly_typed
+from ._carry import types_of
+from ._mismatch import static_changes, structure_changes, type_changes
+from ._prefix_sweep import Prefixes, Sweep
+from ._settings import check_bool
+
+_NAME = "AssociativeScan"
+
+
+@final
+class AssociativeScan(AbstractTransform):
+    """As `jax.lax.associative_scan`: every prefix under an associative function.
+
+    Of elements `a`, `b`, `c`, ... the prefixes are `a`, `f(a, b)`, `f(f(a, b), c)`, and
+    so on. As `f` is associative, they can be found in parallel: `f` is called with two
+    arrays of many elements each, along the axis that is scanned, about
+    `2 * log2(length)` times, on arrays that halve in size. It must treat each pair of
+    elements by itself: what is written for one pair is to be mapped, by `jax.vmap`.
+
+    Elements may be any PyTrees. The leaves that are no arrays reach `f` as they are,
+    and it must return them so. If `f` is a module, then its arrays are arrays of this
+    module, and are differentiated.
+
+    Args:
+        f: An associative function of two such trees, which returns a third.
+        axis: The axis of each array along which its elements lie.
+        reverse: Whether to start from the last element.
+        chunk_size: How many elements are scanned in parallel, at most; one chunk is
+            scanned after the other. A call takes the memory of a chunk beside that of
+            its inputs and results, and so does its derivative in either mode. By
+            default all elements are scanned at once.
+
+    Raises:
+        TypeError: If `f` is not callable, or a setting is not of its type. When called,
+            if `f` does not return the structure, shapes and dtypes of what it is given,
+            or if a jaxtyping annotation of `f` is violated.
+        ValueError: If `chunk_size` is less than 1. When called, if the arrays do not
+            have the same number of elements, if an axis is out of range, if there is no
+            array, or if `f` changes a leaf that is no array.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> el.AssociativeScan(jnp.add)(jnp.arange(5))
+        Array([ 0,  1,  3,  6, 10], dtype=int32)
+
+        The linear recurrence `h = a * h + b`, 1000 steps at a time:
+
+        >>> @el.AssociativeScan(chunk_size=1000)
+        ... def recurrence(one, other):
+        ...     (a, b), (c, d) = one, other
+        ...     return a * c, c * b + d
+        >>> _, h = recurrence((jnp.full(10_000, 0.5), jnp.ones(10_000)))
+        >>> h[:3], h[-1]
+        (Array([1.  , 1.5 , 1.75], dtype=float32), Array(2., dtype=float32))
+
+    References:
+        [`jax.lax.associative_scan`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.associative_scan.html);
+        Blelloch, *Prefix sums and their applications*, 1990.
+    """
+
+    f: Callable[[Any, Any], Any]
+    axis: int = eqx.field(default=0, static=True, kw_only=True)
+    reverse: bool = eqx.field(default=False, static=True, kw_only=True)
+    chunk_size: int | None = eqx.field(default=None, static=True, kw_only=True)
+
+    def __check_init__(self) -> None:
+        check_bool(_NAME, "reverse", self.reverse)
+        _check_int("axis", self.axis, "the axis along which the elements lie")
+        if self.chunk_size is None:
+            return
+        _check_int("chunk_size", self.chunk_size, "how many elements to scan at once")
+        if self.chunk_size < 1:
+            raise ValueError(
+                f"{_NAME}: `chunk_size` must be at least 1, but it is "
+                f"{self.chunk_size}. To scan all elements at once, pass None."
+            )
+
+    @typed
+    def __call__(self, xs: PyTree) -> Any:
+        """Finds the prefixes.
+
+        Args:
+            xs: The elements: any PyTree, whose arrays have them along `axis`.
+
+        Returns:
+            The prefixes: the same tree, with arrays of the same types.
+        """
+        elements = _Elements.of(as_arrays(xs), self.axis)
+        length = elements.length
+        if self.chunk_size is None or length - 1 <= self.chunk_size:
+            step, consts = self._trace(elements, length)
+            _, ys = step(consts, [], elements.arrays)
+            return elements.join(ys)
+        chunks = -(-(length - 1) // self.chunk_size)
+        size = -(-(length - 1) // chunks)
+        step, consts = self._trace(elements, 1, size)
+        sweep = Sweep(step, elements.axes, length, size, self.reverse)
+        inputs = list(map(strongly_typed, consts)), elements.arrays
+        return elements.join(Prefixes(sweep, inputs)(*inputs))
+
+    def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Any]]:
+        """Traces a scan of as many elements as the last of the sizes says.
+
+        If there is another size, then the `x` of the step begin with the prefix before
+        these elements.
+        """
+        combine = _Combine(self.f, elements)
+        types = [t for size in sizes for t in elements.types(size)]
+
+        def body(_: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+            before, part = split(x, len(types) - len(elements.axes))
+            if before:
+                part = combine.from_prefix(before, part, self.reverse)
+            return [], combine.scan(part, self.reverse)
+
+        return trace_step(body, [], types)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Elements:
+    """What is scanned: the arrays, and the tree that they are from."""
+
+    arrays: list[jax.Array]
+    axes: tuple[int, ...]
+    length: int
+    rest: Rest
+
+    @classmethod
+    def of(cls, xs: Any, axis: int) -> "_Elements":
+        axes = resolve_axes(xs, axis, tree_name="xs", spec_name="axis")
+        arrays, rest = take_out(xs, [a is not None for a in axes])
+        names = pick(paths(xs, "xs"), rest.taken)
+        found = tuple(a for a in axes if a is not None)
+        sizes = [x.shape[a] for x, a in zip(arrays, found, strict=True)]
+        if not sizes:
+            raise ValueError(
+                f"{_NAME}: xs holds no array, so there is nothing to scan: it is "
+                f"{describe(xs)}."
+            )
+        if len(set(sizes)) > 1:
+            lines = [f"  {n}: {s}" for n, s in zip(names, sizes, strict=True)]
+            listing = "\n".join(lines)
+            raise ValueError(
+                f"{_NAME}: all arrays must have the same number of elements along axis "
+                f"{axis}, but they have not:\n{listing}"
+            )
+        return cls(list(map(strongly_typed, arrays)), found, sizes[0], rest)
+
+    def types(self, size: int) -> list[Any]:
+        """The types of the arrays of so many elements."""
+        return [
+            jex.unmapped_aval(size, a, jex.mapped_aval(self.length, a, jax.typeof(x)))
+            for x, a in zip(self.arrays, self.axes, strict=True)
+        ]
+
+    def join(self, arrays: Arrays) -> Any:
+        """The tree, with other arrays."""
+        return self.rest.join(arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Combine:
+    """`f` on lists of arrays, each with its elements along its own axis."""
+
+    f: Callable[[Any, Any], Any]
+    elements: _Elements
+
+    def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
+        a, b = self.elements.join(one), self.elements.join(other)
+        note = (
+            f"This was raised while {_NAME} traced `f(a, b)` with\n"
+            f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
+        )
+        with explained(note):
+            out = as_arrays(enforce_annotations(self.f)(a, b))
+        _check_result(a, out)
+        taken = zip(flatten(out)[0], self.elements.rest.taken, strict=True)
+        return [strongly_typed(jnp.asarray(x)) for x, is_taken in taken if is_taken]
+
+    def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
+        """Elements, the first of which is combined with the prefix before it."""
+        axes = self.elements.axes
+        at = part[0].shape[axes[0]] - 1 if reverse else 0
+        first = [
+            lax.slice_in_dim(x, at, at + 1, axis=axis)
+            for x, axis in zip(part, axes, strict=True)
+        ]
+        return [
+            lax.dynamic_update_slice_in_dim(x, new, at, axis)
+            for x, new, axis in zip(part, self(before, first), axes, strict=True)
+        ]
+
+    def scan(self, part: Arrays, reverse: bool) -> list[jax.Array]:
+        """The prefixes of some elements."""
+        axes = self.elements.axes
+        if len(set(axes)) == 1:
+            return lax.associative_scan(self, list(part), reverse, axes[0])
+        back = lambda arrays: _moved(arrays, [0] * len(axes), axes)
+        combine = lambda one, other: _moved(self(back(one), back(other)), axes)
+        return back(lax.associative_scan(combine, _moved(part, axes), reverse))
+
+
+def _moved(
+    arrays: Arrays, axes: Sequence[int], to: Sequence[int] | None = None
+) -> list[jax.Array]:
+    """Arrays with their axes moved, to the front if nothing else is said."""
+    to = [0] * len(axes) if to is None else to
+    return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
+
+
+def _check_result(a: Any, out: Any) -> None:
+    """Sees to it that `f` returned what it was given."""
+    new = types_of(out)
+    (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
+    leaves = [*zip(paths(a, "a"), before, after, strict=treedef == after_treedef)]
+    if treedef != after_treedef:
+        changes = structure_changes(a, new, "a")
+    else:
+        changes = type_changes(leaves)
+    if changes:
+        raise TypeError(
+            f"{_NAME}: f(a, b) must return the structure, shapes and dtypes that a and "
+            f"b have, but it changed them:\n" + "\n".join(changes)
+        )
+    if changes := static_changes(leaves):
+        raise ValueError(
+            f"{_NAME}: f must hand back the leaves that are no arrays, but it changed "
+            f"them:\n" + "\n".join(changes)
+        )
+
+
+def _check_int(setting: str, value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(
+            f"{_NAME}: `{setting}` must be an int, {what}, but it is {value!r}, of "
+            f"type {type(value).__name__}."
+        )

@@ -1,0 +1,256 @@
+"""Prefixes under an associative function, with the memory of one chunk.
+
+The prefix of an element is what the function makes of it and of all elements before it.
+So the prefixes of a chunk are found from the prefix of the element before the chunk,
+and these are all that one chunk needs of another. In reverse they are at hand, as they
+are the results: nothing else is stored.
+
+The first prefix is the first element. The others are cut into chunks of one size, the
+last of which overlaps the one before it if it must: the prefixes there are found twice,
+and the first ones are dropped.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from .._formula import Formula, Static, Zero, instantiated, is_inexact, is_zero, vmap
+from .._lists import Arrays, Flags, pick, put, split
+from .._recall import recall
+from ..checkpointing.engine._step import Step, make_step
+
+Arguments = tuple[Arrays, Arrays]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Goes through the elements chunk by chunk.
+
+    Attributes:
+        step: The prefixes of a chunk: its `x` are the prefix before the chunk, of
+            length one along each axis, and the chunk; it has no carry.
+        axes: The axis of each array along which its elements are.
+        length: How many elements there are.
+        size: How many of them are in a chunk.
+        reverse: Whether to go from the last element to the first.
+    """
+
+    step: Step
+    axes: tuple[int, ...]
+    length: int
+    size: int
+    reverse: bool
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are, after the first element."""
+        return -(-(self.length - 1) // self.size)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last chunk overlaps the one before it."""
+        return self.count * self.size > self.length - 1
+
+    def start(self, chunk: Any) -> Any:
+        """The smallest index in a chunk."""
+        start = jnp.minimum(1 + chunk * self.size, self.length - self.size)
+        return self.length - self.size - start if self.reverse else start
+
+    def before(self, chunk: Any) -> Any:
+        """The index of the element that comes before a chunk."""
+        start = self.start(chunk)
+        return start + self.size if self.reverse else start - 1
+
+    def is_own(self, chunk: Any) -> Any:
+        """Which elements of a chunk are not in the next chunk as well."""
+        index = self.start(chunk) + jnp.arange(self.size)
+        after = self.before(chunk + 1)
+        own = index >= after if self.reverse else index <= after
+        return own | (chunk == self.count - 1)
+
+    @property
+    def first(self) -> int:
+        """The index of the element that all others come after."""
+        return self.length - 1 if self.reverse else 0
+
+    def inputs(self, xs: Arrays, ys: Arrays, chunk: Any) -> Arrays:
+        """The `x` of the step for a chunk."""
+        before = self.parts(ys, self.before(chunk), 1)
+        return [*before, *self.parts(xs, self.start(chunk), self.size)]
+
+    def parts(self, arrays: Arrays, start: Any, size: int) -> list[Any]:
+        """`arrays[start : start + size]`, along their axes."""
+        return [
+            lax.dynamic_slice_in_dim(x, start, size, axis)
+            for x, axis in zip(arrays, self.axes, strict=True)
+        ]
+
+    def put(self, arrays: Arrays, parts: Arrays, start: Any) -> list[Any]:
+        """The arrays with parts of them replaced; XLA does it in place."""
+        return [
+            lax.dynamic_update_slice_in_dim(x, part, start, axis)
+            for x, part, axis in zip(arrays, parts, self.axes, strict=True)
+        ]
+
+    def add(self, arrays: Arrays, parts: Arrays, start: Any, size: int) -> list[Any]:
+        """The same with parts added to."""
+        there = self.parts(arrays, start, size)
+        return self.put(arrays, _sums(there, parts), start)
+
+    def run(self, consts: Arrays, xs: Arrays) -> list[Any]:
+        """The prefixes."""
+
+        def body(chunk: Any, ys: Arrays) -> Arrays:
+            _, parts = self.step(consts, [], self.inputs(xs, ys, chunk))
+            return self.put(ys, parts, self.start(chunk))
+
+        # The first of them is there already, and the others are written over.
+        return lax.fori_loop(0, self.count, body, list(xs))
+
+    def pull(
+        self, inputs: Arguments, ys: Arrays, cts: Arrays, marks: tuple[Flags, Flags]
+    ) -> tuple[list[Any], list[Any]]:
+        """The cotangents of the marked inputs, from those of the inexact prefixes."""
+        consts, xs = inputs
+        moving = tuple(map(is_inexact, ys))
+        inexact = dataclasses.replace(self, axes=tuple(pick(self.axes, moving)))
+        marked = dataclasses.replace(self, axes=tuple(pick(self.axes, marks[1])))
+        wanted = (*marks[0], *moving, *marks[1])
+        counts = sum(marks[0]), sum(moving)
+
+        def body(turn: Any, state: Any) -> Any:
+            ct_consts, ct_last, ct_xs = state
+            chunk = self.count - 1 - turn
+            start, last = self.start(chunk), self.before(chunk + 1)
+            ct_parts = inexact.owned(inexact.parts(cts, start, self.size), chunk)
+            ct_parts = inexact.add(ct_parts, ct_last, last - start, 1)
+            flat = [*consts, *self.inputs(xs, ys, chunk)]
+            pulled = split(_vjp(self._prefixes, flat, wanted, ct_parts), *counts)
+            ct_xs = marked.add(ct_xs, pulled[2], start, self.size)
+            return _sums(ct_consts, pulled[0]), pulled[1], ct_xs
+
+        start = (
+            _zero_cts(pick(consts, marks[0])),
+            _zero_cts(inexact.parts(pick(ys, moving), 0, 1)),
+            _zero_cts(pick(xs, marks[1])),
+        )
+        ct_consts, ct_last, ct_xs = lax.fori_loop(0, self.count, body, start)
+        # The first prefix is the first element itself.
+        ct_first = _sums(inexact.parts(cts, self.first, 1), ct_last)
+        ct_first = pick(ct_first, pick(marks[1], moving))
+        return ct_consts, marked.add(ct_xs, ct_first, self.first, 1)
+
+    def owned(self, cts: Arrays, chunk: Any) -> list[Any]:
+        """Cotangents of the prefixes in a chunk, zero for those that are dropped."""
+        if not self.overlaps:
+            return list(cts)
+        own = self.is_own(chunk)
+        return [
+            jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)
+            for ct, axis in zip(cts, self.axes, strict=True)
+        ]
+
+    def batched(self, axis_data: Any, const_dims: Sequence[int | None]) -> "Sweep":
+        """The sweep under `vmap`, whose arrays are batched along their first axis."""
+        types = self.step.const_types, self.step.x_types
+        dims = list(const_dims), [0] * len(types[1])
+        const_types, x_types = (
+            [
+                aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
+                for aval, dim in zip(avals, group, strict=True)
+            ]
+            for avals, group in zip(types, dims, strict=True)
+        )
+        step = vmap(lambda consts, x: self.step(consts, [], x)[1], axis_data, dims, 0)
+        flat = lambda consts, _, x: ([], step(consts, x))
+        return dataclasses.replace(
+            self,
+            step=make_step(flat, const_types, [], x_types),
+            axes=tuple(axis + 1 for axis in self.axes),
+        )
+
+    def _prefixes(self, flat: Arrays) -> list[Any]:
+        consts, x = split(flat, self.step.num_consts)
+        return [y for y in self.step(consts, [], x)[1] if is_inexact(y)]
+
+
+class Prefixes(Formula):
+    """`(consts, xs) -> ys`, by a sweep."""
+
+    sweep: Sweep
+
+    def __init__(self, sweep: Sweep, inputs: Arguments):
+        self.in_avals = jax.tree.map(jax.typeof, inputs)
+        self.out_aval = list(self.in_avals[1])
+        self.params = {"sweep": sweep}
+        self.effects = sweep.step.jaxpr.effects
+        super().__init__()
+
+    def expand(self, *inputs: Any) -> Any:
+        known = recall(self, self.flat_in(inputs))
+        return self.sweep.run(*inputs) if known is None else known
+
+    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        flat, dots = self.flat_in(primals), self.flat_in(tangents)
+        moves = [not is_zero(dot) for dot in dots]
+        run = lambda moving: self.sweep.run(
+            *self.in_tree.unflatten(put(flat, moves, moving))
+        )
+        ys, ys_dot = jax.jvp(run, (pick(flat, moves),), (pick(dots, moves),))
+        ys_dot = pick(ys_dot, self.moves_out(moves))
+        return ys, self.among_zeros(moves, ys_dot)
+
+    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+        ys = self(*inputs)
+        return ys, (Static(tuple(self.flat_in(nzs_in))), inputs, ys)
+
+    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+        perturbed, inputs, ys = res
+        return self._pull(self.in_tree.unflatten(perturbed.value), inputs, ys, outgrad)
+
+    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        return self._pull(perturbed, inputs, self(*inputs), cts)
+
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        if not jax.tree.leaves(dims):
+            return super().batch(axis_data, args, dims)
+        (consts, xs), (const_dims, x_dims) = args, dims
+        xs = [
+            _in_front(x, dim, axis_data.size) for x, dim in zip(xs, x_dims, strict=True)
+        ]
+        sweep = self.sweep.batched(axis_data, const_dims)
+        return Prefixes(sweep, (consts, xs))(consts, xs), [0] * len(xs)
+
+    def _pull(self, perturbed: Any, inputs: Any, ys: Any, cts: Any) -> Any:
+        marks = jax.tree.map(
+            lambda mark, aval: bool(mark) and is_inexact(aval), perturbed, self.in_avals
+        )
+        flags = tuple(marks[0]), tuple(marks[1])
+        cts = instantiated(pick(cts, list(map(is_inexact, ys))))
+        pulled = self.sweep.pull(inputs, ys, cts, flags)
+        zeros = jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+        return tuple(map(put, zeros, flags, pulled))
+
+
+def _vjp(f: Any, flat: Arrays, marks: Sequence[bool], cts: Arrays) -> list[Any]:
+    """The cotangents of the marked inputs."""
+    _, back = jax.vjp(lambda marked: f(put(flat, marks, marked)), pick(flat, marks))
+    return back(list(cts))[0]
+
+
+def _zero_cts(arrays: Arrays) -> list[Any]:
+    return [instantiated(Zero(jax.typeof(x).to_ct_aval())) for x in arrays]
+
+
+def _sums(ones: Arrays, others: Arrays) -> list[Any]:
+    return [one + other for one, other in zip(ones, others, strict=True)]
+
+
+def _in_front(x: Any, dim: int | None, size: int) -> Any:
+    """An array with its batch axis in front."""
+    return lax.broadcast(x, (size,)) if dim is None else jnp.moveaxis(x, dim, 0)
