@@ -18,7 +18,7 @@ from ._settings import as_count, axes_setting, setting
 from ._split_rows import SplitRows
 
 
-def _as_devices(devices: Any) -> tuple[jax.Device, ...] | None:
+def _as_devices(devices: Any) -> tuple[Any, ...] | None:
     if devices is None:
         return None
     devices = tuple(devices)
@@ -98,7 +98,7 @@ class ParallelMap(AbstractTransform):
 
     f: Callable[..., Any]
     mesh: SomeMesh | None = setting(None)
-    devices: Sequence[jax.Device] | None = eqx.field(
+    devices: Sequence[Any] | None = eqx.field(
         default=None, converter=_as_devices, static=True, kw_only=True
     )
     axis_name: Hashable = setting(None)
@@ -149,21 +149,23 @@ class ParallelMap(AbstractTransform):
 
     def _axis(self, mesh: SomeMesh) -> Hashable:
         """The axis of the mesh that the rows are split over."""
-        free = free_axes(mesh)
         if self.axis_name is not None and self.axis_name not in mesh.axis_names:
             raise ValueError(
                 f"ParallelMap: axis_name={self.axis_name!r} is no axis of the mesh, "
                 f"whose axes are {quoted(mesh.axis_names)}."
             )
-        if not free or self.axis_name not in (None, *free):
+        free = free_axes(mesh)
+        choice = [axis for axis in free if self.axis_name in (None, axis)]
+        if not choice:
             raise ValueError(
                 "ParallelMap: a map around this one has split its rows over the same "
                 "devices. Use `Vmap` or `ChunkedVmap` here, or another axis of the "
                 "mesh."
             )
-        if self.axis_name is None and len(free) > 1:
+        if len(choice) > 1:
             raise ValueError(
                 f"ParallelMap: the mesh has the axes {quoted(free)}. Pass `axis_name=`"
                 f" to say over which of them to split the rows."
             )
-        return free[0] if self.axis_name is None else self.axis_name
+        (axis,) = choice
+        return axis

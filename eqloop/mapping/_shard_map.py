@@ -11,14 +11,12 @@ from jaxtyping import PyTree
 
 from .._axes import axes_tree, hashable_axes
 from .._partition import Rest, as_arrays, flatten, is_dynamic, split
+from .._signature import argument_names
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations, explained
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
-from ._specs import check_even, check_replicated, resolve_specs
-
-
-def _setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
-    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
+from ._settings import check_flag, setting
+from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
 @final
@@ -69,17 +67,20 @@ class ShardMap(AbstractTransform):
     """
 
     f: Callable[..., Any]
-    mesh: SomeMesh | None = _setting(None)
+    mesh: SomeMesh | None = setting(None)
     in_specs: PyTree[Any] = eqx.field(
         static=True, converter=hashable_axes, kw_only=True
     )
     out_specs: PyTree[Any] = eqx.field(
         static=True, converter=hashable_axes, kw_only=True
     )
-    axis_names: frozenset[Any] | None = _setting(
-        None, lambda names: None if names is None else frozenset(names)
+    axis_names: frozenset[Any] | None = eqx.field(
+        default=None,
+        converter=lambda names: None if names is None else frozenset(names),
+        static=True,
+        kw_only=True,
     )
-    check_vma: bool = _setting(True)
+    check_vma: bool = setting(True)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -87,21 +88,15 @@ class ShardMap(AbstractTransform):
 
     def __check_init__(self) -> None:
         check_mesh("ShardMap", self.mesh)
-        if not isinstance(self.check_vma, bool):
-            raise TypeError(
-                f"ShardMap: `check_vma` must be a bool, not {self.check_vma!r}."
-            )
+        check_flag("ShardMap", "check_vma", self.check_vma)
 
     def __call__(self, *args: Any) -> Any:
         """Runs `f` on every device."""
         mesh = self._mesh()
         axes = self._axes(mesh)
         args = as_arrays(args)
-        specs = self._argument_specs(args)
-        resolved = resolve_specs(
-            "ShardMap", args, specs, axes, tree_name="args", spec_name="in_specs"
-        )
-        check_even("ShardMap", resolved, mesh)
+        resolved = self._resolve(args, axes)
+        check_even(resolved, mesh)
         tree = (self.f, args)
         leaves, rest = split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
         own = len(leaves) - len(resolved)
@@ -139,17 +134,24 @@ class ShardMap(AbstractTransform):
             )
         return axes
 
-    def _argument_specs(self, args: tuple[Any, ...]) -> Any:
+    def _resolve(self, args: tuple[Any, ...], axes: frozenset[Any]) -> Resolved:
+        """How the arrays among the arguments are split."""
         specs = axes_tree(self.in_specs)
-        if not isinstance(specs, tuple | list):
-            return specs
-        if len(specs) != len(args):
+        each = isinstance(specs, tuple | list)
+        if each and len(specs) != len(args):
             raise ValueError(
                 f"ShardMap: in_specs has {len(specs)} entries, but f was called with "
                 f"{len(args)} arguments. Give one PartitionSpec for each, or one for "
                 f"all."
             )
-        return tuple(specs)
+        resolved: Resolved = {}
+        for i, name in enumerate(argument_names(self.f, args)):
+            spec, spec_name = (
+                (specs[i], f"in_specs[{i}]") if each else (specs, "in_specs")
+            )
+            names = dict(tree_name=name, spec_name=spec_name)
+            resolved |= resolve_specs(args[i], spec, axes, **names)
+        return resolved
 
 
 class _Part:
@@ -170,13 +172,12 @@ class _Part:
             out = enforce_annotations(f)(*args)
         out = as_arrays(out)
         resolved = resolve_specs(
-            "ShardMap",
             out,
             self.out_specs,
             self.axes,
             tree_name="out",
             spec_name="out_specs",
         )
-        check_replicated("ShardMap", resolved, self.axes)
+        check_replicated(resolved, self.axes)
         arrays, self.static = eqx.partition(out, is_dynamic)
         return arrays

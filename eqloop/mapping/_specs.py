@@ -11,20 +11,21 @@ from .._axes import axes_tree, broadcast_prefix
 from .._partition import describe, flatten, is_dynamic, paths
 from ._mesh import SomeMesh, names_in, quoted
 
+# By the path of an array: the array, and its specification.
+Resolved = dict[str, tuple[Any, PartitionSpec]]
+
 
 def resolve_specs(
-    name: str,
     tree: Any,
     specs: Any,
     axes: Collection[Any],
     *,
     tree_name: str,
     spec_name: str,
-) -> dict[str, tuple[Any, PartitionSpec]]:
+) -> Resolved:
     """The arrays of a tree and their specifications, by the path of the array.
 
     Args:
-        name: The name of the transform, for error messages.
         tree: Any PyTree. Leaves of it that are no arrays are left out.
         specs: A prefix tree of `jax.sharding.PartitionSpec`.
         axes: The axes of the mesh that they may name.
@@ -39,19 +40,17 @@ def resolve_specs(
     prefix = broadcast_prefix(
         axes_tree(specs), tree, tree_name, spec_name, noun="PartitionSpec"
     )
-    resolved = {}
+    resolved: Resolved = {}
     for path, leaf, (spec, spec_path) in zip(
         paths(tree, tree_name), flatten(tree)[0], prefix, strict=True
     ):
         if is_dynamic(leaf):
-            _check(name, path, leaf, spec, spec_path, axes)
+            _check(path, leaf, spec, spec_path, axes)
             resolved[path] = leaf, spec
     return resolved
 
 
-def check_even(
-    name: str, resolved: dict[str, tuple[Any, PartitionSpec]], mesh: SomeMesh
-) -> None:
+def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
     """Sees to it that the devices divide every axis that is split over them."""
     uneven = []
     for path, (leaf, spec) in resolved.items():
@@ -66,14 +65,13 @@ def check_even(
     if uneven:
         listing = "\n".join(uneven)
         raise ValueError(
-            f"{name}: these axes cannot be split evenly over the devices:\n{listing}\n"
-            f"Change their sizes, or use `ParallelMap`, which takes any length."
+            f"ShardMap: these axes cannot be split evenly over the devices:\n"
+            f"{listing}\nChange their sizes, or use `ParallelMap`, which takes any "
+            f"length."
         )
 
 
-def check_replicated(
-    name: str, resolved: dict[str, tuple[Any, PartitionSpec]], axes: Collection[Any]
-) -> None:
+def check_replicated(resolved: Resolved, axes: Collection[Any]) -> None:
     """Sees to it that what differs between devices is split over them."""
     wrong = []
     for path, (leaf, spec) in resolved.items():
@@ -83,30 +81,28 @@ def check_replicated(
     if wrong:
         listing = "\n".join(wrong)
         raise ValueError(
-            f"{name}: out_specs give these results as the same along an axis of the "
+            f"ShardMap: out_specs give these results as the same along an axis of the "
             f"mesh along which they may differ:\n{listing}\nName that axis in "
             f"out_specs, or reduce over it in f, with `jax.lax.psum` for example. If "
             f"they are the same and JAX does not know, pass `check_vma=False`."
         )
 
 
-def _check(
-    name: str, path: str, leaf: Any, spec: Any, spec_path: str, axes: Any
-) -> None:
+def _check(path: str, leaf: Any, spec: Any, spec_path: str, axes: Any) -> None:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(
-            f"{name}: {spec_path} must be a jax.sharding.PartitionSpec, but for {path} "
-            f"it is {spec!r}, of type {type(spec).__name__}. `PartitionSpec()` is for "
-            f"what is whole on every device."
+            f"ShardMap: {spec_path} must be a jax.sharding.PartitionSpec, but for "
+            f"{path} it is {spec!r}, of type {type(spec).__name__}. `PartitionSpec()` "
+            f"is for what is whole on every device."
         )
     if len(spec) > leaf.ndim:
         raise ValueError(
-            f"{name}: {spec_path}={spec} has {len(spec)} entries, but {path} is "
-            f"{describe(leaf)} and has {leaf.ndim} axes. To stack numbers of the "
-            f"devices, give them an axis of size 1 first."
+            f"ShardMap: {spec_path}={spec} has {len(spec)} entries, but {path} is "
+            f"{describe(leaf)} and has {leaf.ndim} axes. Give it fewer entries, or the "
+            f"array more axes: `{path}[None]` has one of size 1."
         )
     if unknown := [entry for entry in names_in(spec) if entry not in axes]:
         raise ValueError(
-            f"{name}: {spec_path}={spec}, for {path}, names {quoted(unknown)}, but the "
-            f"axes to split over are {quoted(axes)}."
+            f"ShardMap: {spec_path}={spec}, for {path}, names {quoted(unknown)}, but "
+            f"the axes to split over are {quoted(axes)}."
         )

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from .._lists import Arrays
 from .._partition import Rest, flatten, is_dynamic, split
@@ -76,6 +76,8 @@ class SplitRows:
         if {self.axis} == set(self.mesh.axis_names):
             whole = place(whole, self.mesh, [PartitionSpec()] * len(whole))
             xs = place(xs, self.mesh, self.specs)
+        elif AxisType.Explicit in self.mesh.axis_types:
+            xs = self._constrained(xs)
         try:
             return self._by_device(rest, whole, xs)
         except _HasCollectives:
@@ -107,16 +109,17 @@ class SplitRows:
     def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
         def run(whole: Arrays, xs: Arrays) -> Any:
             f, arguments = _joined(self.arguments, rest, whole)
-            args, kwargs = arguments.rest.join(
-                [
-                    constrained(x, self.mesh, spec)
-                    for x, spec in zip(xs, self.specs, strict=True)
-                ]
-            )
+            args, kwargs = arguments.rest.join(self._constrained(xs))
             axes = dict(in_axes=self.in_axes, out_axes=self.out_axes)
             return Vmap(f, axis_name=self.axis, **axes)(*args, **kwargs)
 
         return eqx.filter_jit(run)(whole, xs)
+
+    def _constrained(self, xs: Arrays) -> list[jax.Array]:
+        return [
+            constrained(x, self.mesh, spec)
+            for x, spec in zip(xs, self.specs, strict=True)
+        ]
 
     def _check_collectives(self) -> None:
         name = f"the collectives in f (`jax.lax.psum` and the like, over {self.axis!r})"
