@@ -40,12 +40,15 @@ from .checkpointing import (
 )
 from .loops import (
     AssociativeScan,
+    BoundedWhileLoop,
     CheckpointedForLoop,
     CheckpointedScan,
+    CheckpointedWhileLoop,
     ForLoop,
     Scan,
     SlicedScan,
     StackedLayers,
+    WhileLoop,
     frontier,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
@@ -57,10 +60,12 @@ source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 __all__ = [
     "AssociativeScan",
     "Binomial",
+    "BoundedWhileLoop",
     "Budget",
     "Checkpoint",
     "CheckpointedForLoop",
     "CheckpointedScan",
+    "CheckpointedWhileLoop",
     "Chunked",
     "ChunkedVmap",
     "Cond",
@@ -95,6 +100,7 @@ __all__ = [
     "VectorGrad",
     "Vjp",
     "Vmap",
+    "WhileLoop",
     "__version__",
     "find_leaves",
     "frontier",

@@ -10,16 +10,26 @@ from ._loop import AbstractLoop
 from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers
+from ._while_loop import (
+    AbstractWhileLoop,
+    BoundedWhileLoop,
+    CheckpointedWhileLoop,
+    WhileLoop,
+)
 
 __all__ = [
     "AbstractLoop",
     "AbstractScan",
+    "AbstractWhileLoop",
     "AssociativeScan",
+    "BoundedWhileLoop",
     "CheckpointedForLoop",
     "CheckpointedScan",
+    "CheckpointedWhileLoop",
     "ForLoop",
     "Scan",
     "SlicedScan",
     "StackedLayers",
+    "WhileLoop",
     "frontier",
 ]

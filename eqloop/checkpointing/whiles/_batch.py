@@ -1,0 +1,108 @@
+"""A loop of a batch, in which each example stops at its own time.
+
+It is a loop again, which runs while any example does. The examples that have stopped
+keep their carry: it is selected. That is not enough for their derivatives, for `body` may
+be singular where an example has stopped. Its cotangent there is zero, but zero times
+infinity is not, and it would be added to the cotangents of what the examples share. So
+the step of an example that has stopped is evaluated for a carry at which that example
+did run: its initial one. And an example that never runs lends itself that of another,
+with everything else that the two do not share.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._lists import Arrays, split
+from ..engine._problem import Problem, batched_problem
+from ..engine._step import Step, make_step, reaching
+
+# One list of axes each for consts, carry and xs, of which there are none.
+Dims = tuple[tuple[int | None, ...], tuple[int | None, ...], tuple[()]]
+
+
+def stops_apart(problem: Problem, axis_data: Any, dims: Dims) -> bool:
+    """Whether the examples of a batch may stop at different times."""
+    _, carry, _ = batched_problem(problem, axis_data, dims)
+    return carry[0]
+
+
+def joint_loop(
+    problem: Problem, axis_data: Any, consts: Arrays, init: Arrays, dims: Dims
+) -> tuple[Problem, list[Any], list[Any]]:
+    """The loop of the batch, its consts and its initial carry.
+
+    Its carry starts with whether any example is to go on; what follows is the carry of
+    the examples, all of it batched along the leading axis.
+    """
+    size = axis_data.size
+    init = [_lead(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
+    guards: list[Any] = []
+    if not _communicates(problem.step, axis_data):
+        borrow = functools.partial(_borrow, init[0])
+        consts = [
+            c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
+            for c, dim in zip(consts, dims[0], strict=True)
+        ]
+        guards = [lax.stop_gradient(borrow(c)) for c in init[1:]]
+    problem = _joint_problem(problem, axis_data, dims[0], bool(guards))
+    return problem, [*consts, *guards], [jnp.any(init[0]), *init]
+
+
+@functools.lru_cache(maxsize=128)
+def _joint_problem(
+    problem: Problem, axis_data: Any, const_dims: Any, is_guarded: bool
+) -> Problem:
+    num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
+    dims = (const_dims, (0,) * num_carry, ())
+    batched, _, _ = batched_problem(problem, axis_data, dims)
+
+    def joint(
+        consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        consts, guards = split(consts, num_consts)
+        (_, is_active, *before) = carry
+        safe = before
+        if is_guarded:
+            safe = [_select(is_active, *c) for c in zip(before, guards, strict=True)]
+        (goes_on, *after), _ = batched.step(consts, [is_active, *safe], x)
+        carry = [_select(is_active, *c) for c in zip(after, before, strict=True)]
+        is_active = is_active & goes_on
+        return [jnp.any(is_active), is_active, *carry], []
+
+    const_types, carry_types = batched.step.const_types, batched.step.carry_types
+    any_type = jax.eval_shape(jnp.any, carry_types[0])
+    guard_types = carry_types[1:] if is_guarded else []
+    step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
+    return Problem(step, batched.loop, batched.policy, batched.planner)
+
+
+def _communicates(step: Step, axis_data: Any) -> bool:
+    """Whether the examples depend on each other, so that none can be lent to another."""
+    none = lambda types: [False] * len(types)
+    marked, _ = reaching(
+        step,
+        none(step.const_types),
+        none(step.carry_types),
+        [],
+        axis_name=axis_data.name,
+    )
+    return any(marked)
+
+
+def _borrow(runs: Any, x: Any) -> Any:
+    """`x` in which the examples that never run have that of one which does."""
+    lender = lax.dynamic_index_in_dim(x, jnp.argmax(runs), 0)
+    return _select(runs, x, lax.stop_gradient(lender))
+
+
+def _select(mask: Any, x: Any, other: Any) -> Any:
+    """`x` where the mask holds along the leading axis, and elsewhere the other."""
+    return jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)), x, other)
+
+
+def _lead(x: Any, dim: int | None, size: int) -> Any:
+    return lax.broadcast(x, (size,)) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -1,0 +1,186 @@
+"""The frame of every while loop: from `(cond, body, init)` to a step on arrays.
+
+The step of such a loop has one more leaf in its carry, the first: whether `cond` holds
+for what follows it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._lists import split
+from .._partition import describe
+from .._typecheck import enforce_annotations, explained
+from ..checkpointing import Step, trace_step
+from ..checkpointing.engine._step import make_step
+from ._carry import Carry, types_of
+from ._words import Words
+
+
+def _call(carry: Any, x: Any, keywords: dict[str, Any]) -> str:
+    return f"`body(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
+
+
+_WORDS = Words("the carry", "carry", "body", "step", _call)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedWhile:
+    """A call of a while loop, taken apart.
+
+    Attributes:
+        step: `body`, with `cond` of what it returns.
+        consts: The arrays that are the same for every step.
+        init: Whether `cond` holds for the carry, and the leaves of it that vary.
+        close: Turns the final carry, a list of arrays, into what the user gets.
+    """
+
+    step: Step
+    consts: list[Any]
+    init: list[Any]
+    close: Callable[[list[Any]], Any]
+
+
+def open_while(
+    owner: str,
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    init: Any,
+    *,
+    is_bounded: bool,
+) -> OpenedWhile:
+    """Takes a call apart.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        cond: From the carry to whether there is another step.
+        body: From the carry to the next one.
+        init: The initial carry.
+        is_bounded: Whether the loop stops even if `cond` always holds.
+    """
+    carry, step, consts = _trace_body(owner, body, Carry.of(owner, init, _WORDS))
+    condition = _Condition.of(owner, cond, carry, is_bounded)
+    num_consts = len(consts)
+    holds = condition(condition.consts, carry.arrays)
+
+    def joint(
+        consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        of_body, of_cond = split(consts, num_consts)
+        carry, _ = step(of_body, carry[1:], x)
+        return [condition(of_cond, carry), *carry], []
+
+    consts, init = [*consts, *condition.consts], [holds, *carry.arrays]
+    types = [list(map(jax.typeof, leaves)) for leaves in (consts, init)]
+    return OpenedWhile(
+        step=make_step(joint, *types, []),
+        consts=consts,
+        init=init,
+        close=lambda final: carry.join(final[1:]),
+    )
+
+
+def _trace_body(
+    owner: str, body: Callable[..., Any], carry: Carry
+) -> tuple[Carry, Step, list[Any]]:
+    """Traces `body` until the carry that it hands back fits the one that it got."""
+    while True:
+        traced = _Body(owner, body, carry)
+        types = [jax.typeof(x) for x in carry.arrays]
+        try:
+            step, consts = trace_step(traced, types, [])
+        except Exception:
+            # What is right for an array may be wrong for a Python number.
+            if traced.has_returned or not carry.has_scalars:
+                raise
+            carry = carry.varying()
+            continue
+        settled = carry.settle(traced.new_carry)
+        if settled is carry:
+            return carry, step, consts
+        carry = settled
+
+
+class _Body:
+    """`body` on a flat list of arrays; remembers what it returned."""
+
+    new_carry: Any
+
+    def __init__(self, owner: str, body: Callable[..., Any], carry: Carry) -> None:
+        self.owner = owner
+        self.body = body
+        self.carry = carry
+        self.has_returned = False
+
+    def __call__(self, arrays: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        carry = self.carry.join(arrays)
+        with explained(_note(self.owner, "body", carry)):
+            out = enforce_annotations(self.body)(carry)
+        self.has_returned = True
+        self.new_carry = types_of(out)
+        return self.carry.take(out), []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Condition:
+    """`cond` on a flat list of arrays. No derivative is taken of it.
+
+    Attributes:
+        jaxpr: The traced function, of `[*consts, *carry]`.
+        consts: The arrays that it closed over.
+    """
+
+    jaxpr: Any
+    consts: list[Any]
+
+    @classmethod
+    def of(
+        cls, owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
+    ) -> "_Condition":
+        def flat(*arrays: Any) -> Any:
+            tree = carry.join(list(arrays))
+            with explained(_note(owner, "cond", tree)):
+                out = enforce_annotations(cond)(tree)
+            return _as_condition(owner, out, is_bounded)
+
+        closed = jax.make_jaxpr(flat)(*(jax.typeof(x) for x in carry.arrays))
+        return cls(closed.jaxpr, list(closed.consts))
+
+    def __call__(self, consts: list[Any], carry: list[Any]) -> Any:
+        # What is not differentiated need not be differentiable.
+        consts, carry = jax.tree.map(lax.stop_gradient, (consts, carry))
+        (holds,) = jax.core.eval_jaxpr(self.jaxpr, consts, *carry)
+        return holds
+
+
+def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
+    if isinstance(out, bool | np.bool_):
+        if out and not is_bounded:
+            raise ValueError(
+                f"{owner}: `cond` returned the constant True, so the loop would never "
+                f"stop. Return an array that depends on the carry, as in `x > 0`, or "
+                f"bound the number of steps with `max_steps`."
+            )
+        return jnp.asarray(out)
+    is_array = isinstance(out, jax.Array | np.ndarray)
+    if not is_array or out.shape or out.dtype != bool:
+        raise TypeError(
+            f"{owner}: `cond` must return a scalar boolean, but it returned "
+            f"{describe(out)}. Compare it (`x > 0`), reduce it (`jnp.any`), or map over "
+            f"the loop (`jax.vmap`)."
+        )
+    return jnp.asarray(out)
+
+
+def _note(owner: str, function: str, carry: Any) -> str:
+    return (
+        f"This was raised while {owner} traced `{function}(carry)` with\n"
+        f"  carry = {eqx.tree_pformat(carry)}"
+    )

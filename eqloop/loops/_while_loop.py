@@ -1,0 +1,228 @@
+"""`WhileLoop`, `BoundedWhileLoop` and `CheckpointedWhileLoop`."""
+
+import abc
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, final
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from .._partition import describe
+from .._typecheck import typed
+from ..checkpointing import Recursive
+from ..checkpointing._run_while import run_while
+from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
+from ._while_frame import open_while
+
+_Carry = TypeVar("_Carry")
+_DEFAULT_CHECKPOINTS = 64
+
+
+class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
+    """Calls `body` on a carry, over and over, while `cond` of the carry holds.
+
+    What all while loops have in common. A final class adds how it is differentiated.
+    """
+
+    cond: eqx.AbstractVar[Callable[[_Carry], Any]]
+    body: eqx.AbstractVar[Callable[[_Carry], _Carry]]
+
+    @abc.abstractmethod
+    def _planner(self) -> Forward | Bounded | Online:
+        """How many steps there may be, and how they are differentiated."""
+
+    @typed
+    def __call__(self, init: PyTree) -> _Carry:
+        """Runs the loop.
+
+        Args:
+            init: The initial carry. Arrays, and the Python numbers that `body` changes,
+                vary; other leaves must come back as they went in.
+
+        Returns:
+            The first carry for which `cond` does not hold, or, if there is a bound on
+            the number of steps, the one after so many steps.
+
+        Raises:
+            TypeError: If the carry changes its type, if `cond` does not return a scalar
+                boolean, or if a jaxtyping annotation is violated.
+            ValueError: If a static leaf of the carry changes, or if the loop can be
+                seen to run forever.
+        """
+        planner = self._planner()
+        is_bounded = planner.max_steps < UNLIMITED
+        name = type(self).__name__
+        opened = open_while(name, self.cond, self.body, init, is_bounded=is_bounded)
+        return opened.close(run_while(opened.step, opened.consts, opened.init, planner))
+
+    def __check_init__(self) -> None:
+        for name in ("cond", "body"):
+            function = getattr(self, name)
+            if not callable(function):
+                raise TypeError(
+                    f"{type(self).__name__}: `{name}` must be callable, but "
+                    f"{describe(function)} is not."
+                )
+
+
+@final
+class WhileLoop(AbstractWhileLoop[_Carry]):
+    """As `jax.lax.while_loop`: differentiable in forward mode alone.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        body: From the carry to the next one. It may be any callable; if it is a module,
+            then its arrays are arrays of this module, and are differentiated.
+
+    Raises:
+        TypeError: If one of them is not callable. What the call raises is said there;
+            in reverse mode there is a `ValueError`.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> halve = el.WhileLoop(lambda x: x > 1, lambda x: x / 2)
+        >>> halve(jnp.float32(100.0))
+        Array(0.78125, dtype=float32)
+
+        Under `vmap` each example stops at its own time:
+
+        >>> jax.vmap(halve)(jnp.array([100.0, 3.0, 0.5]))
+        Array([0.78125, 0.75   , 0.5    ], dtype=float32)
+
+    References:
+        [`jax.lax.while_loop`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.while_loop.html).
+    """
+
+    cond: Callable[[_Carry], Any]
+    body: Callable[[_Carry], _Carry]
+
+    def _planner(self) -> Forward:
+        return Forward()
+
+
+@final
+class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
+    """As [`WhileLoop`][eqloop.WhileLoop], differentiable in every mode, up to a bound.
+
+    In reverse mode carries are stored at the starts of nested segments, about
+    `base * log(max_steps, base)` of them, from which the steps in between are run
+    again. Steps that are not run cost nothing.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        body: From the carry to the next one.
+        max_steps: The most steps that are run. The loop then stops, and returns the
+            carry as it is: test `cond` of it, if that is to be an error.
+        base: How many segments a level of nesting has.
+
+    Raises:
+        TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
+        ValueError: If `max_steps` is negative, or `base` less than 2. What the call
+            raises is said there.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> def root(a):
+        ...     newton = lambda x: (x + a / x) / 2
+        ...     far = lambda x: jnp.abs(x * x - a) > 1e-6
+        ...     return el.BoundedWhileLoop(far, newton, max_steps=50)(jnp.ones(()))
+        >>> root(2.0), jax.grad(root)(4.0)
+        (Array(1.4142135, dtype=float32), Array(0.25, dtype=float32, weak_type=True))
+
+    References:
+        It stands in for `equinox.internal.while_loop(..., kind="bounded")`.
+    """
+
+    cond: Callable[[_Carry], Any]
+    body: Callable[[_Carry], _Carry]
+    max_steps: int = eqx.field(static=True, kw_only=True)
+    base: int = eqx.field(default=16, static=True, kw_only=True)
+
+    def _planner(self) -> Bounded:
+        return Bounded(self.max_steps, self.base)
+
+    def __check_init__(self) -> None:
+        _check_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
+        Recursive(self.base)  # raises, should `base` not be valid
+
+
+@final
+class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
+    """As [`WhileLoop`][eqloop.WhileLoop], differentiable in every mode.
+
+    In reverse mode a given number of carries is stored, however many steps there turn
+    out to be: as the loop goes on, they are spread over all steps so far. The steps in
+    between are run again, in the order that needs the fewest evaluations from there.
+    With `s` carries, `s (s + 3) / 2` steps are evaluated at most 3 times each on average,
+    the first evaluation and that of the reversal included; each power of the number of
+    steps costs one evaluation more for about `s` times as many steps.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        body: From the carry to the next one.
+        checkpoints: How many carries are stored, the initial one included. By default
+            the fewest with which `max_steps` steps are evaluated at most 3 times each;
+            without `max_steps` it is 64, which goes as far for 2144 steps, and for
+            47,904 steps to 4 times.
+        max_steps: The most steps that are run, if there is to be a bound. The loop then
+            stops, and returns the carry as it is.
+
+    Raises:
+        TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
+        ValueError: If `checkpoints` is less than 1, or `max_steps` negative. What the
+            call raises is said there.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> def collatz(carry):
+        ...     n, x = carry
+        ...     return jnp.where(n % 2, 3 * n + 1, n // 2), jnp.sin(x)
+        >>> loop = el.CheckpointedWhileLoop(lambda c: c[0] != 1, collatz, checkpoints=8)
+        >>> jax.grad(lambda x: loop((27, x))[1])(0.5)  # 111 steps
+        Array(0.00588366, dtype=float32, weak_type=True)
+
+    References:
+        P. Stumm and A. Walther, *New algorithms for optimal online checkpointing*, SIAM
+        J. Sci. Comput. 32(2), 2010. It stands in for
+        `equinox.internal.while_loop(..., kind="checkpointed")`, and never evaluates
+        `body` more often than that does with as many checkpoints.
+    """
+
+    cond: Callable[[_Carry], Any]
+    body: Callable[[_Carry], _Carry]
+    checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
+    max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
+
+    def _planner(self) -> Online:
+        max_steps = UNLIMITED if self.max_steps is None else self.max_steps
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            checkpoints = _DEFAULT_CHECKPOINTS
+            if self.max_steps is not None:
+                checkpoints = _slots_for(self.max_steps)
+        return Online(max_steps, max(min(checkpoints, max_steps), 1))
+
+    def __check_init__(self) -> None:
+        for name, at_least in (("checkpoints", 1), ("max_steps", 0)):
+            value = getattr(self, name)
+            if value is not None:
+                _check_count("CheckpointedWhileLoop", name, value, at_least)
+
+
+def _slots_for(steps: int) -> int:
+    """The least `s` with `s (s + 3) / 2 >= steps`."""
+    return (math.isqrt(8 * steps + 8) - 1) // 2
+
+
+def _check_count(owner: str, name: str, value: Any, at_least: int) -> None:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{owner}: `{name}` must be an int, not {describe(value)}.")
+    if operator.index(value) < at_least:
+        raise ValueError(
+            f"{owner}: `{name}` must be at least {at_least}, but it is {value}."
+        )
