@@ -10,6 +10,10 @@ from ._build import eqns_to_jaxpr as eqns_to_jaxpr
 from ._common import eliminate_common_subexpressions as eliminate_common_subexpressions
 from ._copies import propagate_copies as propagate_copies
 from ._dead_code import eliminate_dead_code as eliminate_dead_code
+from ._dot import to_dot as to_dot
+from ._dot import to_pydot as to_pydot
+from ._draw import Drawing as Drawing
+from ._draw import draw as draw
 from ._fold import constant_fold as constant_fold
 from ._inline import inline_jit as inline_jit
 from ._optimize import PASSES as PASSES

@@ -45,14 +45,22 @@ def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
     for eqn in jaxpr.eqns:
         rewriter.eqns.append(rewriter.enter(eqn, rewrite))
     jaxpr = rewriter.result()
-    # JAX knows which operands a call needs for an output, and rebuilds the call; only
-    # for `while` it does not in all of its versions.
     used = [True] * len(jaxpr.jaxpr.outvars)
-    live, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, used, instantiate=True)
-    live = live.replace(eqns=_without_dead_carries(live))
+    live = _live(jaxpr.jaxpr, used)
     new = _with_used_constants(live, jaxpr.consts)
     # It makes all calls anew. Where none is smaller, nothing has been eliminated.
     return new if _size(new) < _size(jaxpr) else jaxpr
+
+
+def _live(jaxpr: jex.Jaxpr, used: list[bool]) -> jex.Jaxpr:
+    # JAX knows which operands a call needs for an output, and rebuilds the call; only
+    # for `while` it does not in all of its versions. What is carried there for nothing
+    # may have been all that needed an equation before it.
+    live, _ = partial_eval.dce_jaxpr(jaxpr, used, instantiate=True)
+    eqns = _without_dead_carries(live)
+    if all(new is old for new, old in zip(eqns, live.eqns, strict=True)):
+        return live
+    return _live(live.replace(eqns=eqns), used)
 
 
 def _with_used_constants(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Closed:
@@ -91,32 +99,48 @@ def _without_dead_carries(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
 
 
 def _smaller_while(eqn: jex.JaxprEqn, used: list[bool]) -> jex.JaxprEqn:
+    """A `while` without the constants and carries that nothing needs."""
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     counts = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts, init = split(eqn.invars, *counts)
-    _, by_cond = partial_eval.dce_jaxpr(cond.jaxpr, [True], instantiate=False)
-    used = [a or b for a, b in zip(used, by_cond[counts[0] :], strict=True)]
-    while True:
-        _, needs = partial_eval.dce_jaxpr(body.jaxpr, used, instantiate=False)
-        more = [a or b for a, b in zip(used, needs[counts[1] :], strict=True)]
-        if more == used:
+    groups = split(eqn.invars, *counts)
+    for_cond, by_cond = split(_needed(cond, [True]), counts[0])
+    used = _either(used, by_cond)
+    while True:  # a carry that is needed may need others
+        for_body, by_body = split(_needed(body, used), counts[1])
+        if _either(used, by_body) == used:
             break
-        used = more
-    if all(used):
+        used = _either(used, by_body)
+    kept = for_cond, for_body, used
+    if all(map(all, kept)):
         return eqn
-    kept_by_cond = [*([True] * counts[0]), *used]
-    kept_by_body = [*([True] * counts[1]), *used]
-    live, _ = partial_eval.dce_jaxpr(body.jaxpr, used, instantiate=kept_by_body)
-    cond = _without_inputs(cond, kept_by_cond)
-    body = jex.ClosedJaxpr(live, body.consts)
     return eqn.replace(
-        invars=[*cond_consts, *body_consts, *pick(init, used)],
+        invars=[
+            atom
+            for group, flags in zip(groups, kept, strict=True)
+            for atom in pick(group, flags)
+        ],
         outvars=pick(eqn.outvars, used),
-        params=dict(params, cond_jaxpr=cond, body_jaxpr=body),
+        params=dict(
+            params,
+            cond_jaxpr=_restricted(cond, [True], [*for_cond, *used]),
+            cond_nconsts=sum(for_cond),
+            body_jaxpr=_restricted(body, used, [*for_body, *used]),
+            body_nconsts=sum(for_body),
+        ),
     )
 
 
-def _without_inputs(jaxpr: Closed, kept: list[bool]) -> Closed:
-    invars = pick(jaxpr.jaxpr.invars, kept)
-    return jex.ClosedJaxpr(jaxpr.jaxpr.replace(invars=invars), jaxpr.consts)
+def _needed(jaxpr: Closed, outputs: list[bool]) -> list[bool]:
+    """The inputs that some outputs of a jaxpr need."""
+    return partial_eval.dce_jaxpr(jaxpr.jaxpr, outputs, instantiate=False)[1]
+
+
+def _restricted(jaxpr: Closed, outputs: list[bool], inputs: list[bool]) -> Closed:
+    """A jaxpr with those outputs and inputs alone."""
+    live, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, outputs, instantiate=inputs)
+    return jex.ClosedJaxpr(live, jaxpr.consts)
+
+
+def _either(a: list[bool], b: list[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]

@@ -12,7 +12,7 @@ from ..._formula import Formula
 from ..._lists import split
 from .._walk import Closed, inner
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of
-from ._scope import Scope, is_index
+from ._scope import Scope, reads_index
 from ._values import parameter
 
 Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
@@ -74,29 +74,35 @@ def _while(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 def _cond(scope: Scope, eqn: jex.JaxprEqn) -> None:
     index, *operands = eqn.invars
-    branches = eqn.params["branches"]
     definition = scope.definition(index)
-    is_bool = len(branches) == 2 and definition is not None and is_index(definition)
-    default = ["if_false", "if_true"] if is_bool else ["branch"] * len(branches)
-    names = [
-        scope.local_function(
-            function_name(branch),
-            name,
-            branch,
-            (),
-            [("operand", 1)] * len(operands),
-            _returned,
-        )
-        for branch, name in zip(branches, default, strict=True)
-    ]
     arguments = scope.arguments(operands)
-    if is_bool and definition is not None:
-        which = scope.argument(definition.invars[0])
-        value = call("lax.cond", which, *reversed(names), *arguments)
+    if definition is None or reads_index(eqn, definition):
+        names = _branches(scope, eqn, ["branch"] * len(eqn.params["branches"]))
+        value = call("lax.switch", scope.argument(index), tuple_of(names), *arguments)
+    elif definition.primitive.name == "platform_index":
+        platforms = [
+            "default" if group is None else group[0]
+            for group in definition.params["platforms"]
+        ]
+        names = _branches(scope, eqn, [f"on_{platform}" for platform in platforms])
+        by_platform = dict(zip(platforms, names, strict=True))
+        value = call("lax.platform_dependent", *arguments, **by_platform)
     else:
-        which = scope.argument(index)
-        value = call("lax.switch", which, tuple_of(names), *arguments)
+        no, yes = _branches(scope, eqn, ["if_false", "if_true"])
+        which = scope.argument(definition.invars[0])
+        value = call("lax.cond", which, yes, no, *arguments)
     scope.assign(eqn.outvars, value)
+
+
+def _branches(scope: Scope, eqn: jex.JaxprEqn, defaults: Sequence[str]) -> list[str]:
+    """Writes the branches, and gives their names."""
+    groups = [("operand", 1)] * (len(eqn.invars) - 1)
+    return [
+        scope.local_function(
+            function_name(branch), default, branch, (), groups, _returned
+        )
+        for branch, default in zip(eqn.params["branches"], defaults, strict=True)
+    ]
 
 
 def _call(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -169,6 +175,12 @@ def _barrier(scope: Scope, eqn: jex.JaxprEqn) -> None:
     scope.assign(eqn.outvars, call("lax.optimization_barrier", operands))
 
 
+def _unstack(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    (x,) = scope.arguments(eqn.invars)
+    value = call("jnp.unstack", x, axis=str(eqn.params["axis"]))
+    scope.assign(eqn.outvars, value, one_is_bare=False)
+
+
 def _sort(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     operands = structure(scope.arguments(eqn.invars))
@@ -189,7 +201,7 @@ def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
     flat = [repr(statics[i]) if i in statics else next(operands) for i in range(total)]
     args, kwargs = params["in_tree"].unflatten(flat)
     text = params["fmt"] if params["has_placeholders"] else _escaped(params["fmt"])
-    settings = dict(kwargs, **({"ordered": "True"} if params["ordered"] else {}))
+    settings = dict(kwargs, ordered="True") if params["ordered"] else kwargs
     scope.statement(call("jax.debug.print", parameter(text), *args, **settings))
 
 
@@ -235,5 +247,6 @@ STATEMENTS: dict[str, Statement] = {
     "remat2": _checkpoint,
     "scan": _scan,
     "sort": _sort,
+    "unstack": _unstack,
     "while": _while,
 }

@@ -89,6 +89,7 @@ _CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 
 _OPERATORS = {
     "add": "+",
+    "add_any": "+",
     "and": "&",
     "div": "/",
     "eq": "==",
@@ -101,6 +102,17 @@ _OPERATORS = {
     "or": "|",
     "sub": "-",
     "xor": "^",
+}
+
+_COMPARISONS = {"==", ">=", ">", "<=", "<", "!="}
+
+# Where the function of `jax.lax` is called something else.
+_FUNCTIONS = {
+    "add_any": "add",
+    "and": "bitwise_and",
+    "not": "bitwise_not",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
 }
 
 
@@ -117,36 +129,34 @@ def _call(scope: Scope, eqn: jex.JaxprEqn) -> Node:
 
 
 def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Node:
-    name = eqn.primitive.name
-    accuracy = eqn.params.get("accuracy")
-    if accuracy is not None:
-        # An object of JAX's own; what it asks for is less exact, not more.
-        return call(f"lax.{name}", *scope.arguments(eqn.invars))
     symbol = _operator(eqn)
     if symbol is None:
-        functions = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
-        return call(f"lax.{functions.get(name, name)}", *scope.arguments(eqn.invars))
+        function = _FUNCTIONS.get(eqn.primitive.name, eqn.primitive.name)
+        return call(f"lax.{function}", *scope.arguments(eqn.invars))
     x, y = map(scope.read, eqn.invars)
     return f"{x} {symbol} {y}"
 
 
 def _operator(eqn: jex.JaxprEqn) -> str | None:
     """Python's operator for an operation, if it does the same."""
-    if all(isinstance(atom, jex.Literal) for atom in eqn.invars):
-        return None  # it would be computed by Python
-    dtype = eqn.invars[0].aval.dtype
-    if eqn.primitive.name == "div" and not jnp.issubdtype(dtype, jnp.inexact):
+    symbol = _OPERATORS.get(eqn.primitive.name)
+    if symbol is None or all(isinstance(atom, jex.Literal) for atom in eqn.invars):
+        return None  # of numbers alone, Python would compute it
+    x, y = eqn.invars
+    if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
         return None
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if symbol == "/" and not jnp.issubdtype(x.aval.dtype, jnp.inexact):
         return None
-    return _OPERATORS.get(eqn.primitive.name)
+    if symbol in _COMPARISONS and (x is y or x.aval.dtype == np.bool_):
+        return None  # `x != x` and `x == True` mean something, but look like mistakes
+    return symbol
 
 
 def _negation(symbol: str) -> Expression:
     def expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
         (x,) = eqn.invars
         if isinstance(x, jex.Literal):
-            return call("jnp.negative" if symbol == "-" else "~", scope.argument(x))
+            return _elementwise(scope, eqn)
         return f"{symbol}{scope.read(x)}"
 
     return expression
@@ -226,6 +236,21 @@ def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     )
 
 
+def _stack(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    operands = list_of(scope.arguments(eqn.invars))
+    return call("jnp.stack", operands, str(eqn.params["axis"]))
+
+
+def _tile(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    reps = parameter(eqn.params["reps"])
+    return call("jnp.tile", scope.argument(eqn.invars[0]), reps)
+
+
+def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    shape, dtype = parameter(eqn.params["shape"]), dtype_text(eqn.params["dtype"])
+    return call("jnp.empty", shape, dtype)
+
+
 def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call("jnp.copy", scope.argument(eqn.invars[0]))
 
@@ -240,6 +265,7 @@ def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Node:
 EXPRESSIONS: dict[str, Expression] = {
     **dict.fromkeys(UNARY | BINARY, _elementwise),
     **dict.fromkeys(_CALLS, _call),
+    "add_any": _elementwise,
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
     "broadcast_in_dim": _broadcast,
@@ -248,6 +274,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "copy_p": _copy,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "empty": _empty,
     "iota": _iota,
     "max": _extremum("maximum"),
     "min": _extremum("minimum"),
@@ -255,4 +282,6 @@ EXPRESSIONS: dict[str, Expression] = {
     "neg": _negation("-"),
     "not": _negation("~"),
     "select_n": _where,
+    "stack": _stack,
+    "tile": _tile,
 }

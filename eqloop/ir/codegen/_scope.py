@@ -226,7 +226,7 @@ class Scope:
         constvars = jaxpr.jaxpr.constvars
         for var, const in zip(constvars, jaxpr.consts, strict=True):
             self.bind([var], [self._constant(var, const)])
-        unwritten = _only_indices(jaxpr)
+        unwritten = _unwritten(jaxpr)
         for eqn in jaxpr.eqns:
             self._definitions.update((var, eqn) for var in eqn.outvars)
             if id(eqn) not in unwritten:
@@ -304,36 +304,33 @@ def _constant(value: Any) -> Node:
     return _values.array(value)
 
 
-def _only_indices(jaxpr: Closed) -> set[int]:
-    """Conversions of a boolean to the index of a `cond`, and to nothing else.
-
-    A `lax.cond` is written with the boolean.
-    """
-    found = {
-        eqn.invars[0]
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name == "cond" and isinstance(eqn.invars[0], jex.Var)
-    }
-    others = {
-        atom
-        for eqn in jaxpr.eqns
-        for atom in (eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars)
-        if isinstance(atom, jex.Var)
-    }
-    outputs = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
+def _unwritten(jaxpr: Closed) -> set[int]:
+    """The ids of equations for indices that are not read in what is written."""
+    definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    read = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
+    for eqn in jaxpr.eqns:
+        variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
+        if not reads_index(eqn, definitions.get(variables[0]) if variables else None):
+            del variables[0]
+        read.update(variables)
     return {
         id(eqn)
         for eqn in jaxpr.eqns
-        if is_index(eqn)
-        and eqn.outvars[0] in found
-        and eqn.outvars[0] not in others | outputs
+        if eqn.outvars and not eqn.effects and read.isdisjoint(eqn.outvars)
     }
 
 
-def is_index(eqn: jex.JaxprEqn | None) -> bool:
-    """Whether an equation converts a boolean, as for the index of a `cond`."""
-    return (
-        eqn is not None
-        and eqn.primitive.name == "convert_element_type"
-        and eqn.invars[0].aval.dtype == np.bool_
+def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
+    """Whether an equation is written with its first operand, which another computes.
+
+    A `cond` is not, if that is a boolean turned into a number, or the platform.
+    """
+    if eqn.primitive.name != "cond" or index is None:
+        return True
+    if index.primitive.name == "platform_index":
+        return False
+    return not (
+        len(eqn.params["branches"]) == 2
+        and index.primitive.name == "convert_element_type"
+        and index.invars[0].aval.dtype == np.bool_
     )

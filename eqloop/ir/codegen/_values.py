@@ -45,7 +45,8 @@ def number(value: Any) -> str | None:
     if math.isinf(as_float):
         return "jnp.inf" if as_float > 0 else "-jnp.inf"
     # The shortest text that is this float32, rather than its float64 to 17 digits.
-    return repr(float(str(value)) if value.dtype == np.float32 else as_float)
+    text = repr(float(str(value)) if value.dtype == np.float32 else as_float)
+    return text.replace("e+", "e")
 
 
 def typed_number(value: Any) -> str:
@@ -84,8 +85,8 @@ def parameter(value: Any) -> Node:
         value = value.item()
     if value is None or isinstance(value, bool | int):
         return repr(int(value) if isinstance(value, enum.IntEnum) else value)
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
+    if isinstance(value, float):
+        return number(np.float64(value)) or ""
     if hasattr(value, "_fields") and hasattr(lax, type(value).__name__):
         fields: dict[str, Node] = {
             name: parameter(getattr(value, name)) for name in value._fields

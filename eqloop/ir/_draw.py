@@ -1,0 +1,116 @@
+"""Pictures of functions."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ._dot import dot_text
+from ._graph import graph
+from ._optimized import trace
+from ._tree import tree
+
+_TEXTS = {".dot": "dot", ".txt": "tree"}
+_PICTURES = (".pdf", ".png", ".svg")
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A picture of a function.
+
+    A notebook shows it as a picture where Graphviz is installed. Elsewhere, and where
+    it is printed, it is a tree of text.
+
+    Attributes:
+        dot: The graph in the language of Graphviz.
+        tree: The tree.
+    """
+
+    dot: str
+    tree: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the picture into a file, in the format that its name ends in.
+
+        Args:
+            path: The file. `.svg`, `.png` and `.pdf` need Graphviz; `.dot`, the graph,
+                and `.txt`, the tree, do not.
+
+        Raises:
+            ValueError: The name ends in none of these.
+            RuntimeError: Graphviz is not installed.
+        """
+        suffix = Path(path).suffix
+        if suffix in _TEXTS:
+            Path(path).write_text(f"{getattr(self, _TEXTS[suffix])}\n")
+        elif suffix in _PICTURES:
+            Path(path).write_bytes(self._picture(suffix))
+        else:
+            raise ValueError(
+                f"Drawing.save: the name of the file must end in one of "
+                f"{', '.join((*_PICTURES, *_TEXTS))}, but it is {os.fspath(path)!r}."
+            )
+
+    def _picture(self, suffix: str) -> bytes:
+        if shutil.which("dot") is None:
+            raise RuntimeError(
+                "Pictures are laid out by Graphviz, whose program `dot` is not found: "
+                "install Graphviz, or save the drawing as `.dot` or `.txt`, or print "
+                "it, which needs nothing."
+            )
+        command = ["dot", f"-T{suffix[1:]}"]
+        return subprocess.run(
+            command, input=self.dot.encode(), capture_output=True, check=True
+        ).stdout
+
+    def _repr_svg_(self) -> str | None:
+        # Of a `None` a notebook knows to take the text.
+        return self._picture(".svg").decode() if shutil.which("dot") else None
+
+    def __repr__(self) -> str:
+        return self.tree
+
+
+def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
+    """Draws what a function does.
+
+    Operations are nodes, and the arrays between them are edges, with their types.
+    Loops, branches and calls are boxes around what is inside.
+
+    Args:
+        f: The function.
+
+    Returns:
+        A function that takes the arguments of `f` and returns a `Drawing`. A notebook
+        shows it, `.save("f.svg")` and `.save("f.png")` write it into a file, and
+        printed it is a tree.
+
+    Raises:
+        TypeError: `f` is no function.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from eqloop import ir
+        >>> def cumulative(xs):
+        ...     return jax.lax.scan(lambda c, x: (c + x, jnp.sin(c)), 0.0, xs)
+        >>> ir.draw(cumulative)(jnp.ones(3))
+        cumulative: float32[3] -> float32[], float32[3]
+        └── scan, 3 steps: float32[], float32[3] -> float32[], float32[3]
+            ├── add: float32[], float32[] -> float32[]
+            └── sin: float32[] -> float32[]
+    """
+    if not callable(f):
+        raise TypeError(
+            f"draw: `f` must be a function, but it is {f!r}. (For a jaxpr there are "
+            f"`to_dot` and `to_pydot`.)"
+        )
+
+    def drawing(*args: Any, **kwargs: Any) -> Drawing:
+        jaxpr, _, _ = trace(f, args, kwargs)
+        name = getattr(f, "__name__", type(f).__name__)
+        return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
+
+    return drawing

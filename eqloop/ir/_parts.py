@@ -1,0 +1,108 @@
+"""The jaxprs inside an equation, and what flows into and out of them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from .._compat import scan_counts
+from ._walk import Closed, inner
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A jaxpr inside an equation.
+
+    Attributes:
+        label: The part that it plays: `"body"`, `"cond"`, `"branch 0"`.
+        jaxpr: The jaxpr.
+        operands: For each of its inputs the operand of the equation that it begins as.
+        inputs: What its inputs are called.
+        outputs: What its outputs are called.
+        gives_results: Whether its outputs become those of the equation.
+    """
+
+    label: str
+    jaxpr: Closed
+    operands: Sequence[Any]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    gives_results: bool = True
+
+
+def parts(eqn: jex.JaxprEqn) -> list[Part]:
+    """The parts of an equation; none if it is a plain operation."""
+    name = eqn.primitive.name
+    if name == "scan":
+        return [_body(eqn)]
+    if name == "while":
+        return _condition_and_body(eqn)
+    operands = eqn.invars[1:] if name == "cond" else eqn.invars
+    jaxprs = list(inner(eqn))
+    labels = [f"branch {i}" for i in range(len(jaxprs))] if name == "cond" else ["body"]
+    return [
+        Part(
+            label,
+            jaxpr,
+            operands,
+            numbered("input", len(jaxpr.in_avals)),
+            numbered("output", len(jaxpr.out_avals)),
+        )
+        for label, jaxpr in zip(labels, jaxprs, strict=False)
+    ]
+
+
+def title(eqn: jex.JaxprEqn) -> str:
+    """What an equation is called."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        way = ", last first" if params["reverse"] else ""
+        return f"scan, {params['length']} steps{way}"
+    if "_prim" in params:  # one of this library's own: they share a primitive
+        return type(params["_prim"]).__name__
+    if name == "remat2":
+        return "checkpoint"
+    called = params.get("name")
+    return f"{name} {called}" if isinstance(called, str) else name
+
+
+def numbered(what: str, count: int) -> list[str]:
+    """`["x 0", "x 1"]`; for a single one `["x"]`."""
+    return [what] if count == 1 else [f"{what} {i}" for i in range(count)]
+
+
+def _body(eqn: jex.JaxprEqn) -> Part:
+    (jaxpr,) = inner(eqn)
+    consts, carry = scan_counts(eqn.params)
+    xs = len(jaxpr.in_avals) - consts - carry
+    ys = len(jaxpr.out_avals) - carry
+    inputs = [
+        *numbered("const", consts),
+        *numbered("carry", carry),
+        *numbered("x", xs),
+    ]
+    outputs = [*numbered("carry", carry), *numbered("y", ys)]
+    return Part("body", jaxpr, eqn.invars, inputs, outputs)
+
+
+def _condition_and_body(eqn: jex.JaxprEqn) -> list[Part]:
+    params, start = eqn.params, 0
+    init = eqn.invars[params["cond_nconsts"] + params["body_nconsts"] :]
+    carry = numbered("carry", len(init))
+    found = []
+    for label, outputs in (("cond", ["continue"]), ("body", carry)):
+        count = params[f"{label}_nconsts"]
+        operands = [*eqn.invars[start : start + count], *init]
+        start += count
+        found.append(
+            Part(
+                label,
+                params[f"{label}_jaxpr"],
+                operands,
+                [*numbered("const", count), *carry],
+                outputs,
+                label == "body",
+            )
+        )
+    return found
