@@ -90,9 +90,8 @@ class Plan:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
         if isinstance(self.layout, Stored):
-            rows.append(
-                ("stored", f"residuals, {format_bytes(self.cost.residuals)} a step")
-            )
+            each = format_bytes(self.cost.everything // max(self.length, 1))
+            rows.append(("stored", f"residuals, {each} a step"))
         else:
             each = format_bytes(self.cost.carry)
             rows.append(("stored carries", f"{self.slots}, {each} each"))

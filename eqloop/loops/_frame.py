@@ -91,7 +91,7 @@ class Frame:
         """Takes a call of the loop apart."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
-        kept, is_flipped = kept_indices(inputs.length, self.kept)
+        kept = kept_indices(inputs.length, self.kept)
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
         carry = Carry.of(self.name, init, self.words)
         body, step, consts = self._trace(inputs, carry, loop)
@@ -99,7 +99,6 @@ class Frame:
         step, same = hoist(self.name, step, consts, outputs, _VARYING)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
-            ys = [jnp.flip(y, 0) for y in ys] if is_flipped else ys
             ys = list(map(_from_front, ys, outputs.stacked_axes))
             return body.carry.join(carry), outputs.join(ys, same)
 

@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 
-def kept_indices(length: int, kept: slice | None) -> tuple[range | None, bool]:
+def kept_indices(length: int, kept: slice | None) -> range | None:
     """The indices that a slice keeps of a loop of so many steps.
 
     Args:
@@ -12,19 +12,15 @@ def kept_indices(length: int, kept: slice | None) -> tuple[range | None, bool]:
         kept: Any slice, or `None`.
 
     Returns:
-        The indices in ascending order, or `None` if they are all; and whether the slice
-        has them in descending order.
+        The indices, or `None` if they are all in their order.
 
-    >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(None, None, -4))
-    ((range(0, 10, 4), False), (range(1, 13, 4), True))
-    >>> kept_indices(10, slice(-99, 99))
-    (None, False)
+    >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(-2, 99))
+    (range(0, 10, 4), range(8, 10))
+    >>> kept_indices(10, slice(-99, 99)) is None
+    True
     """
-    indices = range(length)[slice(None) if kept is None else kept]
-    is_flipped = indices.step < 0
-    if is_flipped:
-        indices = indices[::-1]
-    return None if len(indices) == length else indices, is_flipped
+    indices = range(length) if kept is None else range(length)[kept]
+    return None if indices == range(length) else indices
 
 
 def as_index(owner: str, name: str, value: Any) -> int | None:

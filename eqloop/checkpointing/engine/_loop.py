@@ -23,8 +23,8 @@ class Loop:
         unroll: How many steps the innermost loops run per iteration.
         x_axes: For every leaf of `xs` the axis that is looped over. The leaves are
             indexed along it where it lies: moving it to the front would copy them.
-        kept: The indices of the steps of which `ys` has a row, ascending; `None` is
-            for all of them.
+        kept: The indices of the steps of which `ys` has a row, in the order of the
+            rows; `None` is for all of them.
     """
 
     length: int
@@ -44,10 +44,16 @@ class Loop:
         kept = range(self.length) if self.kept is None else self.kept
         if not kept:
             return self.length, 0, 0
-        between = kept.step - 1 if len(kept) > 1 else 0
-        ends = kept[0], self.length - 1 - kept[-1]
+        between = abs(kept.step) - 1 if len(kept) > 1 else 0
+        low, high = sorted((kept[0], kept[-1]))
+        ends = low, self.length - 1 - high
         before, after = reversed(ends) if self.reverse else ends
         return before, between, after
+
+    @property
+    def descends(self) -> bool:
+        """Whether the first step that is kept has the last row of `ys`."""
+        return self.reverse != (self.kept is not None and self.kept.step < 0)
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""

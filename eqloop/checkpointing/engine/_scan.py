@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
@@ -24,8 +25,8 @@ def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]
     Args:
         body: The step.
         state: What the first step gets.
-        xs: What is scanned along the leading axis, if anything is. It must be cut up
-            for segments, so a body that is not differentiated had better index.
+        xs: What is scanned along the leading axis, if anything is. It is cut up for
+            segments, so a body that is not differentiated had better index.
         loop: The loop; its `x_axes` are not for these `xs`.
 
     Returns:
@@ -33,6 +34,12 @@ def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]
     """
     if loop.kept is None:
         return _lax_scan(body, state, xs, loop.length, loop)
+    if xs and loop.kept.step < 0:
+        # The order of `xs` is given, so that of the rows cannot be chosen.
+        state, ys = scan(
+            body, state, xs, dataclasses.replace(loop, kept=loop.kept[::-1])
+        )
+        return state, [jnp.flip(y, 0) for y in ys]
     before, between, after = loop.gaps
     steps = _Steps(body, xs, loop)
     state = steps.skip(state, steps.part(0, before), before)
@@ -90,7 +97,7 @@ class _Steps:
             count, state, ys = carry
             rest, last = self._cut(xs, between)
             state, y = self._one(self.skip(state, rest, between), last)
-            row = rows - 1 - count if self.loop.reverse else count
+            row = rows - 1 - count if self.loop.descends else count
             ys = [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
             return (count + 1, state, ys), None
 
@@ -122,4 +129,4 @@ def _lax_scan(
 ) -> tuple[Any, Any]:
     """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
     unroll = max(loop.unroll // size, 1)
-    return lax.scan(body, state, xs, length, reverse=loop.reverse, unroll=unroll)
+    return lax.scan(body, state, xs, length, reverse=loop.descends, unroll=unroll)

@@ -14,6 +14,7 @@ from ..._formula import is_inexact
 from ..._lists import Arrays, pick, put
 from ..engine import _forward
 from ..engine._forward import Active
+from ..engine._loop import Loop
 from ..engine._problem import Problem
 from ._work import outer_products, rates, work
 
@@ -27,8 +28,10 @@ class StepCost:
         read: Bytes of those leaves of a carry that the reversal of one step reads.
         x: Bytes of one element of `xs`.
         ct_x: Bytes of its cotangent.
+        ct_y: Bytes of the cotangents of its outputs.
         ct_consts: Bytes of the cotangents of what all steps share.
         residuals: Bytes that one step adds to the residuals of a block.
+        everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         reversal: The work of taking cotangents back, given the residuals.
         reads: Entries of outer products that are computed from stored residuals.
@@ -38,8 +41,10 @@ class StepCost:
     read: int
     x: int
     ct_x: int
+    ct_y: int
     ct_consts: int
     residuals: int
+    everything: int
     evaluation: float
     reversal: float
     reads: int
@@ -49,19 +54,51 @@ class StepCost:
 def step_cost(problem: Problem, active: Active) -> StepCost:
     """What one step costs, given which inputs are differentiated."""
     step, rate = problem.step, rates()
-    one, two, three = (_Block(problem, active, count) for count in (1, 2, 3))
+    one = _Block(problem, active, 1)
     pull, stored = one.pull()
+    sizes = dict(
+        x=nbytes(step.x_types),
+        ct_x=nbytes(pick(step.x_types, active.xs)),
+        ct_y=nbytes([y for y in step.y_types if problem.loop.rows and is_inexact(y)]),
+    )
+    residuals = _residuals(problem, active)
+    quiet = residuals
+    if problem.loop.kept is not None:
+        quiet = _residuals(problem, active, with_outputs=False)
     return StepCost(
         carry=nbytes(step.carry_types),
         read=one.bytes_read(),
-        x=nbytes(step.x_types),
-        ct_x=nbytes(pick(step.x_types, active.xs)),
         ct_consts=nbytes(pick(step.const_types, active.consts)),
-        residuals=max(three.residuals() - two.residuals(), 0),
+        residuals=residuals,
+        everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
         reads=outer_products(pull, stored),
+        **sizes,
     )
+
+
+def _residuals(problem: Problem, active: Active, *, with_outputs: bool = True) -> int:
+    """Bytes that one step adds to the residuals of a block."""
+    two, three = (_Block(problem, active, count, with_outputs) for count in (2, 3))
+    return max(three.residuals() - two.residuals(), 0)
+
+
+def _everything(
+    loop: Loop, residuals: int, quiet: int, *, x: int, ct_x: int, ct_y: int
+) -> int:
+    """Bytes of the residuals of a loop, `quiet` ones where outputs are not kept."""
+    total = loop.rows * residuals + (loop.length - loop.rows) * quiet
+    if loop.kept is None:
+        return total
+    before, between, after = loop.gaps
+    # The steps between two that are kept are a loop by itself, which has residuals of
+    # its own until they are put to the others.
+    total += between * (quiet + x + ct_x)
+    if loop.rows and (before or after != between):
+        total += loop.length * x  # `xs` are cut into parts
+    copies = (after < between) + (loop.kept.step < 0)
+    return total + 2 * copies * loop.rows * ct_y
 
 
 def nbytes(types: Sequence[Any]) -> int:
@@ -81,8 +118,11 @@ def xs_types(problem: Problem, count: int) -> list[Any]:
 class _Block:
     """A block of steps as JAX differentiates it, traced."""
 
-    def __init__(self, problem: Problem, active: Active, count: int):
+    def __init__(
+        self, problem: Problem, active: Active, count: int, with_outputs: bool = True
+    ):
         self.problem = problem
+        self.with_outputs = with_outputs
         self.active = active
         self.loop = problem.loop.part(count)
         step = problem.step
@@ -141,6 +181,7 @@ class _Block:
         def block(*marked: Arrays) -> Any:
             merged = [put(*g) for g in zip(inputs, active, marked, strict=True)]
             carry, ys = run(step, self.loop, policy, *merged)
-            return pick(carry, active.carry), [y for y in ys if is_inexact(y)]
+            ys = [y for y in ys if is_inexact(y)] if self.with_outputs else []
+            return pick(carry, active.carry), ys
 
         return jax.vjp(block, *map(pick, inputs, active))

@@ -32,7 +32,7 @@ def stored_bytes(cost: StepCost, layout: Layout) -> int:
     """The bytes of the slots and of the residuals of a block."""
     match layout:
         case Stored():
-            return layout.length * cost.residuals
+            return cost.everything
         case Revolved():
             blocks = [layout.block] + [layout.block - layout.missing] * (
                 layout.missing > 0
@@ -44,8 +44,9 @@ def stored_bytes(cost: StepCost, layout: Layout) -> int:
         case Nested():
             blocks = [nest.block for nest in layout.nests]
             slots = _nested_slots(cost, layout)
-    # A block has its own cotangents of what all steps share, and its own part of `xs`.
-    per_step = cost.residuals + cost.x + cost.ct_x
+    # A block has its own cotangents of what all steps share, and its own part of `xs`
+    # and of the cotangents of `ys`.
+    per_step = cost.residuals + cost.x + cost.ct_x + cost.ct_y
     return slots + sum(cost.ct_consts + n * per_step for n in blocks if n > 1)
 
 

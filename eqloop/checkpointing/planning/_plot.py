@@ -88,7 +88,9 @@ def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
 
 def _stored(plan: "Plan", event: Event) -> int:
     cost = plan.cost
-    if isinstance(plan.layout, Stored) or plan.block > 1:
+    if isinstance(plan.layout, Stored):
+        return cost.everything * event.residuals // plan.length
+    if plan.block > 1:
         return event.slots * cost.carry + event.residuals * cost.residuals
     return event.slots * cost.carry
 
