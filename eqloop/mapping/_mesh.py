@@ -54,12 +54,13 @@ def constrained(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
 
 
 def _placed(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
-    is_traced = isinstance(leaf, jax.core.Tracer)
-    if is_traced and AxisType.Explicit in mesh.axis_types:
+    if not isinstance(leaf, jax.core.Tracer):
+        return jax.device_put(leaf, _target(mesh, spec))
+    if AxisType.Explicit in mesh.axis_types:
         return jax.sharding.reshard(leaf, _target(mesh, spec))
-    if is_traced and names_in(spec):
-        return leaf  # `jax.vmap` of `device_put` would split the axis of the batch
-    return jax.device_put(leaf, _target(mesh, spec))
+    # Under `jax.vmap`, `device_put` would split the axis of the batch; transposed, it
+    # would put the cotangent on one device, in a program that runs on many.
+    return leaf
 
 
 def _target(mesh: SomeMesh, spec: PartitionSpec) -> NamedSharding | PartitionSpec:

@@ -50,15 +50,23 @@ class ParallelMap(AbstractTransform):
 
     As `equinox.filter_vmap`. The rows of the arguments are split evenly over the
     devices along one axis of a mesh, and so are those of the results: they are where
-    they were computed. Everything else, the arrays of `f` among it, is whole on every
-    device; its gradients are summed over the devices. Arguments that are elsewhere are
-    moved. So it is how to make an ensemble where it is to live, `ParallelMap(make)
-    (keys)`, and to run it.
+    they were computed. All else, the arrays of `f` among it, is whole on every device;
+    its gradients are summed over the devices. Arrays that are elsewhere are moved,
+    unless they are being traced. So it is how to make an ensemble where it is to live,
+    with `ParallelMap(make)(keys)`, and to run it there. Call it in a function that is
+    compiled (`equinox.filter_jit`): outside of one, each call compiles anew.
 
     Any number of rows will do. If the devices do not divide it, those that would idle
-    evaluate the last row once more, which counts once, in the results and in their
-    derivatives; the results are then on no device in particular. `f` is never called
-    with rows that are not in its arguments.
+    evaluate the last row once more; it counts once, in the results and in their
+    derivatives, and `f` is never called with rows that are not in its arguments. The
+    results are then on all of the devices.
+
+    In `f`, `jax.lax.psum(x, axis_name)` and the other collectives speak to all rows, as
+    under `jax.vmap`, however many a device has. If it has one, they are collectives of
+    the devices, as under `jax.pmap`. If it has several, the devices cannot have a
+    program each: there is one for all rows, which XLA splits; where it does not know
+    how, as in a factorisation of matrices, it gathers. Collectives need all rows at
+    once, and as many on each device.
 
     Args:
         f: The function. Its own arrays are the same for every row.
@@ -66,7 +74,8 @@ class ParallelMap(AbstractTransform):
             there is none either, all devices, those of all processes.
         devices: The devices to run on, in place of a mesh.
         axis_name: The axis of the mesh, if it has several; the others are left to the
-            compiler. Without a mesh, what to call the axis of the devices.
+            compiler. It is also what the collectives in `f` call the rows. Where there
+            is no mesh, it is `"rows"` by default.
         in_axes: Which axes of the arguments are mapped, as for
             [`ChunkedVmap`][eqloop.ChunkedVmap].
         out_axes: At which axes of the results the rows are, as for it.
@@ -76,9 +85,11 @@ class ParallelMap(AbstractTransform):
     Raises:
         TypeError: `mesh` is no mesh, or one of `devices` no device; when called, as
             `ChunkedVmap`.
-        ValueError: both `mesh` and `devices` are given, or no devices, or one twice;
+        ValueError: Both `mesh` and `devices` are given, or no devices, or one twice;
             when called, the mesh has no such axis, or several and none is named, or a
-            map around this one has split it already; or as `ChunkedVmap`.
+            map around this one has split it already; `f` has collectives, and the
+            devices do not divide the number of rows, or do not map all of theirs at
+            once; or as `ChunkedVmap`.
 
     Examples:
         An ensemble: each member is made, and then trained, on a device of its own.
@@ -94,6 +105,10 @@ class ParallelMap(AbstractTransform):
         >>> y = el.ParallelMap(predict, in_axes=axes)(ensemble, jnp.ones(3))
         >>> y.shape == (len(jax.devices()), 2)
         True
+
+    References:
+        [`jax.pmap`](https://docs.jax.dev/en/latest/_autosummary/jax.pmap.html), which
+        maps one row a device.
     """
 
     f: Callable[..., Any]

@@ -25,9 +25,10 @@ class ShardMap(AbstractTransform):
 
     As `jax.shard_map`, and any leaf that is no array is passed to `f` as it is, and
     comes back as `f` returns it. The arrays of `f` itself are whole on every device;
-    their gradients are summed over the devices. Arguments that are elsewhere are moved
-    to the mesh. It is compiled, by `jax.jit`; call it in a function that is compiled as
-    a whole (`equinox.filter_jit`), or each call compiles anew.
+    their gradients are summed over the devices. Arrays that are elsewhere are moved to
+    the mesh, unless they are being traced. It is compiled, by `jax.jit`; call it in a
+    function that is compiled as a whole (`equinox.filter_jit`), or each call compiles
+    anew.
 
     Args:
         f: The function. In it, `jax.lax.psum(x, "name")` and the other collectives
