@@ -84,6 +84,7 @@ def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         x_axes=(*rows.x_axes, *axes),
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
+        uses_visits=True,
     )
 
 

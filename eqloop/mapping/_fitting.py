@@ -14,7 +14,8 @@ def largest_that_fits(
     """The size of the largest of equal chunks that take no more than a limit.
 
     Sizes are tried where a straight line through the last findings meets the limit,
-    until one is found that is nearly full, or next to one that is too large.
+    and where that leads nowhere, halfway between what fits and what does not; until one
+    is found that is nearly full, or next to one that is too large.
 
     Args:
         length: How many rows there are, at least 1.
@@ -33,6 +34,7 @@ def largest_that_fits(
     known = {0: 0}
     low, high, size = 0, length + 1, length
     while low < size < high:
+        is_slow = len(known) > 3 and len(known) % 2 == 0
         known[size] = bytes_of(size)
         if known[size] <= limit:
             low = size
@@ -40,20 +42,21 @@ def largest_that_fits(
             high = size
         if low == length or known[low] >= _FULL * limit:
             break
-        size = _next(length, limit, low, high, known)
+        guess = (low + high) // 2 if is_slow else _crossing(limit, low, high, known)
+        size = equal_chunks(length, max(guess, 1)).size
+        if not low < size < high:
+            size = _above(length, low)
     return (low, known[low]) if low else (0, known[1])
 
 
-def _next(length: int, limit: int, low: int, high: int, known: dict[int, int]) -> int:
-    """The size to be tried next; one outside of what is left if nothing is."""
+def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
+    """Where the line through two findings, on both sides if there are, meets it."""
     larger = sorted(size for size in known if size >= high)
     first, second = (low, high) if low or len(larger) < 2 else larger[:2]
     rise = (known[second] - known[first]) / (second - first)
     guess = first + int((limit - known[first]) / rise) if rise > 0 else low
-    if low == 0:
-        guess = min(guess, high // 2)  # two findings close by make a poor line
-    size = equal_chunks(length, max(guess, 1)).size
-    return size if low < size < high else _above(length, low)
+    # Two findings that are both too large make a poor line.
+    return guess if low else min(guess, high // 2)
 
 
 def _above(length: int, size: int) -> int:

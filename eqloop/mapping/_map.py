@@ -1,5 +1,6 @@
 """`Map`: a function over rows, one after the other."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, final
 
@@ -61,6 +62,10 @@ class Map(AbstractTransform):
         default=None, static=True, converter=_as_batch_size, kw_only=True
     )
     unroll: int = eqx.field(default=1, static=True, converter=_as_unroll, kw_only=True)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
 
     def __call__(self, *xs: Any, **kwargs: Any) -> Any:
         """Runs `f` for every row of its arguments."""

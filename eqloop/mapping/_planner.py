@@ -12,6 +12,7 @@ import jax.extend.core as jex
 from .._formula import is_inexact
 from .._lists import pick, put
 from ..checkpointing.engine._forward import Saveable
+from ..checkpointing.planning._compiled import temporary_bytes
 from ..checkpointing.planning._units import format_bytes
 from ._chunks import equal_chunks
 from ._derivatives import Marks
@@ -139,26 +140,13 @@ def _found(search: _Search) -> tuple[int, int]:
     length = search.sweep_of(1).rows.length
 
     def bytes_of(size: int) -> int:
-        sweep = search.sweep_of(size)
-        run, types = search.program(sweep)
-        return _temporary_bytes(run, types)
+        run, types = search.program(search.sweep_of(size))
+        measured = temporary_bytes(run, *types)
+        if measured is None:
+            return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
+        return measured
 
     return largest_that_fits(length, within.nbytes, bytes_of)
-
-
-def _temporary_bytes(run: Callable[..., Any], types: tuple[Any, ...]) -> int:
-    """The bytes that a program allocates beside its inputs and outputs."""
-    try:
-        # Memory is assigned before code is generated, so that need not be good code.
-        lowered = jax.jit(run).lower(*types)
-        program = lowered.compile({"xla_backend_optimization_level": "0"})
-        analysis = program.memory_analysis()
-    except Exception:
-        # What has a collective, say, cannot be compiled outside of its mesh.
-        analysis = None
-    if analysis is None:
-        return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
-    return analysis.temp_size_in_bytes
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:

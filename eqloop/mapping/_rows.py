@@ -31,6 +31,7 @@ class Rows:
         y_axes: The same for each of the `ys`.
         shares: For each of the `ys`, whether a row that is in two chunks gets a share
             of its value from both. Otherwise both give it the same value.
+        uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
     """
@@ -42,11 +43,12 @@ class Rows:
     x_axes: tuple[int, ...]
     y_axes: tuple[int, ...]
     shares: Flags
+    uses_visits: bool
     probe: tuple[int, bool]
 
     def chunk(self, size: int, has_visits: bool) -> "Chunk":
         """The function, traced on so many rows."""
-        return _trace(self, size, has_visits)
+        return _trace(self, size, has_visits and self.uses_visits)
 
     @property
     def in_types(self) -> tuple[list[Any], list[Any]]:
@@ -86,7 +88,7 @@ class Chunk:
     Attributes:
         step: The traced function. Its consts are `visits`, if any, and `consts`; its
             `y` are `sums` and `ys`.
-        has_visits: Whether it has them.
+        has_visits: Whether it has them; otherwise what it is called with is ignored.
         num_sums: How many of its outputs are to be added up over the chunks.
     """
 

@@ -59,7 +59,7 @@ class Sweep:
     def visits(self, first: Any) -> Any:
         """The `visits` of the chunk whose first new row is this one, see `Rows`."""
         chunks = self.chunks
-        if not chunks.overlap:
+        if not (chunks.overlap and self.rows.uses_visits):
             return None
         row = jnp.minimum(first, chunks.last) + jnp.arange(chunks.size)
         is_twice = (chunks.last <= row) & (row < chunks.end)
@@ -73,7 +73,7 @@ class Sweep:
         visits = self.visits(first)
         start = jnp.minimum(first, self.chunks.rows - size)
         parts = [
-            lax.dynamic_slice_in_dim(x, start, size, axis)
+            _read(x, start, size, axis)
             for x, axis in zip(xs, self.rows.x_axes, strict=True)
         ]
         more, new = self.rows.chunk(size, visits is not None)(visits, consts, parts)
@@ -95,9 +95,15 @@ def varying(x: jax.Array, aval: Any) -> jax.Array:
     return lax.pcast(x, tuple(aval.mat.varying), to="varying")
 
 
+def _read(x: Any, start: Any, size: int, axis: int) -> Any:
+    return lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
+
+
 def _write(y: Any, part: Any, start: Any, axis: int, visits: Any) -> Any:
     """Writes rows, or adds them where they have been written before."""
     if visits is not None:
-        before = lax.dynamic_slice_in_dim(y, start, part.shape[axis], axis)
+        before = _read(y, start, part.shape[axis], axis)
         part = part + jnp.where(along(visits == 2, axis, part), before, 0)
-    return lax.dynamic_update_slice_in_dim(y, part, start, axis)
+    return lax.dynamic_update_slice_in_dim(
+        y, part, start, axis, allow_negative_indices=False
+    )

@@ -62,7 +62,7 @@ def row(scale, mapped, shared, static):
 @st.composite
 def calls(draw):
     """Arguments of `row` with their axes, the axes of what it returns, and a chunk."""
-    rows = draw(st.integers(0, 30))
+    rows = draw(st.integers(0, 30) | st.integers(31, 200))
     mapped, in_axes, out_axes = {}, {}, {}
     for name in draw(st.sets(st.sampled_from("abc"), min_size=1)):
         shape = draw(st.lists(st.integers(1, 3), max_size=2))
@@ -73,7 +73,8 @@ def calls(draw):
         mapped[name] = array(shape, draw(st.sampled_from(DTYPES)), ord(name))
     shared = [array((2,), draw(st.sampled_from(DTYPES)), 7), "static"]
     args = (jnp.float32(0.3), mapped, shared, draw(st.sampled_from([None, "a", 3])))
-    in_axes = (None, in_axes, None, None)
+    whole = lambda leaf: None
+    in_axes = (None, in_axes, draw(st.sampled_from([None, whole])), None)
     out_axes = {
         "tree": out_axes,
         "by": 0,
@@ -83,15 +84,34 @@ def calls(draw):
     return args, in_axes, out_axes, draw(st.integers(1, rows + 2))
 
 
-@hypothesis.given(calls())
-@hypothesis.settings(max_examples=12, phases=[hypothesis.Phase.generate])
-def test_is_filter_vmap_with_its_derivatives(call):
+def check_against_filter_vmap(call, exact):
+    """Maps in chunks, at once and of arguments by name: as Equinox, in every mode."""
     args, in_axes, out_axes, chunk_size = call
-    chunked = el.ChunkedVmap(row, chunk_size, in_axes=in_axes, out_axes=out_axes)
-    whole = eqx.filter_vmap(row, in_axes=in_axes, out_axes=out_axes)
-    compare = lambda *args: (derivatives(chunked, *args), derivatives(whole, *args))
+    by_name = dict(zip(("scale", "mapped", "shared", "static"), in_axes, strict=True))
+    axes = {"in_axes": by_name if exact else in_axes, "out_axes": out_axes}
+    maps = [
+        eqx.filter_vmap(row, in_axes=in_axes, out_axes=out_axes),
+        el.ChunkedVmap(row, chunk_size, exact=exact, **axes),
+        el.Vmap(row, **axes),
+    ]
+    compare = lambda *args: [derivatives(f, *args) for f in maps]
+    expected, *found = eqx.filter_jit(compare)(*args)
     half = any(x.dtype in HALF for x in jax.tree.leaves(eqx.filter(args, eqx.is_array)))
-    assert_close(*eqx.filter_jit(compare)(*args), half=half)
+    for derivative in found:
+        assert_close(derivative, expected, half=half)
+
+
+@hypothesis.given(calls(), st.booleans())
+@hypothesis.settings(max_examples=8, phases=[hypothesis.Phase.generate])
+def test_is_filter_vmap_with_its_derivatives(call, exact):
+    check_against_filter_vmap(call, exact)
+
+
+@pytest.mark.slow
+@hypothesis.given(calls(), st.booleans())
+@hypothesis.settings(max_examples=150, phases=[hypothesis.Phase.generate])
+def test_is_filter_vmap_with_its_derivatives_at_length(call, exact):
+    check_against_filter_vmap(call, exact)
 
 
 MATRIX, ROWS = jnp.cos(jnp.arange(12.0)).reshape(4, 3), jnp.sin(jnp.arange(21.0))
@@ -210,6 +230,7 @@ def test_is_a_module_with_static_settings():
     assert chunked == el.ChunkedVmap(eqx.nn.Identity(), 3, in_axes={"x": [0, None]})
     assert chunked != el.ChunkedVmap(eqx.nn.Identity(), 4, in_axes={"x": [0, None]})
     assert repr(chunked).endswith("chunk_size=3, in_axes={'x': [0, None]})")
+    assert chunked != el.ChunkedVmap(eqx.nn.Identity(), el.Budget(3))
     assert "save_dots" in repr(el.ChunkedVmap(layer, np.int64(3), policy="save_dots"))
 
 
@@ -227,7 +248,7 @@ def test_compiles_once_for_modules_that_differ_in_arrays_only():
     assert len(traces) == 1
 
 
-def evaluations(f, rows, *, chunk_size):
+def evaluations(f, rows, **settings):
     """How often `f` is evaluated on each of the rows, in order of the rows."""
     seen = collections.Counter()
 
@@ -235,8 +256,9 @@ def evaluations(f, rows, *, chunk_size):
         jax.debug.callback(lambda x: seen.update([int(x)]), x)
         return f(x)
 
-    el.ChunkedVmap(counted, chunk_size)(jnp.arange(rows))
+    found = el.ChunkedVmap(counted, **settings)(jnp.arange(rows))
     jax.effects_barrier()
+    np.testing.assert_array_equal(found, f(jnp.arange(rows)))
     return [seen.pop(i) for i in range(rows)], seen
 
 
@@ -250,18 +272,33 @@ def test_rows_are_evaluated_once_but_for_the_overlap(rows, chunk_size, twice):
     assert not others  # no padding
 
 
-@pytest.mark.parametrize("rows", [12, 13])
-def test_f_is_traced_once_and_is_in_the_program_once(rows):
+@pytest.mark.parametrize(("rows", "chunk_size"), [(11, 4), (13, 4), (3, 2)])
+def test_exactly_once_if_need_be(rows, chunk_size):
+    counts, others = evaluations(jnp.square, rows, chunk_size=chunk_size, exact=True)
+    assert counts == [1] * rows
+    assert not others
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "times"), [(12, False, 1), (13, False, 1), (12, True, 1)]
+)
+def test_f_is_traced_once_and_is_in_the_program_once(rows, exact, times):
     traces = []
 
     def f(x):
         traces.append(x.shape)
         return jnp.cumsum(x)  # stands out in a program
 
-    text = jax.jit(el.ChunkedVmap(f, 4)).lower(jnp.ones((rows, 3))).as_text()
+    chunked = el.ChunkedVmap(f, 4, exact=exact)
+    text = jax.jit(chunked).lower(jnp.ones((rows, 3))).as_text()
     assert traces == [(3,)]
     once = jax.jit(jax.vmap(f)).lower(jnp.ones((4, 3))).as_text()
     assert text.count("reduce_window") == once.count("reduce_window") == 1
+
+
+def test_a_chunk_that_is_shorter_is_in_the_program_by_itself():
+    text = jax.jit(el.ChunkedVmap(jnp.cumsum, 4, exact=True)).lower(jnp.ones((13, 3)))
+    assert text.as_text().count("reduce_window") == 2
 
 
 def test_no_more_rows_than_asked_for_at_once():

@@ -45,6 +45,17 @@ def test_at_most_one_row_in_a_hundred_is_in_two_chunks(rows, at_most):
     assert 100 * equal_chunks(rows, at_most).overlap <= rows
 
 
+@hypothesis.given(ROWS, AT_MOST)
+def test_exact_chunks_have_each_row_once(rows, at_most):
+    chunks = equal_chunks(rows, at_most, exact=True)
+    assert chunks.count * chunks.size + chunks.rest == rows
+    assert chunks.overlap == 0
+    assert 0 <= chunks.rest < max(chunks.size, 1)
+    fewest = math.ceil(rows / at_most)
+    assert chunks.size <= at_most
+    assert chunks.count + (chunks.rest > 0) <= fewest
+
+
 @pytest.mark.parametrize(
     ("rows", "at_most", "size", "count", "overlap"),
     [

@@ -29,6 +29,17 @@ CHUNKED = {
     "policy": lambda w, x: el.ChunkedVmap(
         row, 2, in_axes=(None, 0), policy="save_nothing"
     )(w, x),
+    "shorter at the end": lambda w, x: el.ChunkedVmap(
+        row, 2, in_axes=(None, 0), exact=True
+    )(w, x),
+    "within a budget": lambda w, x: el.ChunkedVmap(
+        row, el.Budget(500), in_axes=(None, 0)
+    )(w, x),
+    "one by one": lambda w, x: el.Map(functools.partial(row, w), unroll=2)(x),
+    "two by two": lambda w, x: el.Map(functools.partial(row, w), batch_size=2)(x),
+    "policy, shorter at the end": lambda w, x: el.ChunkedVmap(
+        row, 2, in_axes=(None, 0), policy="save_dots", exact=True
+    )(w, x),
     "nested": lambda w, x: el.ChunkedVmap(
         el.ChunkedVmap(row, 1, in_axes=(None, 0)), 2, in_axes=(None, 1), out_axes=1
     )(w, jnp.stack([x, x + 1, x - 1], 1)).sum(1),
@@ -150,6 +161,21 @@ def test_a_row_counts_once_where_f_is_singular(chunk_size):
     curve = el.ChunkedVmap(lambda x: x**1.5, chunk_size)
     gradient = jax.grad(lambda x: curve(x).sum())
     np.testing.assert_array_equal(jax.vjp(gradient, at)[1](jnp.ones(5))[0], jnp.inf)
+
+
+@pytest.mark.parametrize("schedule", [el.StoreAll(), el.Recursive(2)])
+def test_around_a_loop(schedule):
+    def loop(w, x):
+        step = lambda h, _: (jnp.tanh(w @ x + h), h)
+        return el.Scan(step, schedule=schedule)(x[:2], length=4)[0]
+
+    def derivatives(f):
+        grad = jax.grad(lambda w, x: jnp.sum(f(w, x) ** 2), (0, 1))
+        return grad(W, X), jax.jvp(grad, (W, X), TANGENTS)[1]
+
+    chunked = el.ChunkedVmap(loop, 2, in_axes=(None, 0))
+    run = lambda: (derivatives(chunked), derivatives(jax.vmap(loop, (None, 0))))
+    assert_close(*jax.jit(run)())
 
 
 def test_integers_keys_and_flags_are_not_differentiated():

@@ -1,5 +1,6 @@
-"""What `ChunkedVmap` says when it is called in a way that it cannot be."""
+"""What maps say when they are called in a way that they cannot be."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -14,7 +15,16 @@ def chunked(f=add, chunk_size=2, **settings):
     return el.ChunkedVmap(f, chunk_size, **settings)
 
 
+def sin_of_sum(x):
+    return jnp.sum(jnp.sin(jnp.outer(x, x)))
+
+
+def two(x):
+    return {"a": jnp.ones(3), "b": [x, x + 1]}
+
+
 ONES = jnp.ones((5, 3))
+KEYS = jax.random.split(jax.random.key(0))
 
 WRONG = {
     "no function": (
@@ -115,6 +125,136 @@ WRONG = {
         ["out_axes={'total': 0} is not a prefix of out"],
     ),
     "an argument missing": (lambda: chunked()(ONES), TypeError, ["'y'"]),
+    "a budget in words": (
+        lambda: chunked(chunk_size="512MiB"),
+        TypeError,
+        ["`chunk_size` must be an int", "or a `Budget`", "'512MiB', of type str"],
+    ),
+    "a schedule that is no budget": (
+        lambda: chunked(chunk_size=el.Recursive(16)),
+        TypeError,
+        ["ChunkedVmap: `chunk_size`", "Recursive(base=16)"],
+    ),
+    "a budget that is too small": (
+        lambda: jax.jit(chunked(sin_of_sum, el.Budget(16)))(jnp.ones((5, 100))),
+        ValueError,
+        ["Budget: to map a single row takes", "bytes", "the budget is 16 B"],
+    ),
+    "an unknown reduction": (
+        lambda: chunked(reduce="max"),
+        ValueError,
+        ["ChunkedVmap: `reduce` must be 'sum', 'mean', or None", "'max'"],
+    ),
+    "an unknown reduction in a tree": (
+        lambda: chunked(reduce={"sum": jnp.sum}),
+        ValueError,
+        ["`reduce['sum']` must be 'sum', 'mean', or None"],
+    ),
+    "reductions that are no prefix": (
+        lambda: chunked(reduce={"total": "sum"})(ONES, ONES),
+        ValueError,
+        ["reduce={'total': 'sum'} is not a prefix of out", "Give one reduction for"],
+    ),
+    "a sum of what cannot be added": (
+        lambda: chunked(lambda key: {"k": [key]}, reduce="sum")(KEYS),
+        TypeError,
+        ["ChunkedVmap: reduce='sum'", "out['k'][0], which is key<fry>[]", "None"],
+    ),
+    "exact, but how": (
+        lambda: chunked(exact="yes"),
+        TypeError,
+        ["ChunkedVmap: `exact` must be a bool, not 'yes'"],
+    ),
+    "one key for a row that is none": (
+        lambda: el.Vmap(lambda x, key: x)(ONES, key=jnp.zeros(7, jnp.uint32)),
+        ValueError,
+        ["Vmap: `key` must be a PRNG key", "not uint32[7]"],
+    ),
+    "keys for some of the rows": (
+        lambda: el.Map(lambda x, key: x)(ONES, key=KEYS),
+        ValueError,
+        ["Map: these lengths must all be the same", "x: 5", "key: 2"],
+    ),
+    "a size of another kind": (
+        lambda: el.Vmap(add, axis_size="5"),
+        TypeError,
+        ["Vmap: `axis_size` must be an int, the number of rows, but it is '5'"],
+    ),
+    "a negative size": (
+        lambda: el.Vmap(add, axis_size=-1),
+        ValueError,
+        ["Vmap: `axis_size` must be at least 0, but it is -1"],
+    ),
+    "a size that is not that of the rows": (
+        lambda: el.Vmap(add, axis_size=4)(ONES, ONES),
+        ValueError,
+        ["Vmap: these lengths must all be the same", "axis_size: 4", "x: 5"],
+    ),
+    "nothing to vmap": (
+        lambda: el.Vmap(add, in_axes=None)(1.0, ONES),
+        ValueError,
+        ["Vmap: there is nothing to map over", "x: 1.0"],
+    ),
+    "no size by name": (
+        lambda: el.Vmap(add, in_axes={"z": 0})(ONES, ONES),
+        ValueError,
+        ["Vmap: in_axes names 'z'", "x, y"],
+    ),
+    "a result of Vmap that is not the same for every row": (
+        lambda: el.Vmap(two, out_axes={"a": None, "b": [0, None]})(ONES),
+        ValueError,
+        ["Vmap: out_axes gives None for results that depend", "out['b'][1]", "int"],
+    ),
+    "a function of one row that fails": (
+        lambda: el.Vmap(jnp.dot)(ONES, ONES[:, :2]),
+        TypeError,
+        ["dot"],
+    ),
+    "a batch of nothing": (
+        lambda: el.Map(add, batch_size=0),
+        ValueError,
+        ["Map: `batch_size` must be at least 1, but it is 0"],
+    ),
+    "a batch that is no number": (
+        lambda: el.Map(add, batch_size=2.0),
+        TypeError,
+        ["Map: `batch_size` must be an int, the number of rows", "2.0, of type float"],
+    ),
+    "unrolled not at all": (
+        lambda: el.Map(add, unroll=0),
+        ValueError,
+        ["Map: `unroll` must be at least 1, but it is 0"],
+    ),
+    "no rows to map": (
+        lambda: el.Map(add)(1.0, "static"),
+        ValueError,
+        ["Map: there is nothing to map over"],
+    ),
+    "a number among the rows": (
+        lambda: el.Map(add)(ONES, jnp.float32(2.0)),
+        ValueError,
+        ["axis 0 for y, which is float32[] and has no axis"],
+    ),
+    "axes of a Map": (
+        lambda: el.Map(in_axes=1),
+        TypeError,
+        ["Map has no setting 'in_axes'", "batch_size"],
+    ),
+    "an unknown operation": (
+        lambda: el.unvmap(ONES, "sum"),
+        ValueError,
+        ["unvmap: `op` must be one of 'any', 'all', 'max', 'min', 'none', not 'sum'"],
+    ),
+    "the greatest of nothing": (
+        lambda: el.unvmap(ONES[:0], "max"),
+        ValueError,
+        ["unvmap: there is no 'max' of no elements", "float32[0,3]"],
+    ),
+    "no array": (
+        lambda: el.unvmap([ONES]),
+        TypeError,
+        ["unvmap: `x` must be an array, not [Array("],
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._comparison import Comparison
 from ._budget import budget, million
-from ._chunked_vmap import chunked_vmap
+from ._maps import maps
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 
 GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
@@ -16,5 +16,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "heavy": heavy,
     "budget": budget,
     "million": million,
-    "vmap": chunked_vmap,
+    "maps": maps,
 }

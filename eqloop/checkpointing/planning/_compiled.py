@@ -1,0 +1,26 @@
+"""What a program takes, from compiling it: nothing is run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def temporary_bytes(run: Callable[..., Any], *types: Any) -> int | None:
+    """The bytes that a program allocates beside its inputs and outputs.
+
+    Args:
+        run: The program, a function of arrays.
+        types: The types of its arguments.
+
+    Returns:
+        The number, or `None` if it cannot be known: what has a collective, say, cannot
+        be compiled outside of its mesh.
+    """
+    # Memory is assigned before code is generated, so that need not be good code.
+    options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
+    try:
+        analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()
+    except Exception:
+        return None
+    return None if analysis is None else analysis.temp_size_in_bytes

@@ -1,0 +1,169 @@
+"""Chunks that fit a budget, beside the memory that XLA says the programs take."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+from eqloop.mapping._fitting import largest_that_fits as search
+
+from .test_chunked_vmap import assert_close
+
+
+def mlp(width, depth):
+    return eqx.nn.MLP(8, 4, width, depth, key=jax.random.key(0))
+
+
+def pairwise(x):
+    return jnp.sum(jnp.exp(-((x[:, None] - x[None]) ** 2)))
+
+
+def recurrent(x):
+    return lax.scan(lambda h, _: (jnp.tanh(h + x), h), x, None, 20)[1]
+
+
+def newton(x):
+    return lax.fori_loop(0, 5, lambda _, y: y - (y**2 - x) / (2 * y), x + 1.0)
+
+
+FUNCTIONS = {
+    "mlp": (mlp(64, 2), (8,)),
+    "attention": (lambda x: jax.nn.softmax(x @ x.T) @ x, (16, 8)),
+    "recurrent": (recurrent, (6,)),
+    "pairs": (pairwise, (16,)),
+}
+MORE = {
+    "narrow mlp": (mlp(8, 1), (8,)),
+    "deep mlp": (mlp(16, 6), (8,)),
+    "wide mlp": (mlp(256, 1), (8,)),
+    "elementwise": (lambda x: jnp.sin(x) ** 2 + jnp.cos(x), (50,)),
+    "softmax": (lambda x: jax.nn.softmax(jnp.outer(x, x)), (12,)),
+    "sort": (lambda x: jnp.sort(jnp.sin(x)), (64,)),
+    "cumulative": (lambda x: jnp.cumprod(1 + x**2), (64,)),
+    "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), (64,)),
+    "convolution": (lambda x: jnp.convolve(x, jnp.sin(x), "full"), (32,)),
+    "outer": (lambda x: jnp.tanh(jnp.outer(x, jnp.sin(x))).sum(0), (24,)),
+    "matrix power": (lambda x: x @ x @ x @ x, (12, 12)),
+    "solve": (lambda x: jnp.linalg.solve(x @ x.T + jnp.eye(6), x), (6, 6)),
+    "newton": (newton, (10,)),
+    "integers": (lambda x: (jnp.round(x).astype(jnp.int32), x.sum()), (20,)),
+    "half": (lambda x: jnp.tanh(jnp.outer(x, x).astype(jnp.bfloat16)), (20,)),
+    "complex": (lambda x: jnp.abs(jnp.exp(1j * jnp.outer(x, x))), (16,)),
+}
+ROWS = 2001
+
+
+def temporary(run, *args):
+    program = jax.jit(lambda *args: run(*args)).lower(*args).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def programs(f, shape, chunk_size, **settings):
+    """The bytes that a map takes, and those that its gradient does."""
+    x = jax.ShapeDtypeStruct((ROWS, *shape), jnp.float32)
+    chunked = el.ChunkedVmap(f, chunk_size, **settings)
+    inexact = lambda x: eqx.filter(chunked(x), eqx.is_inexact_array)
+    gradient = lambda x, ct: jax.vjp(inexact, x)[1](ct)
+    ct = jax.eval_shape(inexact, x)
+    return np.array([temporary(inexact, x), temporary(gradient, x, ct)])
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """The sizes that are found, in order."""
+    found = []
+
+    def largest_that_fits(*args):
+        size, used = search(*args)
+        found.append(size)
+        return size, used
+
+    monkeypatch.setattr("eqloop.mapping._planner.largest_that_fits", largest_that_fits)
+    return found
+
+
+def check(f, shape, divide, sizes):
+    whole, one = programs(f, shape, ROWS), programs(f, shape, 1)
+    budget = int(max(one.max() * 1.5, whole.max() / divide))
+    used = programs(f, shape, el.Budget(budget))
+    assert (used <= budget).all()
+    for kind, size in ((0, sizes[0]), (1, sizes[-1])):
+        if used[kind] >= budget / 2 or size == ROWS:
+            continue
+        # The next size would be too large: XLA makes another program of it.
+        count = -(-ROWS // size)
+        larger = -(-ROWS // (count - 1))
+        assert programs(f, shape, larger)[kind] > budget
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_fits_and_uses_at_least_half(name, sizes):
+    check(*FUNCTIONS[name], 20, sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS | MORE)
+@pytest.mark.parametrize("divide", [3, 100])
+def test_fits_and_uses_at_least_half_of_each_budget(name, divide, sizes):
+    check(*(FUNCTIONS | MORE)[name], divide, sizes)
+
+
+def test_holds_for_the_whole_batch_under_vmap():
+    f, shape = MORE["outer"]
+    x = jax.ShapeDtypeStruct((4, 500, *shape), jnp.float32)
+    chunked = el.ChunkedVmap(f, el.Budget("100kB"))
+    total = lambda x: jnp.sum(jax.vmap(chunked)(x))
+    assert 50_000 <= temporary(jax.vmap(chunked), x) <= 100_000
+    # Beside the cotangents of the results, and as many results.
+    of_results = 2 * 4 * 500 * 24 * 4
+    assert temporary(jax.grad(total), x) <= 100_000 + of_results
+
+
+def test_holds_for_what_a_policy_stores():
+    f, shape = FUNCTIONS["mlp"]
+    stored = programs(f, shape, 1, policy="save_dots")[1]
+    budget = 2 * stored
+    used = programs(f, shape, el.Budget(int(budget)), policy="save_dots")[1]
+    assert used <= budget
+
+
+def test_holds_for_what_is_added_up():
+    f, shape = FUNCTIONS["mlp"]
+    run = el.ChunkedVmap(lambda x: f(x).sum(), el.Budget("100kB"), reduce="mean")
+    for rows in (100, 100_000):
+        x = jax.ShapeDtypeStruct((rows, *shape), jnp.float32)
+        assert temporary(jax.grad(run), x) <= 100_000
+
+
+def test_in_a_map_and_around_one():
+    x = jnp.sin(jnp.arange(60.0)).reshape(5, 4, 3)
+    f = lambda x: jnp.tanh(jnp.outer(x, x))
+    inner, outer = el.Budget(200), el.Budget(1000)
+    nested = el.ChunkedVmap(el.ChunkedVmap(f, inner), outer)
+    total = lambda g: jax.grad(lambda x: jnp.sum(g(x) ** 2))
+    run = lambda x: (total(nested)(x), total(jax.vmap(jax.vmap(f)))(x))
+    assert_close(*jax.jit(run)(x))
+
+
+def test_what_cannot_be_compiled_by_itself_is_estimated():
+    def centred(x):
+        return x - lax.pmean(jnp.outer(x, x).sum(0), "batch")
+
+    x = jnp.arange(24.0).reshape(2, 4, 3)
+    run = lambda f: jax.vmap(f, axis_name="batch")(x)
+    chunked = el.ChunkedVmap(centred, el.Budget(300))
+    assert_close(*jax.jit(lambda: (run(chunked), run(jax.vmap(centred))))())
+
+
+def test_is_found_once_for_maps_that_are_alike(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        "eqloop.mapping._planner.temporary_bytes",
+        lambda run, *types: compiled.append(run) or 7,
+    )
+    for _ in range(2):
+        el.ChunkedVmap(lambda x: jnp.sin(x) ** 7, el.Budget(12345))(jnp.ones((9, 2)))
+    assert len(compiled) == 1
