@@ -26,7 +26,7 @@ def register_handler(
         primitive: The operation, or its name as a printed jaxpr shows it.
         handler: Is given the equation, whose `params` are those of the operation, and
             for each operand an expression. It returns an expression for the result, or
-            for a tuple of all results if the operation has several. The names `jax`,
+            for a tuple if the operation has `multiple_results`. The names `jax`,
             `jnp`, `lax` and `np` may be used in it; others can be imported with
             `__import__`.
 
@@ -54,21 +54,19 @@ def register_handler(
 def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
     """Writes an equation into a function."""
     name = eqn.primitive.name
+    one = not eqn.primitive.multiple_results
     expression = {**_operations.EXPRESSIONS, **_random.EXPRESSIONS}.get(name)
     statement = {**_control.STATEMENTS, **_derivatives.STATEMENTS}.get(name)
     if name in _registered:
-        text = _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
-        scope.assign(eqn.outvars, text)
+        value = _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
+        scope.assign(eqn.outvars, value, one_is_bare=one)
     elif statement is not None:
         statement(scope, eqn)
     elif expression is not None:
         value = expression(scope, eqn)
-        one = not eqn.primitive.multiple_results
         scope.assign(eqn.outvars, value, one_is_bare=one)
     else:
-        value = _bound(scope, eqn)
-        one = not eqn.primitive.multiple_results
-        scope.assign(eqn.outvars, value, one_is_bare=one)
+        scope.assign(eqn.outvars, _bound(scope, eqn), one_is_bare=one)
 
 
 def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Node:

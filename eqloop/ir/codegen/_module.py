@@ -24,6 +24,7 @@ _IMPORTS = {
     r"jnp\.": "import jax.numpy as jnp",
     r"np\.": "import numpy as np",
     r"lax\.": "from jax import lax",
+    r"checkpoint_name\(": "from jax.ad_checkpoint import checkpoint_name",
     r"primitives\.": "from jax.extend.core import primitives",
 }
 

@@ -7,9 +7,9 @@ import re
 import string
 from collections.abc import Iterator
 
-_MODULES = {"base64", "jax", "jnp", "lax", "np", "primitives"}
+_IMPORTED = {"base64", "checkpoint_name", "jax", "jnp", "lax", "np", "primitives"}
 # Those that cannot be told from digits are no names that a linter lets pass.
-_RESERVED = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_MODULES, *"lIO_"}
+_RESERVED = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_IMPORTED, *"lIO_"}
 
 
 class Names:
@@ -24,12 +24,12 @@ class Names:
 
     def claim(self, wish: str, default: str) -> str:
         """A name for the module, much as it is wished."""
-        name = identifier(wish) or default
+        name = candidate = identifier(wish) or default
         taken = self._of_module | self._of_variables
-        for i in itertools.count(1):
-            candidate = name if i == 1 else f"{name}_{i}"
-            if candidate not in taken:
-                break
+        count = 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{name}_{count}"
         self._of_module.add(candidate)
         return candidate
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._primitives import BINARY, UNARY
-from ._layout import Item, Node, call, list_of, tuple_of
+from ._layout import Node, call, list_of, tuple_of
 from ._scope import Scope
 from ._values import dtype_text, parameter
 
@@ -256,10 +256,8 @@ def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Node:
 
 
 def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Node:
-    name: Item = parameter(eqn.params["name"])
-    return call(
-        "jax.ad_checkpoint.checkpoint_name", scope.argument(eqn.invars[0]), name
-    )
+    name = parameter(eqn.params["name"])
+    return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
 
 
 EXPRESSIONS: dict[str, Expression] = {

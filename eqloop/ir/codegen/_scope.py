@@ -8,6 +8,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
+from ..._partition import describe
 from .._walk import Closed
 from . import _values
 from ._layout import (
@@ -55,9 +56,8 @@ class Module:
             if value.nbytes > self.constant_limit:
                 raise ValueError(
                     f"to_python: the function holds a constant array "
-                    f"{value.dtype}{list(value.shape)} of {value.nbytes} bytes, more "
-                    f"than the {self.constant_limit} that are written into a module. "
-                    f"Make it an argument of the function, or raise `constant_limit`."
+                    f"{describe(value)} of {value.nbytes} bytes, more than the "
+                    f"{self.constant_limit} that are written into a module. Make it an argument of the function, or raise `constant_limit`."
                 )
             name = self.names.claim("CONSTANT", "CONSTANT")
             self.constants += lines(_constant(value), prefix=f"{name} = ")

@@ -1,0 +1,225 @@
+"""What Python is written; that it computes the same is shown by the corpus."""
+
+import dataclasses
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+from eqloop import ir
+from eqloop.ir.codegen import _handlers, _layout
+
+X = jnp.linspace(-1.0, 1.0, 3)
+
+
+def execute(text, name):
+    namespace = {}
+    exec(text, namespace)
+    return namespace[name]
+
+
+def test_a_module_as_it_is_meant_to_read():
+    def simulate(params, xs):
+        def cell(h, x):
+            h = jnp.tanh(params["w"] * h + x)
+            return h, h
+
+        return lax.scan(cell, xs[0], xs)
+
+    assert (
+        ir.to_python(simulate)({"w": X}, jnp.ones((4, 3)))
+        == '''\
+"""`simulate`, as JAX traced it."""
+
+import jax
+from jax import lax
+
+
+@jax.jit
+def simulate(params_w, xs):
+    """Computes `simulate`.
+
+    Args:
+        params_w: `params['w']`, float32[3]
+        xs: float32[4,3]
+
+    Returns:
+        float32[3], float32[4,3]
+    """
+    a = lax.slice(xs, (0, 0), (1, 3))
+    b = lax.squeeze(a, (0,))
+
+    def cell(c, d):
+        e = params_w * c
+        f = e + d
+        g = lax.tanh(f)
+        return g, g
+
+    h, i = lax.scan(cell, b, xs, length=4)
+    return h, i
+'''
+    )
+
+
+def test_branches_and_loops_are_called_what_they_are():
+    def f(x):
+        x = lax.cond(x[0] > 0, jnp.sin, lambda x: x * 2, x)
+        x = lax.switch(jnp.argmax(x), [jnp.cos, jnp.tan, abs], x)
+        return lax.while_loop(lambda x: x[0] < 9, lambda x: x + 1, x)
+
+    text = ir.to_python(f)(X)
+    assert "lax.cond(" in text
+    assert "def sin(" in text
+    assert "def if_false(" in text
+    assert "lax.switch(" in text
+    assert "lax.while_loop(keep_going, body, " in text
+    np.testing.assert_allclose(execute(text, "f")(X), f(X), rtol=1e-6)
+
+
+def test_a_jaxpr_is_written_under_a_name():
+    text = ir.jaxpr_to_python(jax.make_jaxpr(lambda u, v: u - v)(X, X), "difference")
+    assert "def difference(u, v):" in text
+    np.testing.assert_allclose(execute(text, "difference")(X, 2 * X), -X)
+
+
+def test_numbers_are_these_very_numbers():
+    numbers = np.array([0.1, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3.4e38], np.float32)
+
+    def f(x):
+        halves = jnp.array([0.1, 65504], jnp.float16)
+        wide = jnp.array([2**32 - 1], jnp.uint32)
+        return x + numbers, halves, wide, jnp.array([1 - 0j, complex(-0.0, np.inf)])
+
+    found = execute(ir.to_python(f)(X[0]), "f")(X[0])
+    for x, y in zip(found, jax.jit(f)(X[0]), strict=True):
+        assert x.dtype == y.dtype
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int8"])
+def test_larger_constants_are_embedded(dtype):
+    table = np.arange(40).reshape(5, 8).astype(jnp.dtype(dtype))
+    f = lambda i: jnp.asarray(table)[i]
+    text = ir.jaxpr_to_python(jax.make_jaxpr(f)(1))
+    assert "base64" in text
+    found = execute(text, "f")(3)
+    assert found.dtype == table.dtype
+    np.testing.assert_array_equal(found, table[3])
+
+
+def test_64_bits_are_asked_for():
+    assert "x64" not in ir.to_python(jnp.sin)(X)
+    with jax.enable_x64(True):
+        text = ir.to_python(lambda x: x * 2.0)(jnp.arange(3.0))
+    assert 'jax.config.update("jax_enable_x64", True)' in text
+
+
+def test_derivatives_of_ones_own_are_kept():
+    @jax.custom_jvp
+    def straight(x, n):
+        return jnp.round(x) * n
+
+    @straight.defjvp
+    def _(primals, tangents):
+        return straight(*primals), tangents[0] * primals[1]
+
+    @jax.custom_vjp
+    def backwards(x, n):
+        return jnp.sin(x), n
+
+    backwards.defvjp(
+        lambda x, n: (backwards(x, n), n), lambda n, ct: (-n * ct[0], None)
+    )
+
+    def f(x):
+        y, _ = backwards(straight(x, 3), 2)
+        return jnp.sum(jax.nn.relu(y) + jax.nn.relu(-y) * x)
+
+    written = execute(ir.to_python(f)(X), "f")
+    np.testing.assert_allclose(written(X), f(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(written)(X), jax.grad(f)(X), rtol=1e-6)
+
+
+def test_functions_that_are_called_twice_are_written_once():
+    text = ir.to_python(lambda x: jax.nn.silu(x) + jax.nn.silu(2 * x))(X)
+    assert text.count("def silu(") == 1
+
+
+def test_what_is_fixed_in_the_call_is_fixed_in_the_module():
+    text = ir.to_python(lambda x, n, f: f(x) * n)(X, 3, jnp.cos)
+    np.testing.assert_allclose(
+        execute(text, "_lambda_"[1:-1] + "_2")(X), 3 * jnp.cos(X)
+    )
+
+
+@pytest.fixture
+def no_handlers(monkeypatch):
+    monkeypatch.setattr(_handlers, "_registered", {})
+
+
+def test_a_handler_of_ones_own(no_handlers):
+    def f(x):
+        return jax.pure_callback(np.cumsum, x, x) + 1
+
+    with pytest.raises(ValueError, match="register_handler\\('pure_callback'"):
+        ir.to_python(f)(X)
+    ir.register_handler("pure_callback", lambda eqn, x: f"(jnp.cumsum({x[0]}),)")
+    np.testing.assert_allclose(execute(ir.to_python(f)(X), "f")(X), np.cumsum(X) + 1)
+    ir.register_handler(jex.primitives.sin_p, lambda eqn, x: f"-lax.sin({x[0]})")
+    assert execute(ir.to_python(jnp.sin)(X), "sin")(X)[0] == -jnp.sin(X)[0]
+
+
+def test_this_librarys_loops_are_written_out():
+    f = el.CheckpointedScan(lambda c, x: (c * x, c + x), base=2)
+    text = ir.to_python(lambda xs: f(0.5, xs))(X)
+    assert "def planned_loop(" in text
+    assert "eqloop" not in text
+
+
+def a_node(draw, depth):
+    if depth == 0 or draw.random() < 0.3:
+        return "x" * draw.randint(1, 12)
+    items = [a_node(draw, depth - 1) for _ in range(draw.randint(0, 5))]
+    kind = draw.randint(0, 2)
+    if kind == 0:
+        return _layout.tuple_of(items)
+    if kind == 1:
+        return _layout.list_of(items)
+    named = {f"k{i}": a_node(draw, depth - 1) for i in range(draw.randint(0, 2))}
+    return _layout.call("f" * draw.randint(1, 20), *items, **named)
+
+
+def test_lines_are_broken_as_ruff_breaks_them(tmp_path):
+    ruff = shutil.which("ruff", path=Path(sys.executable).parent) or shutil.which(
+        "ruff"
+    )
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    draw = random.Random(0)
+    lines = []
+    for _ in range(300):
+        node = a_node(draw, 4)
+        lines += _layout.lines(node, prefix="a = ")
+        lines += ["", "", "def f():"]
+        bare = (
+            dataclasses.is_dataclass(node) and not node.is_call and len(node.items) > 1
+        )
+        node = dataclasses.replace(node, bare=node.opening == "(") if bare else node
+        lines += [*_layout.lines(node, indent=1, prefix="return "), "", ""]
+    path = tmp_path / "lines.py"
+    path.write_text("\n".join(lines).rstrip() + "\n")
+    found = subprocess.run(
+        [ruff, "format", "--isolated", "--diff", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout

@@ -1,0 +1,116 @@
+"""Wrong calls: each says where, what was wrong, and what to do."""
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqloop import ir
+
+X = jnp.ones(3)
+JAXPR = jax.make_jaxpr(lambda x: jnp.sin(jnp.exp(x)))(X)
+FIRST, SECOND = JAXPR.eqns
+LARGE = np.ones((600, 600), np.float32)
+
+
+@jax.jit
+def written_while_tracing(c):
+    ir.to_python(lambda x: x * c)(X)
+    return c
+
+
+CALLS = [
+    (lambda: ir.optimize(jnp.sin), TypeError, "`jax.make_jaxpr(f)(*args)`"),
+    (lambda: ir.constant_fold(3), TypeError, "constant_fold: expected a ClosedJaxpr"),
+    (lambda: ir.simplify_algebra(None), TypeError, "but got a NoneType"),
+    (lambda: ir.to_dot("f"), TypeError, "to_dot: expected a ClosedJaxpr"),
+    (lambda: ir.inline_jit(JAXPR, "silu"), TypeError, "`condition` must be a function"),
+    (
+        lambda: ir.optimize(JAXPR, passes=ir.constant_fold),
+        TypeError,
+        "write `passes=[constant_fold]`",
+    ),
+    (
+        lambda: ir.Optimize(jnp.sin, passes=["fold"]),
+        TypeError,
+        "Optimize: `passes[0]` must be a function",
+    ),
+    (lambda: ir.Optimize(3), TypeError, "`f` must be callable, but 3 is not"),
+    (lambda: ir.eqns_to_jaxpr([JAXPR]), TypeError, "`eqns[0]` is a"),
+    (
+        lambda: ir.eqns_to_jaxpr([FIRST, FIRST]),
+        ValueError,
+        "`eqns[1]`, exp, computes a variable",
+    ),
+    (
+        lambda: ir.eqns_to_jaxpr([SECOND], invars=[]),
+        ValueError,
+        "operand 0 of `eqns[0]`, sin, is neither computed before it",
+    ),
+    (
+        lambda: ir.eqns_to_jaxpr([SECOND, FIRST], invars=JAXPR.jaxpr.invars),
+        ValueError,
+        "add its equation before this one",
+    ),
+    (
+        lambda: ir.eqns_to_jaxpr([FIRST], outvars=SECOND.outvars),
+        ValueError,
+        "`outvars[0]` is neither computed",
+    ),
+    (
+        lambda: ir.eqns_to_closed_jaxpr(JAXPR.eqns, consts=[1.0]),
+        ValueError,
+        "0 `constvars` but 1 `consts`",
+    ),
+    (lambda: ir.to_python(JAXPR), TypeError, "there is `jaxpr_to_python`"),
+    (lambda: ir.jaxpr_to_python(jnp.sin), TypeError, "jaxpr_to_python: expected"),
+    (lambda: ir.jaxpr_to_python(JAXPR, "a b"), ValueError, "but it is 'a b'"),
+    (
+        lambda: ir.to_python(lambda x: x + jnp.asarray(LARGE)[:3, 0])(X),
+        ValueError,
+        "float32[600,600] of 1440000 bytes",
+    ),
+    (lambda: written_while_tracing(2.0), ValueError, "call `to_python` outside"),
+    (
+        lambda: ir.to_python(lambda x: jax.pure_callback(np.sin, x, x))(X),
+        ValueError,
+        "`eqloop.ir.register_handler('pure_callback', handler)`",
+    ),
+    (lambda: ir.register_handler(3, str), TypeError, "must be a primitive or its name"),
+    (
+        lambda: ir.register_handler("sin", "lax.sin"),
+        TypeError,
+        "(eqn, operands) -> str",
+    ),
+    (lambda: ir.draw(JAXPR), TypeError, "there are `to_dot` and `to_pydot`"),
+    (
+        lambda: ir.draw(jnp.sin)(X).save("sine.jpeg"),
+        ValueError,
+        "must end in one of .pdf, .png, .svg, .dot, .txt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "part"), CALLS)
+def test_wrong_calls(call, error, part):
+    with pytest.raises(error) as caught:
+        call()
+    assert part in str(caught.value)
+
+
+@pytest.mark.skipif(
+    issubclass(jex.Jaxpr, jex.ClosedJaxpr), reason="all jaxprs are closed in JAX 0.12"
+)
+def test_a_jaxpr_that_is_not_closed():
+    with pytest.raises(TypeError, match="close it, `jax"):
+        ir.optimize(JAXPR.jaxpr)
+
+
+def test_a_handler_that_returns_no_text(monkeypatch):
+    monkeypatch.setattr("eqloop.ir.codegen._handlers._registered", {})
+    ir.register_handler("sin", lambda eqn, operands: None)
+    with pytest.raises(
+        TypeError, match="registered for `sin` must return an expression"
+    ):
+        ir.to_python(jnp.sin)(X)
