@@ -78,9 +78,9 @@ def open_while(
         return [condition(of_cond, carry), *carry], []
 
     consts, init = [*consts, *condition.consts], [holds, *carry.arrays]
-    types = [list(map(jax.typeof, leaves)) for leaves in (consts, init)]
+    const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
     return OpenedWhile(
-        step=make_step(joint, *types, []),
+        step=make_step(joint, const_types, carry_types, []),
         consts=consts,
         init=init,
         close=lambda final: carry.join(final[1:]),
@@ -173,8 +173,8 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
     if not is_array or out.shape or out.dtype != bool:
         raise TypeError(
             f"{owner}: `cond` must return a scalar boolean, but it returned "
-            f"{describe(out)}. Compare it (`x > 0`), reduce it (`jnp.any`), or map over "
-            f"the loop (`jax.vmap`)."
+            f"{describe(out)}. Compare it (`x > 0`), reduce it (`jnp.any`), or map "
+            f"over the loop (`jax.vmap`)."
         )
     return jnp.asarray(out)
 

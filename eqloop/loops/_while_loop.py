@@ -157,18 +157,17 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     In reverse mode a given number of carries is stored, however many steps there turn
     out to be: as the loop goes on, they are spread over all steps so far. The steps in
     between are run again, in the order that needs the fewest evaluations from there.
-    With `s` carries, `s (s + 3) / 2` steps are evaluated at most 3 times each on average,
-    the first evaluation and that of the reversal included; each power of the number of
-    steps costs one evaluation more for about `s` times as many steps.
+    Up to `s (s + 3) / 2` steps, `s` carries are enough to evaluate each step at most 3
+    times: by the primal, once again, and for its reversal.
 
     Args:
         cond: From the carry to whether there is another step: a scalar boolean. It is
             not differentiated.
         body: From the carry to the next one.
         checkpoints: How many carries are stored, the initial one included. By default
-            the fewest with which `max_steps` steps are evaluated at most 3 times each;
-            without `max_steps` it is 64, which goes as far for 2144 steps, and for
-            47,904 steps to 4 times.
+            the fewest with which `max_steps` steps are evaluated at most 3 times each.
+            Without `max_steps` it is 64, enough for 2144 steps; 47,904 steps would be
+            evaluated about 4 times each.
         max_steps: The most steps that are run, if there is to be a bound. The loop then
             stops, and returns the carry as it is.
 
@@ -220,9 +219,16 @@ def _slots_for(steps: int) -> int:
 
 
 def _check_count(owner: str, name: str, value: Any, at_least: int) -> None:
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{owner}: `{name}` must be an int, not {describe(value)}.")
-    if operator.index(value) < at_least:
+    try:
+        count = operator.index(value)
+    except TypeError:  # a tracer has an `__index__`, too, which raises
+        count = None
+    if count is None or isinstance(value, bool):
+        raise TypeError(
+            f"{owner}: `{name}` must be an int that is known when tracing, not "
+            f"{describe(value)}."
+        )
+    if count < at_least:
         raise ValueError(
             f"{owner}: `{name}` must be at least {at_least}, but it is {value}."
         )

@@ -1,16 +1,16 @@
 """A loop of a batch, in which each example stops at its own time.
 
 It is a loop again, which runs while any example does. The examples that have stopped
-keep their carry: it is selected. That is not enough for their derivatives, for `body` may
-be singular where an example has stopped. Its cotangent there is zero, but zero times
-infinity is not, and it would be added to the cotangents of what the examples share. So
-the step of an example that has stopped is evaluated for a carry at which that example
-did run: its initial one. And an example that never runs lends itself that of another,
-with everything else that the two do not share.
+keep their carry: it is selected. For their derivatives that is not enough, as `body`
+may be singular where an example has stopped. Its cotangent there is zero; but zero
+times infinity is not, and it would be added to the cotangents of what the examples
+share. So the step of an example that has stopped is evaluated for a carry at which that
+example did run: its initial one. And an example that never runs borrows that of another
+which does, with everything else that the two do not share.
 """
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from ..._lists import Arrays, split
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step, reaching
 
-# One list of axes each for consts, carry and xs, of which there are none.
-Dims = tuple[tuple[int | None, ...], tuple[int | None, ...], tuple[()]]
+# The axes of consts, of the carry, and of `xs`, of which there are none.
+Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
 
 
 def stops_apart(problem: Problem, axis_data: Any, dims: Dims) -> bool:
@@ -81,7 +81,7 @@ def _joint_problem(
 
 
 def _communicates(step: Step, axis_data: Any) -> bool:
-    """Whether the examples depend on each other, so that none can be lent to another."""
+    """Whether the examples depend on each other, so that none can borrow."""
     none = lambda types: [False] * len(types)
     marked, _ = reaching(
         step,

@@ -38,8 +38,9 @@ def forward(
         positions of the slots and their rows if they are not known beforehand, and the
         slots.
     """
-    sweep = _forward_nested if isinstance(layout, Nested) else _forward_online
-    return sweep(step, layout, consts, init)
+    if isinstance(layout, Nested):
+        return _forward_nested(step, layout, consts, init)
+    return _forward_online(step, layout, consts, init)
 
 
 def _forward_nested(

@@ -55,7 +55,7 @@ class Online:
     max_steps: int
     slots: int
 
-    def layout(self, problem: Any, active: Any) -> "Online":
+    def layout(self, problem: Any, active: Any) -> Any:
         return self
 
     @property

@@ -1,8 +1,8 @@
 """How a loop of unknown length is differentiated, in every mode.
 
 It is closed under derivatives just as a loop of known length is, so `PlannedLoop` tells
-how (see there). Its tangents are those of a loop of the step's jvp: that loop stops when
-the primal does, as the tangents are no part of what the condition reads.
+how (see there). The loop of the step's jvp stops when the primal does, since tangents
+are no part of what the condition reads.
 """
 
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ class PlannedWhile(PlannedLoop):
     What is saved is that of `forward`: a few integers, then the slots.
     """
 
-    saves: Nested | Online | None
+    saves: Any  # Nested | Online | None
 
     def __init__(self, problem: Problem, saves: Nested | Online | None, inputs: Any):
         carry = problem.step.carry_types
@@ -80,18 +80,18 @@ class PlannedWhile(PlannedLoop):
 
 
 class ReverseWhile(Reverse):
-    """`(inputs, saved, ct_carry, ct_ys) -> cts` of the active inputs."""
+    """`(inputs, slots, ct_carry, ct_ys) -> cts`, for slots as `forward` saves them."""
 
     primal: ClassVar[type[PlannedLoop]] = PlannedWhile
-    layout: Nested | Online
+    layout: Any  # Nested | Online
 
-    def expand(self, inputs: Any, saved: Any, ct_carry: Any, ct_ys: Any) -> Any:
+    def expand(self, inputs: Any, slots: Any, ct_carry: Any, ct_ys: Any) -> Any:
         consts, _, _ = inputs
         problem = self.problem
         step = unconditional(problem.step)
         active = self.active._replace(carry=self.active.carry[1:])
         sweep = Sweep(step, problem.loop, problem.policy, active, consts, [], [])
-        cts = reverse(sweep, self.layout, saved, ct_carry)
+        cts = reverse(sweep, self.layout, slots, ct_carry)
         return cts.consts, cts.carry, cts.xs
 
 

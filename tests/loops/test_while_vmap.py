@@ -1,0 +1,204 @@
+"""A batch of while loops, in which every example stops at its own time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..checkpointing.memory import temp_bytes
+
+LOOPS = {
+    "bounded": functools.partial(el.BoundedWhileLoop, max_steps=70, base=4),
+    "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=5),
+}
+kinds = pytest.mark.parametrize("kind", LOOPS.values(), ids=LOOPS)
+
+# Example i takes i steps, in an order without rhyme or reason.
+STEPS = jnp.asarray(np.random.default_rng(0).permutation(64))
+SCALES = 1 + jnp.arange(64.0) / 64
+P = {"shared": jnp.array([0.7, 0.2]), "unused": jnp.ones(3)}
+
+
+def run(kind, p, left, scale):
+    """`body` is singular where the loop stops, and so is its derivative in `p`.
+
+    Where `left` is 0, `sqrt` has an infinite derivative, and `1 / left` is infinite.
+    """
+
+    def body(carry):
+        left, x = carry
+        decay = p["shared"][0] * jnp.sqrt(left) * scale + p["shared"][1] / left
+        return left - 1, jnp.sin(x + decay)
+
+    return kind(lambda carry: carry[0] > 0, body)((left, jnp.ones(2) * scale))
+
+
+def by_hand(p, steps, scale):
+    """The same in a Python loop."""
+    x = jnp.ones(2) * scale
+    for left in range(steps, 0, -1):
+        decay = p["shared"][0] * left**0.5 * scale + p["shared"][1] / left
+        x = jnp.sin(x + decay)
+    return x
+
+
+def total(one, p, left, scale):
+    return jnp.sum(jax.vmap(one, (None, 0, 0))(p, left, scale)[1] ** 2)
+
+
+@functools.cache
+def separately():
+    """Values and gradients of 64 loops, one after the other."""
+
+    def each(kind):
+        def one(left, scale):
+            loss = lambda *args: jnp.sum(run(kind, *args)[1] ** 2)
+            return jax.value_and_grad(loss, (0, 1, 2))(P, left, scale)
+
+        return jax.jit(lambda: jax.lax.map(lambda x: one(*x), (STEPS * 1.0, SCALES)))
+
+    return each(LOOPS["bounded"])()
+
+
+def check(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+
+
+def test_separate_loops_are_what_they_should_be():
+    values, (ct_p, _, ct_scale) = separately()
+    at = lambda i: lambda ct: ct[i]
+    for i in (3, 17, int(jnp.argmin(STEPS))):
+        loss = lambda p, scale, i=i: jnp.sum(by_hand(p, int(STEPS[i]), scale) ** 2)
+        value, grads = jax.value_and_grad(loss, (0, 1))(P, SCALES[i])
+        check(values[i], value)
+        check((jax.tree.map(at(i), ct_p), ct_scale[i]), grads)
+
+
+@kinds
+def test_values_and_gradients_are_those_of_64_loops(kind):
+    loss = functools.partial(total, functools.partial(run, kind))
+    value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(P, STEPS * 1.0, SCALES)
+    values, (ct_p, ct_left, ct_scale) = separately()
+    check(value, values.sum())
+    check(grads, (jax.tree.map(lambda ct: ct.sum(0), ct_p), ct_left, ct_scale))
+
+
+@kinds
+def test_gradient_of_each_example_by_itself(kind):
+    loss = lambda *args: jnp.sum(run(kind, *args)[1] ** 2)
+    grads = jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2)), (None, 0, 0)))
+    check(grads(P, STEPS * 1.0, SCALES), separately()[1])
+
+
+def test_forward_mode():
+    """Tangents are those of finite differences: no derivative of the engine's."""
+    run_all = jax.vmap(functools.partial(run, el.WhileLoop), (None, 0, 0))
+    scales, dot = SCALES[:9], jnp.cos(jnp.arange(9.0))
+    left = jnp.arange(9.0)
+    along = lambda t: run_all(P, left, scales + t * dot)[1]
+    value, slope = jax.jit(lambda: jax.jvp(along, (0.0,), (1.0,)))()
+    check(value, along(0.0))
+    difference = (along(1e-2) - along(-1e-2)) / 2e-2
+    np.testing.assert_allclose(slope, difference, rtol=1e-2, atol=1e-2)
+
+
+@kinds
+def test_second_derivatives_do_not_leak(kind):
+    run_one = functools.partial(run, kind)
+    left, scales = jnp.array([0.0, 3.0, 1.0]), SCALES[:3]
+    batched = lambda p: total(run_one, {**P, "shared": p}, left, scales)
+
+    def one_by_one(p):
+        p = {**P, "shared": p}
+        pairs = zip((0, 3, 1), scales, strict=True)
+        return sum(jnp.sum(by_hand(p, n, scale) ** 2) for n, scale in pairs)
+
+    hessian = jax.jit(jax.hessian(batched))(P["shared"])
+    np.testing.assert_allclose(
+        hessian, jax.hessian(one_by_one)(P["shared"]), rtol=1e-3, atol=1e-3
+    )
+
+
+@kinds
+def test_none_of_the_examples_runs(kind):
+    loss = functools.partial(total, functools.partial(run, kind))
+    grads = jax.jit(jax.grad(loss, (0, 2)))(P, jnp.zeros(3), SCALES[:3])
+    check(grads, (jax.tree.map(jnp.zeros_like, P), 4 * SCALES[:3]))
+
+
+@kinds
+def test_vmap_of_vmap(kind):
+    one = functools.partial(run, kind)
+    left, scales = STEPS[:6].reshape(2, 3) * 1.0, SCALES[:3]
+
+    def nested(p, left, scales):
+        rows = jax.vmap(one, (None, 0, 0))
+        return jnp.sum(jax.vmap(rows, (None, 0, None))(p, left, scales)[1] ** 2)
+
+    flat = functools.partial(total, one)
+    ct_p, ct_scale = jax.jit(jax.grad(nested, (0, 2)))(P, left, scales)
+    args = (P, left.ravel(), jnp.tile(scales, 2))
+    same_p, same_scale = jax.jit(jax.grad(flat, (0, 2)))(*args)
+    check((ct_p, ct_scale), (same_p, same_scale.reshape(2, 3).sum(0)))
+
+
+@kinds
+def test_carry_alone_is_batched_where_the_condition_is_not(kind):
+    """All stop together, so nothing is selected."""
+
+    def loop(x):
+        body = lambda carry: (carry[0] + 1, jnp.sin(carry[1]))
+        return kind(lambda carry: carry[0] < 5, body)((0, x))[1]
+
+    xs = jnp.linspace(0.1, 1, 4)
+    jaxpr = str(jax.make_jaxpr(jax.vmap(loop))(xs))
+    assert "select_n" not in jaxpr
+    check(jax.vmap(jax.grad(loop))(xs), jnp.stack([jax.grad(loop)(x) for x in xs]))
+
+
+def test_what_the_step_keeps_apart_may_be_of_any_kind():
+    def body(carry):
+        key, count, is_odd, x = carry
+        key, sub = jax.random.split(key)
+        return key, count - 1, ~is_odd, x * (1 + jax.random.uniform(sub))
+
+    loop = el.BoundedWhileLoop(lambda carry: carry[1] > 0, body, max_steps=9)
+    keys = jax.random.split(jax.random.key(0), 4)
+    counts = jnp.arange(4)
+
+    def one(key, count, x):
+        return loop((key, count, jnp.array(False), x))
+
+    xs = jnp.ones(4)
+    out = jax.vmap(one)(keys, counts, xs)
+    ct = jax.jit(jax.vmap(jax.grad(lambda *args: one(*args)[3], 2)))(keys, counts, xs)
+    for i in range(4):
+        key, count, is_odd, x = one(keys[i], counts[i], xs[i])
+        assert (
+            jax.random.key_data(key).tolist() == jax.random.key_data(out[0][i]).tolist()
+        )
+        assert (int(count), bool(is_odd)) == (0, bool(i % 2))
+        np.testing.assert_allclose(ct[i], x, rtol=1e-6)
+
+
+@kinds
+def test_shared_parameters_have_one_gradient(kind):
+    """Not one for each example, which would be added up in the end."""
+    size, width = 256, 64
+
+    def gradient(weight, xs, counts):
+        def one(x, count):
+            body = lambda carry: (carry[0] - 1, jnp.tanh(weight @ carry[1]))
+            return kind(lambda carry: carry[0] > 0, body)((count, x))[1]
+
+        return jax.grad(lambda w: jnp.sum(jax.vmap(one)(xs, counts)))(weight)
+
+    gradient = lambda weight, xs, counts, f=gradient: f(weight, xs, counts)
+    args = (jnp.eye(width), jnp.ones((size, width)), jnp.arange(size) % 9)
+    # 256 gradients would take 4 MiB.
+    assert temp_bytes(jax.tree_util.Partial(gradient), *args) < 2**21
