@@ -37,7 +37,7 @@ def check_key(owner: str, key: Any) -> None:
     """Raises unless this is one PRNG key."""
     is_typed = is_dynamic(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     is_legacy = is_dynamic(key) and key.dtype == jnp.uint32
-    if not (is_typed and key.ndim == 0 or is_legacy and key.ndim == 1):
+    if not ((is_typed and key.ndim == 0) or (is_legacy and key.ndim == 1)):
         raise TypeError(
             f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
             f"{describe(key)}."

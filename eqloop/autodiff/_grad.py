@@ -20,7 +20,7 @@ def check_scalar(call: Call, value: Any) -> None:
         raise TypeError(
             f"{call.owner}: f must return a floating-point scalar, but it returned "
             f"{what}. For the derivatives of each of several numbers use `JacRev`, for "
-            f"the gradient of their sum `VectorGrad`; with `has_aux=True`, f may return "
+            f"the gradient of their sum `VectorGrad`; with `has_aux=True` f may return "
             f"a pair of a scalar and anything else."
         )
 

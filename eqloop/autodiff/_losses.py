@@ -30,6 +30,6 @@ mean_squared = SofoLoss(_mean_squared)
 cross_entropy = SofoLoss(_cross_entropy)
 """The cross-entropy of logits of shape `(..., classes)`, averaged over all but classes.
 
-Labels are the numbers of the classes, of shape `(...)`, or probabilities of the shape of
-the logits.
+Labels are the numbers of the classes, of shape `(...)`, or their probabilities, of the
+shape of the logits.
 """

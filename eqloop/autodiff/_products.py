@@ -123,8 +123,8 @@ def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None
     ):
         if tangent is not None and not _fits(leaf, tangent):
             raise TypeError(
-                f"Jvp: the tangent of {name} must be as it is, {describe(leaf)}, but it "
-                f"is {describe(tangent)}. Give None for what is not moved."
+                f"Jvp: the tangent of {name} must be as it is, {describe(leaf)}, but "
+                f"it is {describe(tangent)}. Give None for what is not moved."
             )
 
 

@@ -72,7 +72,8 @@ class SofoGrad(AbstractDerivative):
         ...         hidden, total = carry
         ...         x, target = now
         ...         hidden = cell(x, hidden)
-        ...         return (hidden, total + el.losses.mean_squared(hidden, target)), None
+        ...         loss = el.losses.mean_squared(hidden, target)
+        ...         return (hidden, total + loss), None
         ...     (_, total), _ = el.Scan(step)((jnp.zeros(2), 0.0), (xs, targets))
         ...     return total / len(xs)
         >>> cell = eqx.nn.GRUCell(1, 2, key=jax.random.key(0))
@@ -137,12 +138,16 @@ class SofoGrad(AbstractDerivative):
 
 def _normalised(directions: Arrays) -> list[jax.Array]:
     """The directions, each of length 1."""
-    row = lambda v: v.reshape(len(v), -1).astype(jnp.promote_types(v.dtype, jnp.float32))
+    row = lambda v: v.reshape(len(v), -1).astype(_at_least_float32(v))
     squares = sum(jnp.sum(row(v) ** 2, axis=1) for v in directions)
     scale = jax.lax.rsqrt(squares)
     return [
         v * scale.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1)) for v in directions
     ]
+
+
+def _at_least_float32(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, Any]:
@@ -162,7 +167,7 @@ def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, An
                 "Use `el.losses.mean_squared`, `el.losses.cross_entropy`, or wrap the "
                 "loss of a prediction in `el.SofoLoss`."
             )
-    table = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    table = table.astype(_at_least_float32(table))
     plain = table[:, -1:]
     # Whether the value itself differs from column to column is up to the loops.
     outs, others = jax.tree.map(lambda x: x[0], (outs, others))

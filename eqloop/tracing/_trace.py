@@ -68,7 +68,7 @@ class Trace(AbstractTransform):
 
         Which of the arrays matter:
 
-        >>> f = lambda state, x: ({"n": state["n"] + 1, "w": state["w"]}, 2 * state["n"])
+        >>> f = lambda state, x: {"n": state["n"] + 1, "w": state["w"]}
         >>> el.Trace(f).leaf_usage({"n": jnp.ones(()), "w": jnp.ones(2)}, jnp.ones(3))
         {"state['n']": 'read', "state['w']": 'passed', 'x': 'unused'}
     """

@@ -14,7 +14,7 @@ import jax
 import jax.extend.core as jex
 
 from .._formula import Formula
-from .._lists import split
+from .._lists import pick, split
 
 Usage = Literal["unused", "passed", "read"]
 
@@ -96,15 +96,12 @@ def _scan(eqn: Any, outs: _Many) -> _Many:
 def _while(eqn: Any, outs: _Many) -> _Many:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    variables = body.jaxpr.invars[num_body:]
-    constant = [a is b for a, b in zip(variables, body.jaxpr.outvars, strict=True)]
+    stays = [at == num_body + i for i, at in enumerate(_handed_on(body))]
 
     def of_cond(carry: _Many) -> tuple[_Many, _Many]:
         # How often the body runs matters to what it changes, and to its effects.
-        matters = body.effects or any(
-            asked and not same for asked, same in zip(carry, constant, strict=True)
-        )
-        asked = _Asked.ITS_VALUE if matters else _Asked.NOTHING
+        changed = [asked for asked, same in zip(carry, stays, strict=True) if not same]
+        asked = _Asked.ITS_VALUE if body.effects or any(changed) else _Asked.NOTHING
         return split(_asked_of_inputs(cond, [asked]), num_cond)
 
     def once(carry: _Many) -> _Many:
@@ -121,8 +118,19 @@ def _while(eqn: Any, outs: _Many) -> _Many:
 def _cond(eqn: Any, outs: _Many) -> _Many:
     branches = eqn.params["branches"]
     operands = [_asked_of_inputs(branch, outs) for branch in branches]
-    index = _Asked.ITS_VALUE if any(outs) or eqn.effects else _Asked.NOTHING
-    return [index, *map(max, *operands)]
+    # Which branch it is does not matter to what all of them hand on alike.
+    sources = zip(*map(_handed_on, branches), strict=True)
+    differs = [None in source or len(set(source)) > 1 for source in sources]
+    index = _compute(eqn, pick(outs, differs))[:1]
+    return [*index, *map(max, *operands)]
+
+
+def _handed_on(jaxpr: Any) -> list[int | None]:
+    """For each output of a jaxpr, which input it is, if it is one."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    at = {variable: i for i, variable in enumerate(jaxpr.invars)}
+    is_literal = lambda atom: isinstance(atom, jex.Literal)
+    return [None if is_literal(out) else at.get(out) for out in jaxpr.outvars]
 
 
 def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:

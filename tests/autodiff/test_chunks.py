@@ -1,0 +1,117 @@
+"""Jacobians and Hessians in chunks: the same, within the memory of a chunk."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+
+from .trees import assert_close, quick_jit
+
+SIZES = [1, 3, 100]
+X = {"a": jnp.linspace(-1.0, 1.0, 4).reshape(2, 2), "b": jnp.array([0.3])}
+
+
+def f(x):
+    y = jnp.tanh(x["a"] @ x["a"] * x["b"])
+    return {"y": y[:, 0], "z": jnp.sum(y) ** 2, "static": "s"}
+
+
+def of_arrays(x):
+    out = f(x)
+    return {"y": out["y"], "z": out["z"]}
+
+
+def loss(x):
+    out = f(x)
+    return jnp.sum(out["y"] ** 3) + out["z"]
+
+
+@pytest.mark.parametrize(
+    ("transform", "function", "of_jax"),
+    [
+        (el.JacRev, f, jax.jacrev(of_arrays)),
+        (el.JacFwd, f, jax.jacfwd(of_arrays)),
+        (el.Jacobian, f, jax.jacrev(of_arrays)),
+        (el.Hessian, loss, jax.hessian(loss)),
+    ],
+    ids=["JacRev", "JacFwd", "Jacobian", "Hessian"],
+)
+def test_chunks_of_every_size(transform, function, of_jax):
+    @quick_jit
+    def all_sizes(x):
+        return [transform(function, chunk_size=size)(x) for size in SIZES]
+
+    expected = of_jax(X)
+    if function is f:
+        expected = expected | {"static": None}
+    for derivative in all_sizes(X):
+        assert_close(derivative, expected)
+
+
+def test_hessian_of_several_values():
+    g = lambda x: (x["a"] ** 3 * x["b"], jnp.sum(x["b"] ** 2))
+    got = quick_jit(el.Hessian(g, chunk_size=3))(X)
+    assert_close(got, jax.hessian(g)(X))
+
+
+@pytest.mark.parametrize("transform", [el.JacRev, el.JacFwd])
+def test_value_and_aux_in_chunks(transform):
+    g = lambda x: (f(x)["y"], x["b"])
+    settings = dict(has_aux=True, return_value=True, chunk_size=2)
+    jacobian, value, aux = quick_jit(transform(g, **settings))(X)
+    assert_close(jacobian, jax.jacrev(lambda x: g(x)[0])(X))
+    assert_close((value, aux), g(X))
+
+
+def test_outputs_of_no_size_and_of_several():
+    x = jnp.arange(1.0, 4.0)
+    g = lambda sizes, x: [jnp.full(size, 2.0) * x[0] * x[-1] for size in sizes]
+    cases = [((0,), 1), ((3, 0, 1), 3), ((2, 2), 3)]
+
+    @quick_jit
+    def both(x):
+        chunks = lambda sizes, c: el.JacRev(lambda x: g(sizes, x), chunk_size=c)(x)
+        whole = lambda sizes, c: jax.jacfwd(lambda x: g(sizes, x))(x)
+        return [(chunks(*case), whole(*case)) for case in cases]
+
+    for got, expected in both(x):
+        assert_close(got, expected)
+
+
+def test_jacobian_takes_the_mode_with_fewer_sweeps():
+    is_forward = lambda g, size: el.Jacobian(g)._is_forward(
+        el.Jacobian(g)._open((jnp.ones(size),), {})
+    )
+    assert is_forward(lambda x: jnp.tile(x, 25), 2)
+    assert is_forward(jnp.sin, 3)
+    assert not is_forward(lambda x: x[:2], 50)
+
+
+# Memory
+
+
+def temporary(function):
+    compiled = jax.jit(lambda x: function(x)).lower(jnp.ones(64)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def hidden(x):
+    """A layer of 1024 numbers between 64 and 64."""
+    return jnp.cumsum(jnp.sin(jnp.cumsum(jnp.sin(jnp.repeat(x, 16)))))[::16]
+
+
+@pytest.mark.parametrize(
+    ("transform", "function"),
+    [
+        (el.JacRev, hidden),
+        (el.JacFwd, hidden),
+        (el.Hessian, lambda x: jnp.sum(hidden(x))),
+    ],
+    ids=["JacRev", "JacFwd", "Hessian"],
+)
+def test_memory_is_that_of_a_chunk(transform, function):
+    whole = temporary(transform(function))
+    chunk = temporary(transform(function, chunk_size=4))
+    # 4 of 64 directions, and what there is of `function` itself.
+    assert chunk < whole / 8
