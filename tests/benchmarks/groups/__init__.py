@@ -6,6 +6,7 @@ from .._comparison import Comparison
 from ._budget import budget, million
 from ._maps import maps
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+from ._while import whiles
 
 GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "recurrent": recurrent,
@@ -17,4 +18,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "budget": budget,
     "million": million,
     "maps": maps,
+    "while": whiles,
 }
