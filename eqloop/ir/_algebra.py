@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, is_array, rewrite_everywhere
+from ._walk import Closed, Rewrite, check_closed, dtype_of, is_array, rewrite_everywhere
 
 _Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
@@ -91,7 +91,7 @@ def _definition(atom: Any, definitions: _Definitions, name: str) -> jex.JaxprEqn
 
 
 def _is_float(atom: Any) -> bool:
-    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
+    return jnp.issubdtype(dtype_of(atom), jnp.floating)
 
 
 # The rules.
@@ -115,8 +115,9 @@ def _neutral(*, right: Callable[[bool], float], commutes: bool = True) -> _Rule:
 def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     """`f(f(x)) = x`."""
     before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
-    same = before is not None and before.params == eqn.params
-    return before.invars[0] if same else None
+    if before is None or before.params != eqn.params:
+        return None
+    return before.invars[0]
 
 
 def _idempotent(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
@@ -184,7 +185,7 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     if before is None or before.params["sharding"] != eqn.params["sharding"]:
         return None
     first, between = before.invars[0], before.outvars[0]
-    if not _holds(between.aval.dtype, first.aval.dtype):
+    if not _holds(dtype_of(between), dtype_of(first)):
         return None
     if first.aval == eqn.outvars[0].aval:
         return first

@@ -81,8 +81,9 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
             "to_pydot: pydot is not installed. To install it: `python -m pip install "
             "'eqloop[draw]'`. `eqloop.ir.to_dot` and `eqloop.ir.draw` do without."
         ) from error
-    (found,) = pydot.graph_from_dot_data(to_dot(jaxpr, name)) or ()
-    return found
+    found = pydot.graph_from_dot_data(to_dot(jaxpr, name))
+    assert found, "pydot reads what `to_dot` writes"
+    return found[0]
 
 
 def dot_text(drawn: Graph) -> str:

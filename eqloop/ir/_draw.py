@@ -94,13 +94,13 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> from eqloop import ir
-        >>> def cumulative(xs):
-        ...     return jax.lax.scan(lambda c, x: (c + x, jnp.sin(c)), 0.0, xs)
-        >>> ir.draw(cumulative)(jnp.ones(3))
-        cumulative: float32[3] -> float32[], float32[3]
-        └── scan, 3 steps: float32[], float32[3] -> float32[], float32[3]
-            ├── add: float32[], float32[] -> float32[]
-            └── sin: float32[] -> float32[]
+        >>> def drift(c, xs):
+        ...     return jax.lax.scan(lambda c, x: (c + x, jnp.sin(c)), c, xs)
+        >>> ir.draw(drift)(jnp.zeros(2), jnp.ones((3, 2)))
+        drift: float32[2], float32[3,2] -> float32[2], float32[3,2]
+        └── scan, 3 steps: float32[2], float32[3,2] -> float32[2], float32[3,2]
+            ├── add: float32[2], float32[2] -> float32[2]
+            └── sin: float32[2] -> float32[2]
     """
     if not callable(f):
         raise TypeError(

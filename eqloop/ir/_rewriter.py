@@ -1,6 +1,7 @@
 """Writing a jaxpr anew, equation by equation."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax.core
 import jax.extend.core as jex
@@ -96,9 +97,7 @@ class Rewriter:
         return not isinstance(var, jex.DropVar) and var not in self._stands_for
 
 
-def _rename(
-    effect: jex.Effect, read: Callable[[jax.core.Atom], jax.core.Atom]
-) -> jex.Effect:
+def _rename(effect: Any, read: Callable[[jax.core.Atom], jax.core.Atom]) -> Any:
     """An effect on a reference names the variable that holds the reference."""
     var = getattr(effect, "input", None)
     return effect.replace(input=read(var)) if isinstance(var, jex.Var) else effect

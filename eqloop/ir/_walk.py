@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax.extend.core import primitives
 
 Closed: TypeAlias = jex.ClosedJaxpr
@@ -96,10 +97,22 @@ def check_closed(jaxpr: Any, name: str) -> None:
 
 def is_array(atom: Any) -> bool:
     """Whether an atom is an ordinary array: no reference, token or PRNG key."""
-    aval = atom.aval
-    return type(aval) is jax.core.ShapedArray and not jax.dtypes.issubdtype(
-        aval.dtype, jax.dtypes.extended
-    )
+    return type(atom.aval) is jax.core.ShapedArray and not is_extended(atom)
+
+
+def is_extended(atom: Any) -> bool:
+    """Whether an atom is of a dtype that NumPy does not have, such as a PRNG key."""
+    return jnp.issubdtype(dtype_of(atom), jax.dtypes.extended)
+
+
+def dtype_of(atom: Any) -> Any:
+    """The dtype of a variable or literal that is an array."""
+    return atom.aval.dtype
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal that is an array."""
+    return atom.aval.shape
 
 
 def _jaxprs(param: Any) -> Iterator[Any]:

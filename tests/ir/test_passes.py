@@ -287,10 +287,10 @@ def test_effects_stay_in_their_order():
             note(jnp.int32(0))
             jax.debug.callback(lambda: None)
             _, ys = lax.scan(lambda c, i: (c, note(i)), x, jnp.arange(1, 4))
-            lax.cond(x[0] > 0, note, lambda i: note(i + 10), jnp.int32(4))
+            n = lax.cond(x[0] > 0, note, lambda i: note(i + 10), jnp.int32(4))
             jax.jit(note)(jnp.int32(5) + 0)
             jax.jit(note)(jnp.int32(5) + 0)
-            return ys
+            return ys, n
 
         return g
 

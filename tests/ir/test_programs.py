@@ -43,7 +43,8 @@ def run(program, x):
     return values[-3:]
 
 
-# Evaluated one operation at a time, since XLA is not as careful: it takes x + 0.0 for x.
+# Evaluated one operation at a time, since XLA is not as careful: it may take x + 0.0
+# for x.
 @given(programs)
 def test_random_programs_keep_every_bit(program):
     jaxpr = jax.make_jaxpr(lambda x: run(program, x))(SPECIALS)

@@ -146,7 +146,7 @@ def _runs(
     eqn: jex.JaxprEqn,
 ) -> tuple[Callable[..., Any], list[jax.core.AbstractValue], list[Any]]:
     """A function that runs an equation, and the types of its operands and results."""
-    ins = [jex.Var(atom.aval) for atom in eqn.invars]
+    ins: list[Any] = [jex.Var(atom.aval) for atom in eqn.invars]
     outs = [jex.Var(var.aval) for var in eqn.outvars]
     alone: Closed = eqns_to_closed_jaxpr(
         [eqn.replace(invars=ins, outvars=outs)], ins, outs

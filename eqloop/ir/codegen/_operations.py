@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from .._primitives import BINARY, UNARY
+from .._walk import dtype_of, is_extended
 from ._layout import Node, call, list_of, tuple_of
 from ._scope import Scope
 from ._values import dtype_text, parameter
@@ -143,11 +143,11 @@ def _operator(eqn: jex.JaxprEqn) -> str | None:
     if symbol is None or all(isinstance(atom, jex.Literal) for atom in eqn.invars):
         return None  # of numbers alone, Python would compute it
     x, y = eqn.invars
-    if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
+    if is_extended(x):
         return None
-    if symbol == "/" and not jnp.issubdtype(x.aval.dtype, jnp.inexact):
+    if symbol == "/" and not jnp.issubdtype(dtype_of(x), jnp.inexact):
         return None
-    if symbol in _COMPARISONS and (x is y or x.aval.dtype == np.bool_):
+    if symbol in _COMPARISONS and (x is y or dtype_of(x) == np.bool_):
         return None  # `x != x` and `x == True` mean something, but look like mistakes
     return symbol
 
@@ -173,7 +173,7 @@ def _extremum(function: str) -> Expression:
 
 def _where(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     which, *cases = eqn.invars
-    if which.aval.dtype != np.bool_ or len(cases) != 2:
+    if dtype_of(which) != np.bool_ or len(cases) != 2:
         return call("lax.select_n", *scope.arguments(eqn.invars))
     literals = all(isinstance(case, jex.Literal) for case in cases)
     read = scope.argument if literals else scope.read
@@ -186,7 +186,7 @@ def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     number = scope.read(x) if isinstance(x, jex.Literal) and np.ndim(x.val) == 0 else ""
     if not number:
         return _call(scope, eqn)
-    shape, dtype = parameter(eqn.params["shape"]), dtype_text(x.aval.dtype)
+    shape, dtype = parameter(eqn.params["shape"]), dtype_text(dtype_of(x))
     return call("jnp.full", shape, number, dtype)
 
 

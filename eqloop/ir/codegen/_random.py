@@ -2,6 +2,7 @@
 
 import jax.extend.core as jex
 
+from .._walk import shape_of
 from ._layout import Node, call
 from ._operations import Expression
 from ._scope import Scope
@@ -9,13 +10,12 @@ from ._values import parameter
 
 
 def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Node:
-    (seeds,) = eqn.invars
-    impl = _impl(eqn)
-    if not seeds.aval.shape:
-        return call("jax.random.key", scope.argument(seeds), impl=impl)
-    depth = len(seeds.aval.shape)
+    (seeds,), (keys,) = scope.arguments(eqn.invars), eqn.outvars
+    impl, depth = _impl(eqn), len(shape_of(keys))
+    if depth == 0:
+        return call("jax.random.key", seeds, impl=impl)
     one = f"lambda seed: jax.random.key(seed, impl={impl})"
-    return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", scope.argument(seeds))
+    return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", seeds)
 
 
 def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Node:

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
 from ..._partition import describe
-from .._walk import Closed
+from .._walk import Closed, dtype_of
 from . import _values
 from ._layout import (
     INDENT,
@@ -57,7 +58,8 @@ class Module:
                 raise ValueError(
                     f"to_python: the function holds a constant array "
                     f"{describe(value)} of {value.nbytes} bytes, more than the "
-                    f"{self.constant_limit} that are written into a module. Make it an argument of the function, or raise `constant_limit`."
+                    f"{self.constant_limit} that are written into a module. Make "
+                    f"it an argument of the function, or raise `constant_limit`."
                 )
             name = self.names.claim("CONSTANT", "CONSTANT")
             self.constants += lines(_constant(value), prefix=f"{name} = ")
@@ -148,7 +150,7 @@ class Scope:
             return self._names[atom]
         if np.ndim(atom.val):
             return self.module.constant(atom.val)
-        return _values.typed_number(np.asarray(atom.val, atom.aval.dtype))
+        return _values.typed_number(np.asarray(atom.val, dtype_of(atom)))
 
     def arguments(self, atoms: Iterable[jax.core.Atom]) -> list[str]:
         """Operands of a function of `jax.lax`."""
@@ -279,7 +281,7 @@ class Scope:
     def _number(self, atom: jex.Literal) -> str | None:
         if np.ndim(atom.val):
             return None
-        return _values.number(np.asarray(atom.val, atom.aval.dtype))
+        return _values.number(np.asarray(atom.val, dtype_of(atom)))
 
     def _constant(self, var: jex.Var, const: Any) -> str:
         if isinstance(const, jax.core.Tracer):
@@ -297,7 +299,7 @@ def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
 
 
 def _constant(value: Any) -> Node:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = _values.array(jax.random.key_data(value))
         impl = f'"{jax.random.key_impl(value)}"'
         return call("jax.random.wrap_key_data", data, impl=impl)
@@ -332,5 +334,5 @@ def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
     return not (
         len(eqn.params["branches"]) == 2
         and index.primitive.name == "convert_element_type"
-        and index.invars[0].aval.dtype == np.bool_
+        and dtype_of(index.invars[0]) == np.bool_
     )

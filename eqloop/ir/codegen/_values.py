@@ -77,8 +77,10 @@ def parameter(value: Any) -> Node:
     Raises:
         UnprintableError: There is none.
     """
-    if isinstance(value, enum.Enum) and hasattr(lax, type(value).__name__):
-        return f"lax.{type(value).__name__}.{value.name}"
+    cls = type(value)
+    public = f"lax.{cls.__name__}" if getattr(lax, cls.__name__, None) is cls else ""
+    if isinstance(value, enum.Enum) and public:
+        return f"{public}.{value.name}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, np.generic):
@@ -87,11 +89,9 @@ def parameter(value: Any) -> Node:
         return repr(int(value) if isinstance(value, enum.IntEnum) else value)
     if isinstance(value, float):
         return number(np.float64(value)) or ""
-    if hasattr(value, "_fields") and hasattr(lax, type(value).__name__):
-        fields: dict[str, Node] = {
-            name: parameter(getattr(value, name)) for name in value._fields
-        }
-        return call(f"lax.{type(value).__name__}", **fields)
+    if public and isinstance(value, tuple):  # with names for its fields
+        fields: dict[str, Any] = value._asdict()  # pyright: ignore
+        return call(public, **{name: parameter(fields[name]) for name in fields})
     if type(value) is tuple:
         return tuple_of(map(parameter, value))
     if type(value) is list:
