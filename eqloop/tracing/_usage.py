@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.extend.core as jex
 
+from .._compat import scan_counts
 from .._formula import Formula
 from .._lists import pick, split
 
@@ -75,8 +76,8 @@ def _call(param: str) -> Callable[[Any, _Many], _Many]:
 
 
 def _scan(eqn: Any, outs: _Many) -> _Many:
-    body, num_carry = eqn.params["jaxpr"], eqn.params["num_carry"]
-    num_consts = eqn.params["num_consts"]
+    body = eqn.params["jaxpr"]
+    num_consts, num_carry = scan_counts(eqn.params)
     carry, ys = split(outs, num_carry)
 
     def asked(carry: _Many, ys: _Many) -> tuple[_Many, _Many, _Many]:
