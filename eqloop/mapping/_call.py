@@ -212,6 +212,6 @@ class Row:
         )
         with explained(note):
             out = enforce_annotations(self.f)(*args, **kwargs)
+        out, self.reductions = resolve_reductions(self.name, out, self.reduce)
         arrays, self.outputs = Outputs.of(out, self.out_axes, name="out")
-        self.reductions = resolve_reductions(self.name, out, self.reduce)
         return arrays

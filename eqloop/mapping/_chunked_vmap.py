@@ -63,9 +63,8 @@ class ChunkedVmap(AbstractTransform):
             mean of losses is accumulated from chunk to chunk. Results of 16 bits are
             added up in 32. What `out_axes` has `None` for is the same for every row,
             and not reduced.
-        exact: Whether each row must be evaluated exactly once, as `f` may have effects.
-            Then no chunks overlap: the last may be shorter, and `f` is in the program
-            a second time for it.
+        exact: Whether each row must be in one chunk only, as `f` may have effects. Then
+            the last may be shorter, and `f` is in the program a second time for it.
         policy: Which values inside `f` are stored for the backward pass nevertheless,
             those of all rows: one of `eqloop.policies`, a callable from
             `jax.checkpoint_policies`, or the name of one of these.

@@ -82,10 +82,7 @@ class Within:
         return length, False
 
     def sweep(self, rows: Rows) -> Sweep:
-        def program(sweep: Sweep) -> _Program:
-            return sweep.run, rows.in_types
-
-        return self._largest(rows, program, "run")
+        return self._largest(rows, lambda sweep: (sweep.run, rows.in_types), "run")
 
     def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
         def program(sweep: Sweep) -> _Program:
@@ -106,11 +103,14 @@ class Within:
     def _largest(
         self, rows: Rows, program: Callable[[Sweep], "_Program"], kind: Any
     ) -> Sweep:
-        sweep_of = lambda size: AtMost(size, self.exact).sweep(rows)
-        text = str(rows.chunk(*rows.probe).step.jaxpr)
-        layout = (rows.length, rows.x_axes, rows.y_axes, rows.shares)
-        backend = jax.default_backend()
-        search = _Search((text, layout, kind, backend, self), sweep_of, program)
+        search = _Search(
+            str(rows.chunk(*rows.probe).step.jaxpr),
+            (rows.length, rows.x_axes, rows.y_axes, rows.shares, kind),
+            jax.default_backend(),
+            self,
+            rows,
+            program,
+        )
         size, least = _found(search)
         if size == 0:
             raise ValueError(
@@ -118,7 +118,11 @@ class Within:
                 f"{least} bytes and the least that would do, but the budget is "
                 f"{format_bytes(self.nbytes)}."
             )
-        return sweep_of(size)
+        return self.in_chunks_of(size, rows)
+
+    def in_chunks_of(self, size: int, rows: Rows) -> Sweep:
+        """The map in chunks of at most so many rows."""
+        return AtMost(size, self.exact).sweep(rows)
 
 
 _Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -126,27 +130,29 @@ _Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Maps that print alike are alike, as far as memory goes."""
+    """Functions of rows that print alike are alike, as far as memory goes."""
 
-    key: tuple[Any, ...]
-    sweep_of: Callable[[int], Sweep] = dataclasses.field(compare=False)
+    text: str
+    layout: tuple[Any, ...]
+    backend: str
+    within: Within
+    rows: Rows = dataclasses.field(compare=False)
     program: Callable[[Sweep], _Program] = dataclasses.field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
 def _found(search: _Search) -> tuple[int, int]:
     """The largest size that fits, or 0, and the bytes that it or the least takes."""
-    *_, within = search.key
-    length = search.sweep_of(1).rows.length
 
     def bytes_of(size: int) -> int:
-        run, types = search.program(search.sweep_of(size))
+        sweep = search.within.in_chunks_of(size, search.rows)
+        run, types = search.program(sweep)
         measured = temporary_bytes(run, *types)
         if measured is None:
             return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
         return measured
 
-    return largest_that_fits(length, within.nbytes, bytes_of)
+    return largest_that_fits(search.rows.length, search.within.nbytes, bytes_of)
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:

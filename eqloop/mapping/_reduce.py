@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from .._axes import broadcast_prefix
 from .._formula import is_inexact
-from .._partition import describe, flatten, is_dynamic, paths
+from .._partition import describe, flatten, is_dynamic, is_scalar, paths
 from ._derivatives import halved
 from ._rows import along
 
@@ -25,23 +25,39 @@ def check_reduce(name: str, spec: Any) -> None:
             )
 
 
-def resolve_reductions(name: str, out: Any, spec: Any) -> list[Reduction]:
-    """How each of the arrays among what `f` returned is reduced."""
-    reductions = []
+def resolve_reductions(name: str, out: Any, spec: Any) -> tuple[Any, list[Reduction]]:
+    """How what `f` returned is reduced.
+
+    Args:
+        name: The name of the transform, for error messages.
+        out: What it returned.
+        spec: A prefix tree of reductions.
+
+    Returns:
+        The same, with Python numbers that are reduced as arrays; and the reduction of
+        each of its arrays.
+    """
+    leaves, treedef = flatten(out)
     specs = broadcast_prefix(spec, out, "out", "reduce", noun="reduction")
-    for leaf, path, (how, _) in zip(
-        flatten(out)[0], paths(out, "out"), specs, strict=True
+    reductions: list[Reduction] = []
+    for index, (path, (how, _)) in enumerate(
+        zip(paths(out, "out"), specs, strict=True)
     ):
-        if not is_dynamic(leaf):
-            continue
-        if how is not None and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise TypeError(
-                f"{name}: reduce={how!r} adds up what f returns, which cannot be done "
-                f"with {path}, which is {describe(leaf)}. Give it None in a tree of "
-                f"reductions, to stack it."
-            )
-        reductions.append(how)
-    return reductions
+        if how is not None and is_scalar(leaves[index]):
+            leaves[index] = jnp.asarray(leaves[index])
+        if is_dynamic(leaf := leaves[index]):
+            _check_adds_up(name, path, leaf, how)
+            reductions.append(how)
+    return treedef.unflatten(leaves), reductions
+
+
+def _check_adds_up(name: str, path: str, leaf: Any, how: Reduction) -> None:
+    if how is not None and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{name}: reduce={how!r} adds up what f returns, which cannot be done with "
+            f"{path}, which is {describe(leaf)}. Give it None in a tree of reductions, "
+            f"to stack it."
+        )
 
 
 def total(y: Any, visits: Any, axis: int) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .._lists import pick
@@ -88,7 +89,7 @@ class Vmap(AbstractTransform):
             self._check_same(row, arguments)
             raise
         stacked = [
-            jax.numpy.moveaxis(y, 0, axis)
+            jnp.moveaxis(y, 0, axis)
             for y, axis in zip(stacked, row.outputs.stacked_axes, strict=True)
         ]
         return row.outputs.join(stacked, same)
@@ -106,15 +107,20 @@ class Vmap(AbstractTransform):
         """Raises if there are results that differ and that must not: says which."""
         if not hasattr(row, "outputs"):
             return
-        varying = []
-        for index, is_same in enumerate(row.outputs.same):
-            only = lambda x, index=index: ([], row(x)[index])
-            try:
-                jax.eval_shape(lambda: self._mapped(only, arguments))  # noqa: B023
-                varying.append(False)
-            except ValueError:
-                varying.append(is_same)
+        varying = [
+            same and self._differs(row, arguments, index)
+            for index, same in enumerate(row.outputs.same)
+        ]
         row.outputs.check_same("Vmap", varying, VARYING)
+
+    def _differs(self, row: Row, arguments: Arguments, index: int) -> bool:
+        """Whether a result is not the same for every row, which JAX objects to."""
+        only = lambda x: ([], row(x)[index])
+        try:
+            jax.eval_shape(lambda: self._mapped(only, arguments))
+        except ValueError:
+            return True
+        return False
 
 
 class _Split:

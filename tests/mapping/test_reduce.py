@@ -84,11 +84,14 @@ def test_is_what_numpy_makes_of_each_dtype(reduce):
 
 def test_each_result_by_itself():
     reduce = {"loss": "mean", "hits": "sum", "guess": None, "shared": "sum"}
+    reduce |= {"rows": "sum", "half": "mean"}
 
     def row(x):
-        return {"loss": x**2, "hits": x > 2, "guess": [x, "static"], "shared": W}
+        out = {"loss": x**2, "hits": x > 2, "guess": [x, "static"], "shared": W}
+        return out | {"rows": 1, "half": 0.5}
 
     out_axes = {"loss": 0, "hits": 0, "guess": -1, "shared": None}
+    out_axes |= {"rows": 0, "half": 0}
     out = el.ChunkedVmap(row, 3, reduce=reduce, out_axes=out_axes)(jnp.arange(7.0))
     x = jnp.arange(7.0)
     expected = {
@@ -96,6 +99,8 @@ def test_each_result_by_itself():
         "hits": jnp.sum(x > 2),
         "guess": [x, "static"],
         "shared": W,
+        "rows": jnp.int32(7),
+        "half": jnp.float32(0.5),
     }
     assert_close(out, expected)
 

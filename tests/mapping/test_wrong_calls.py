@@ -15,8 +15,8 @@ def chunked(f=add, chunk_size=2, **settings):
     return el.ChunkedVmap(f, chunk_size, **settings)
 
 
-def sin_of_sum(x):
-    return jnp.sum(jnp.sin(jnp.outer(x, x)))
+def attend(x):
+    return jax.nn.softmax(x @ x.T) @ x
 
 
 def two(x):
@@ -136,7 +136,7 @@ WRONG = {
         ["ChunkedVmap: `chunk_size`", "Recursive(base=16)"],
     ),
     "a budget that is too small": (
-        lambda: jax.jit(chunked(sin_of_sum, el.Budget(16)))(jnp.ones((5, 100))),
+        lambda: jax.jit(chunked(attend, el.Budget(16)))(jnp.ones((5, 16, 8))),
         ValueError,
         ["Budget: to map a single row takes", "bytes", "the budget is 16 B"],
     ),
