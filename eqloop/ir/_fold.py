@@ -124,6 +124,8 @@ def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
     The operands stay, unused, for the elimination of dead code to remove.
     """
+    if eqn.effects:
+        return eqn  # some XLAs crash where callbacks in two calls share a constant
     operands = iter(_operands_of_jaxprs(eqn))
     return map_inner(eqn, lambda jaxpr: _specialized(jaxpr, next(operands, ())))
 
