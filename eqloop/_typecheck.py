@@ -44,7 +44,7 @@ def typed(fn: _Function) -> _Function:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             # jaxtyping's own error does not say what it was that was called.
-            call = f"{fn.__qualname__}{_without_annotations(signature)}"
+            call = f"{fn.__qualname__}{without_annotations(signature)}"
             raise TypeError(f"{call}: {error}.") from None
         return checked()(*args, **kwargs)
 
@@ -138,7 +138,8 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
     return typed(call)
 
 
-def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    """A signature for error messages, in which only the names are of interest."""
     empty = inspect.Signature.empty
     parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=empty)

@@ -79,7 +79,6 @@ class AbstractForLoop(AbstractLoop, Generic[_Y]):
         """
         return plan(**self._problem(*xs, length=length, key=key))
 
-    @typed
     def _open(self, *xs: Any, length: Any = None, key: Any = None) -> Opened:
         def f_transform(f: Callable[..., Any]) -> Callable[..., Any]:
             return _carrying(f if self.f_transform is None else self.f_transform(f))

@@ -1,8 +1,9 @@
 """`frontier`: what a loop could cost under other schedules."""
 
+import inspect
 from typing import Any
 
-from .._typecheck import typed
+from .._typecheck import typed, without_annotations
 from ..checkpointing import Frontier
 from ..checkpointing import frontier as frontier_of
 from ._loop import AbstractLoop
@@ -39,4 +40,12 @@ def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
         >>> plans[0].peak_bytes < plans.chosen.peak_bytes
         True
     """
+    signature = inspect.signature(loop.plan)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
+            f"{without_annotations(signature)}."
+        ) from None
     return frontier_of(**loop._problem(*args, **kwargs))

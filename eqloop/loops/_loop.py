@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._axes import hashable_axes
 from .._transform import AbstractTransform
-from ..checkpointing import AbstractSchedule, as_policy, run
+from ..checkpointing import AbstractSchedule, Plan, as_policy, run
 from ._frame import Frame, Opened
 from ._settings import check_bool, check_schedule, check_unroll
 
@@ -22,8 +22,8 @@ def setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
 class AbstractLoop(AbstractTransform):
     """A loop whose number of steps is known beforehand.
 
-    Subclasses differ in how they are called: `_open` takes what the call takes. Final
-    classes say which schedule they run when `schedule` is not given.
+    Subclasses differ in how they are called: `plan` and `_open` take what the call
+    takes. Final classes say which schedule they run when `schedule` is not given.
     """
 
     f: Callable[..., Any]
@@ -41,6 +41,10 @@ class AbstractLoop(AbstractTransform):
     @abc.abstractmethod
     def _default_schedule(self) -> AbstractSchedule:
         """The schedule to run if none is given."""
+
+    @abc.abstractmethod
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan that a gradient of the call would run by."""
 
     @abc.abstractmethod
     def _open(self, *args: Any, **kwargs: Any) -> Opened:

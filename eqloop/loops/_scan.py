@@ -94,7 +94,6 @@ class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
         """
         return plan(**self._problem(init, xs, length=length, key=key))
 
-    @typed
     def _open(
         self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
     ) -> Opened:

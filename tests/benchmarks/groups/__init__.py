@@ -6,6 +6,7 @@ from .._comparison import Comparison
 from ._budget import budget, million
 from ._maps import maps
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+from ._sliced import sliced
 from ._while import whiles
 
 GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
@@ -19,4 +20,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "million": million,
     "maps": maps,
     "while": whiles,
+    "sliced": sliced,
 }
