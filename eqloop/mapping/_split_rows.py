@@ -6,6 +6,7 @@ several, there is one program for all rows, as of `jax.vmap`, in which a collect
 reduction over them; the compiler then splits it, by collectives of the devices.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -69,8 +70,7 @@ class SplitRows:
     def run(self) -> Any:
         """What the user gets."""
         whole, rest = _arrays((self.f, self.arguments.rest.leaves))
-        axes = self.arguments.axes
-        xs = self.arguments.xs
+        xs, axes = self.arguments.xs, self.arguments.axes
         if self.missing:
             xs = [padded(x, at, self.missing) for x, at in zip(xs, axes, strict=True)]
         if {self.axis} == set(self.mesh.axis_names):
@@ -78,13 +78,13 @@ class SplitRows:
             xs = place(xs, self.mesh, self.specs)
         elif AxisType.Explicit in self.mesh.axis_types:
             xs = self._constrained(xs)
-        try:
+        with contextlib.suppress(_HasCollectives):
             return self._by_device(rest, whole, xs)
-        except _HasCollectives:
-            self._check_collectives()
+        self._check_collectives()
         return self._as_one(rest, whole, xs)
 
     def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+        """One program for each device."""
         on_device = _OnDevice(self, rest)
         run = jax.shard_map(
             on_device,
@@ -92,8 +92,8 @@ class SplitRows:
             in_specs=(PartitionSpec(), self.specs),
             out_specs=(PartitionSpec(self.axis), PartitionSpec()),
             axis_names={self.axis},
-            # With it the carry of a loop may not become the same on all devices, as a
-            # sum over them does.
+            # The check would not let a carry in `f` become the same on all devices, as
+            # by a sum over them, nor a branch give what the other gives on each.
             check_vma=False,
         )
         stacked, same = jax.jit(run)(whole, xs)
@@ -107,6 +107,8 @@ class SplitRows:
         return outputs.join(list(stacked), same)
 
     def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+        """One program for all rows."""
+
         def run(whole: Arrays, xs: Arrays) -> Any:
             f, arguments = _joined(self.arguments, rest, whole)
             args, kwargs = arguments.rest.join(self._constrained(xs))
@@ -122,6 +124,7 @@ class SplitRows:
         ]
 
     def _check_collectives(self) -> None:
+        """Raises if not all rows are at hand at once, as many on each device."""
         name = f"the collectives in f (`jax.lax.psum` and the like, over {self.axis!r})"
         if self.missing:
             raise ValueError(
@@ -195,5 +198,5 @@ def _joined(
 ) -> tuple[Callable[..., Any], Arguments]:
     """`f` and the arguments, with other arrays for those that are not mapped."""
     f, leaves = rest.join(whole)
-    leaves = dataclasses.replace(arguments.rest, leaves=leaves)
-    return f, dataclasses.replace(arguments, rest=leaves)
+    unmapped = dataclasses.replace(arguments.rest, leaves=leaves)
+    return f, dataclasses.replace(arguments, rest=unmapped)
