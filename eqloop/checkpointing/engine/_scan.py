@@ -36,9 +36,8 @@ def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]
         return _lax_scan(body, state, xs, loop.length, loop)
     if xs and loop.kept.step < 0:
         # The order of `xs` is given, so that of the rows cannot be chosen.
-        state, ys = scan(
-            body, state, xs, dataclasses.replace(loop, kept=loop.kept[::-1])
-        )
+        ascending = dataclasses.replace(loop, kept=loop.kept[::-1])
+        state, ys = scan(body, state, xs, ascending)
         return state, [jnp.flip(y, 0) for y in ys]
     before, between, after = loop.gaps
     steps = _Steps(body, xs, loop)

@@ -1,0 +1,78 @@
+"""`SlicedScan` in every mode and context, against a scan that is sliced afterwards."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..checkpointing import derivatives
+from ..checkpointing.derivatives import CONTEXTS, MODES, QUICK, inputs
+
+name = lambda value: getattr(value, "__name__", str(value))
+
+# Of seven steps: the last is kept, so that the first is run by itself; and one that
+# leaves steps over at both ends.
+SLICES = (slice(None, None, 3), slice(1, 6, 2))
+SCHEDULES = (el.StoreAll(), el.Recursive(2), el.Binomial(2, block=2))
+
+
+def ours(kept: slice, schedule: Any) -> Any:
+    def loop(f: Any, init: Any, xs: Any, **settings: Any) -> Any:
+        kept_by = {"start": kept.start, "stop": kept.stop, "step": kept.step}
+        scan = el.SlicedScan(f, schedule=schedule, **kept_by, **settings)
+        return scan(init, xs)
+
+    return loop
+
+
+def theirs(kept: slice) -> Any:
+    def loop(f: Any, init: Any, xs: Any, **settings: Any) -> Any:
+        carry, ys = jax.lax.scan(f, init, xs, **settings)
+        return carry, jax.tree.map(lambda y: y[kept], ys)
+
+    return loop
+
+
+def check(mode: Any, context: Any, kept: slice, schedule: Any) -> None:
+    def evaluate(loop: Any) -> Any:
+        run = functools.partial(mode, context(loop))
+        return jax.jit(run, compiler_options=QUICK)(*inputs())
+
+    actual, expected = evaluate(ours(kept, schedule)), evaluate(theirs(kept))
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        assert a.dtype == e.dtype
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+
+
+# The slow test tries all of them.
+SOME = (
+    (derivatives.linearize, derivatives.plain),
+    (derivatives.hessian, derivatives.backwards),
+    (derivatives.forward_over_reverse, derivatives.collectives),
+    (derivatives.reverse_over_reverse, derivatives.plain),
+    (derivatives.grad, derivatives.vmap),
+    (derivatives.grad, derivatives.shard_map),
+    (derivatives.grad, derivatives.in_remat),
+)
+
+
+@pytest.mark.parametrize(("mode", "context"), SOME, ids=name)
+def test_modes_and_contexts(mode, context):
+    turn = SOME.index((mode, context))
+    check(mode, context, SLICES[turn % 2], SCHEDULES[turn % 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize(
+    "context", [c for c in CONTEXTS if name(c) != "in_cond"], ids=name
+)
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_all_modes_in_all_contexts(mode, context, schedule):
+    kept = SLICES[(MODES.index(mode) + CONTEXTS.index(context)) % 2]
+    check(mode, context, kept, schedule)
