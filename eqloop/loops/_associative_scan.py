@@ -139,9 +139,18 @@ class AssociativeScan(AbstractTransform):
 
 @dataclasses.dataclass(frozen=True)
 class _Elements:
-    """What is scanned: the arrays, and the tree that they are from."""
+    """What is scanned.
+
+    Attributes:
+        arrays: Its arrays; of PRNG keys, the data.
+        key_impls: For each array of keys, how they are implemented, else `None`.
+        axes: The axis of each array along which its elements are.
+        length: How many elements there are.
+        rest: The tree that the arrays are from.
+    """
 
     arrays: list[jax.Array]
+    key_impls: tuple[Any, ...]
     axes: tuple[int, ...]
     length: int
     rest: Rest
@@ -165,7 +174,8 @@ class _Elements:
                 f"{_NAME}: all arrays must have the same number of elements along axis "
                 f"{axis}, but they have not:\n{listing}"
             )
-        return cls(list(map(strongly_typed, arrays)), found, sizes[0], rest)
+        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in arrays]
+        return cls(list(map(_raw, arrays)), tuple(impls), found, sizes[0], rest)
 
     def types(self, size: int) -> list[Any]:
         """The types of the arrays of so many elements."""
@@ -176,7 +186,10 @@ class _Elements:
 
     def join(self, arrays: Arrays) -> Any:
         """The tree, with other arrays."""
-        return self.rest.join(arrays)
+        return self.rest.join(
+            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+            for x, impl in zip(arrays, self.key_impls, strict=True)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +209,7 @@ class _Combine:
             out = as_arrays(enforce_annotations(self.f)(a, b))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.rest.taken, strict=True)
-        return [strongly_typed(jnp.asarray(x)) for x, is_taken in taken if is_taken]
+        return [_raw(jnp.asarray(x)) for x, is_taken in taken if is_taken]
 
     def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
         """Elements, the first of which is combined with the prefix before it."""
@@ -227,6 +240,15 @@ def _moved(
     """Arrays with their axes moved, to the front if nothing else is said."""
     to = [0] * len(axes) if to is None else to
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
+
+
+def _is_keys(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _raw(x: jax.Array) -> jax.Array:
+    """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
+    return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
 
 
 def _check_result(a: Any, out: Any) -> None:

@@ -66,22 +66,15 @@ class Sweep:
         start = self.start(chunk)
         return start + self.size if self.reverse else start - 1
 
-    def is_own(self, chunk: Any) -> Any:
-        """Which elements of a chunk are not in the next chunk as well."""
-        index = self.start(chunk) + jnp.arange(self.size)
-        after = self.before(chunk + 1)
-        own = index >= after if self.reverse else index <= after
-        return own | (chunk == self.count - 1)
+    def end(self, chunk: Any) -> Any:
+        """The index of the last element of a chunk that is not in the next one too."""
+        very_last = self.length - 1 - self.first
+        return jnp.where(chunk == self.count - 1, very_last, self.before(chunk + 1))
 
     @property
     def first(self) -> int:
         """The index of the element that all others come after."""
         return self.length - 1 if self.reverse else 0
-
-    def inputs(self, xs: Arrays, ys: Arrays, chunk: Any) -> Arrays:
-        """The `x` of the step for a chunk."""
-        before = self.parts(ys, self.before(chunk), 1)
-        return [*before, *self.parts(xs, self.start(chunk), self.size)]
 
     def parts(self, arrays: Arrays, start: Any, size: int) -> list[Any]:
         """`arrays[start : start + size]`, along their axes."""
@@ -105,12 +98,18 @@ class Sweep:
     def run(self, consts: Arrays, xs: Arrays) -> list[Any]:
         """The prefixes."""
 
-        def body(chunk: Any, ys: Arrays) -> Arrays:
-            _, parts = self.step(consts, [], self.inputs(xs, ys, chunk))
-            return self.put(ys, parts, self.start(chunk))
+        def body(chunk: Any, state: Any) -> Any:
+            ys, before = state
+            start, end = self.start(chunk), self.end(chunk)
+            x = [*before, *self.parts(xs, start, self.size)]
+            _, parts = self.step(consts, [], x)
+            # To read it from `ys`, which are written in place, would copy them.
+            before = self.parts(parts, end - start, 1)
+            return self.put(ys, parts, start), before
 
-        # The first of them is there already, and the others are written over.
-        return lax.fori_loop(0, self.count, body, list(xs))
+        # The first prefix is there already, and the others are written over.
+        state = list(xs), self.parts(xs, self.first, 1)
+        return lax.fori_loop(0, self.count, body, state)[0]
 
     def pull(
         self, inputs: Arguments, ys: Arrays, cts: Arrays, marks: tuple[Flags, Flags]
@@ -124,12 +123,13 @@ class Sweep:
         counts = sum(marks[0]), sum(moving)
 
         def body(turn: Any, state: Any) -> Any:
-            ct_consts, ct_last, ct_xs = state
+            ct_consts, ct_end, ct_xs = state
             chunk = self.count - 1 - turn
-            start, last = self.start(chunk), self.before(chunk + 1)
+            start, end = self.start(chunk), self.end(chunk)
             ct_parts = inexact.owned(inexact.parts(cts, start, self.size), chunk)
-            ct_parts = inexact.add(ct_parts, ct_last, last - start, 1)
-            flat = [*consts, *self.inputs(xs, ys, chunk)]
+            ct_parts = inexact.add(ct_parts, ct_end, end - start, 1)
+            before = self.parts(ys, self.before(chunk), 1)
+            flat = [*consts, *before, *self.parts(xs, start, self.size)]
             pulled = split(_vjp(self._prefixes, flat, wanted, ct_parts), *counts)
             ct_xs = marked.add(ct_xs, pulled[2], start, self.size)
             return _sums(ct_consts, pulled[0]), pulled[1], ct_xs
@@ -139,9 +139,9 @@ class Sweep:
             _zero_cts(inexact.parts(pick(ys, moving), 0, 1)),
             _zero_cts(pick(xs, marks[1])),
         )
-        ct_consts, ct_last, ct_xs = lax.fori_loop(0, self.count, body, start)
+        ct_consts, ct_end, ct_xs = lax.fori_loop(0, self.count, body, start)
         # The first prefix is the first element itself.
-        ct_first = _sums(inexact.parts(cts, self.first, 1), ct_last)
+        ct_first = _sums(inexact.parts(cts, self.first, 1), ct_end)
         ct_first = pick(ct_first, pick(marks[1], moving))
         return ct_consts, marked.add(ct_xs, ct_first, self.first, 1)
 
@@ -149,7 +149,8 @@ class Sweep:
         """Cotangents of the prefixes in a chunk, zero for those that are dropped."""
         if not self.overlaps:
             return list(cts)
-        own = self.is_own(chunk)
+        index, end = self.start(chunk) + jnp.arange(self.size), self.end(chunk)
+        own = index >= end if self.reverse else index <= end
         return [
             jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)
             for ct, axis in zip(cts, self.axes, strict=True)
