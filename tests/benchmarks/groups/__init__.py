@@ -7,6 +7,7 @@ from ._budget import budget, million
 from ._maps import maps
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 from ._sliced import sliced
+from ._stacked_layers import stacked_layers
 from ._while import whiles
 
 GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
@@ -21,4 +22,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "maps": maps,
     "while": whiles,
     "sliced": sliced,
+    "layers": stacked_layers,
 }

@@ -1,0 +1,75 @@
+"""A deep model of equal layers: tracing and compiling it, and its gradient."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+import eqloop as el
+
+from .._claims import compile_ratio
+from .._comparison import Comparison
+from .._measure import Case
+
+DEPTH, WIDTH, HEADS, LENGTH = 24, 64, 4, 32
+
+
+class Block(eqx.Module):
+    """A layer of a transformer, on a sequence of tokens."""
+
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+    norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
+
+    def __init__(self, *, key: jax.Array) -> None:
+        attention_key, mlp_key = jr.split(key)
+        self.attention = eqx.nn.MultiheadAttention(HEADS, WIDTH, key=attention_key)
+        self.mlp = eqx.nn.MLP(WIDTH, WIDTH, 4 * WIDTH, 1, jax.nn.gelu, key=mlp_key)
+        self.norms = (eqx.nn.LayerNorm(WIDTH), eqx.nn.LayerNorm(WIDTH))
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        y = jax.vmap(self.norms[0])(x)
+        x = x + self.attention(y, y, y, mask)
+        return x + jax.vmap(lambda token: self.mlp(self.norms[1](token)))(x)
+
+
+def stacked_layers() -> Sequence[Comparison]:
+    """A stack of transformer layers, beside a Python loop over the same layers.
+
+    Both are given a list of layers, so that the stacking is part of what is measured.
+    """
+    layers = [Block(key=key) for key in jr.split(jr.key(0), DEPTH)]
+    weights, static = eqx.partition(layers, eqx.is_array)
+    args = (weights, jr.normal(jr.key(1), (LENGTH, WIDTH)))
+    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+
+    def gradient(run: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(weights: Any, x: jax.Array) -> jax.Array:
+            return jnp.mean(run(eqx.combine(weights, static), x, mask) ** 2)
+
+        return jax.grad(loss)
+
+    return [
+        Comparison(
+            f"Gradient of the weights: {DEPTH} transformer layers, width {WIDTH}",
+            [
+                Case("Python loop", gradient(_in_turn), args),
+                Case("StackedLayers", gradient(_stacked), args),
+            ],
+            [compile_ratio("StackedLayers", "Python loop", 0.25)],
+            compile_rounds=3,
+        )
+    ]
+
+
+def _in_turn(layers: Sequence[Block], x: jax.Array, mask: jax.Array) -> jax.Array:
+    for layer in layers:
+        x = layer(x, mask)
+    return x
+
+
+def _stacked(layers: Sequence[Block], x: jax.Array, mask: jax.Array) -> jax.Array:
+    return el.StackedLayers.from_layers(layers)(x, mask)
