@@ -52,6 +52,7 @@ from .loops import (
     frontier,
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
+from .progress import ProgressBar
 from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 
 # What JAX says of where an operation comes from is to point at the user's line.
@@ -85,6 +86,7 @@ __all__ = [
     "Offload",
     "ParallelMap",
     "Plan",
+    "ProgressBar",
     "Recursive",
     "Remat",
     "Scan",

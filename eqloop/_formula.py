@@ -7,9 +7,10 @@ derivative of a formula in forward mode and `Mapped` a formula under `vmap`; bot
 formulas again, so derivatives and batching nest in any order.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
@@ -49,6 +50,27 @@ class Formula(HiPrimitive):
     ) -> Any | None:
         """A better batch rule for the tangents than `Mapped`, where there is one."""
         return None
+
+    def muted(self, backward: bool) -> Self:
+        """The same to be run again: without progress bars for what was shown before.
+
+        Args:
+            backward: Whether to leave out those of backward sweeps, too.
+        """
+        return self
+
+    def guarded(self) -> Self:
+        """The same with callbacks that close all progress bars when they raise."""
+        return self
+
+    def with_params(self, **params: Any) -> Self:
+        """The same with other parameters, for inputs and outputs of the same types."""
+        if all(value is self.params[name] for name, value in params.items()):
+            return self
+        new = copy.copy(self)
+        new.params = {**self.params, **params}
+        new.__dict__.update(params)
+        return new
 
     # What JAX asks for.
 
@@ -145,8 +167,8 @@ class Pushed(Formula):
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         tangents = self.flat_in(tangents)
         moves = [not is_zero(tangent) for tangent in tangents]
-        flat = self.flat_in(primals)
-        return None, _jvp_at(self._flat_push, flat, moves, pick(tangents, moves))
+        flat, push = self.flat_in(primals), self.muted(backward=True)._flat_push
+        return None, _jvp_at(push, flat, moves, pick(tangents, moves))
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         formula, (primals, _) = self.formula, inputs
@@ -163,8 +185,10 @@ class Pushed(Formula):
         count = len(marks)
         if any(marks):
             marks += [False] * (len(flat) - count)
-            pulled = _vjp_at(self._flat_push, flat, marks, instantiated(cts))
+            push = self.muted(backward=False)._flat_push
+            pulled = _vjp_at(push, flat, marks, instantiated(cts))
             result = put(result, marks, pulled)
+            formula = formula.muted(backward=True)  # one bar will do
         if any(jax.tree.leaves(of_tangents)):
             moves = formula.in_tree.unflatten(self.moves)
             moves_out = formula.moves_out(self.moves)
@@ -177,6 +201,12 @@ class Pushed(Formula):
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
         better = self.formula.batch_pushed(self, axis_data, args, dims)
         return super().batch(axis_data, args, dims) if better is None else better
+
+    def muted(self, backward: bool) -> Self:
+        return self.with_params(formula=self.formula.muted(backward))
+
+    def guarded(self) -> Self:
+        return self.with_params(formula=self.formula.guarded())
 
     def _push(self, primals: Any, tangents: Any) -> tuple[Any, list[Any]]:
         formula = self.formula
@@ -246,6 +276,12 @@ class Mapped(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return self.formula.moves_out(moves_in)
+
+    def muted(self, backward: bool) -> Self:
+        return self.with_params(formula=self.formula.muted(backward))
+
+    def guarded(self) -> Self:
+        return self.with_params(formula=self.formula.guarded())
 
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)

@@ -40,10 +40,13 @@ def run(
     """
     schedule.check(loop)
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
-    is_scan = isinstance(schedule, StoreAll) and loop.kept is None
+    is_plain = loop.kept is None and loop.meter is None
+    is_scan = isinstance(schedule, StoreAll) and is_plain
     if is_scan or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
     problem = Problem(step, loop, policy, schedule)
+    if loop.meter is not None:
+        problem = problem.guarded()
     # Derivatives lose weak types, and the primitive must keep the types that it has.
     inputs = [list(map(strongly_typed, group)) for group in (consts, init, xs)]
     return planned_loop(problem, *inputs)

@@ -20,6 +20,7 @@ from .._partition import Rest, as_arrays, describe, flatten, paths, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step, trace_step
 from ..checkpointing.engine._invariant import hoist
+from ..progress import Label
 from ._carry import Carry, types_of
 from ._slices import kept_indices
 from ._words import OF_A_SCAN, Words
@@ -41,6 +42,7 @@ class Opened:
         xs: The leaves that are scanned.
         loop: How `step` is repeated.
         close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
+        label: Makes what is written before a progress bar of the user's function.
     """
 
     step: Step
@@ -49,6 +51,7 @@ class Opened:
     xs: list[Any]
     loop: Loop
     close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    label: Callable[[Callable[[int, Any, Any], str]], Label]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,15 @@ class Frame:
             ys = list(map(_from_front, ys, outputs.stacked_axes))
             return body.carry.join(carry), outputs.join(ys, same)
 
-        return Opened(step, consts, body.carry.arrays, inputs.arrays, loop, close)
+        def label(desc: Callable[[int, Any, Any], str]) -> Label:
+            missing = [None] * len(same)
+            join_y = lambda y: outputs.join(y, missing)
+            return Label.of(
+                desc, step.carry_types, step.y_types, body.carry.join, join_y
+            )
+
+        arrays = body.carry.arrays
+        return Opened(step, consts, arrays, inputs.arrays, loop, close, label)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> "_Inputs":
         axes = resolve_axes(f, self.f_axes, tree_name="f", spec_name="f_axes")

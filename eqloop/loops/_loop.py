@@ -1,6 +1,7 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from jaxtyping import PyTree
 from .._axes import hashable_axes
 from .._transform import AbstractTransform
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
+from ..progress import ProgressBar, as_progress, make_meter
 from ._frame import Frame, Opened
 from ._settings import check_bool, check_schedule, check_unroll
 
@@ -37,6 +39,7 @@ class AbstractLoop(AbstractTransform):
     reverse: bool = setting(False)
     unroll: int | bool = setting(1)
     split_keys: bool = setting(True)
+    progress: ProgressBar | None = setting(None, as_progress)
 
     @abc.abstractmethod
     def _default_schedule(self) -> AbstractSchedule:
@@ -52,12 +55,14 @@ class AbstractLoop(AbstractTransform):
 
     def _run(self, opened: Opened) -> tuple[Any, Any]:
         """Runs the loop: the last carry and the outputs."""
+        name, length = type(self).__name__, opened.loop.length
+        meter = make_meter(name, self.progress, length, opened.label)
         carry, ys = run(
             opened.step,
             opened.consts,
             opened.init,
             opened.xs,
-            loop=opened.loop,
+            loop=dataclasses.replace(opened.loop, meter=meter),
             schedule=self._schedule(),
             policy=as_policy(self.policy),
         )

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays, Flags
+from ...progress import along
 from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
-from ._scan import scan
+from ._metered import hops, metered_scan, watch
 from ._slots import HOST, write
 from ._step import Step
 
@@ -44,8 +45,9 @@ def primal(
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
 
-    (_, carry), ys = scan(body, (zero(), list(init)), [], loop)
-    return carry, ys
+    state, inputs = (zero(), list(init)), (consts, init, xs)
+    number, (_, carry), ys = metered_scan(body, state, [], loop, inputs)
+    return along(number, (carry, ys))
 
 
 def stored(
@@ -56,9 +58,49 @@ def stored(
     The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
     itself would be given a cotangent of all of them at every step.
     """
+    inputs = (consts, init, xs)
+    carry, ys, *_ = stored_with_bars(step, loop, policy, None, *inputs)
+    return carry, ys
+
+
+def stored_with_bars(
+    step: Step,
+    loop: Loop,
+    policy: Saveable,
+    number: Any,
+    consts: Arrays,
+    init: Arrays,
+    xs: Arrays,
+) -> tuple[list[Any], list[Any], Any, Any]:
+    """The same for a loop that has a meter, with the bar of the backward sweep.
+
+    Args:
+        step: The step.
+        loop: The loop.
+        policy: Which residuals of a step may be stored.
+        number: A number whose cotangent is that of the bar; it goes in and comes out.
+        consts: What the step gets each time.
+        init: The initial carry.
+        xs: What the step gets one element at a time of.
+
+    Returns:
+        The final carry, the outputs, that number, and the number of the loop's own bar.
+    """
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
     moved = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    return scan(lambda carry, x: evaluate(consts, carry, x), list(init), moved, loop)
+
+    def body(state: tuple[Any, list[Any]], x: list[Any]) -> Any:
+        number, carry = state
+        carry, y = evaluate(consts, carry, x)
+        return (number, carry), y
+
+    def before(state: tuple[Any, list[Any]], position: Any) -> Any:
+        number, carry = state
+        return watch(loop, number, position), carry
+
+    state, inputs = (number, list(init)), (consts, init, xs)
+    here, (number, carry), ys = metered_scan(body, state, moved, loop, inputs, before)
+    return carry, ys, number, here
 
 
 def single(
@@ -127,8 +169,9 @@ def forward(
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry, slots), y
 
-    (_, carry, slots), ys = scan(body, (zero(), list(init), slots), [], loop)
-    return carry, ys, slots
+    state, inputs = (zero(), list(init), slots), (consts, init, xs)
+    number, (_, carry, slots), ys = metered_scan(body, state, [], loop, inputs)
+    return along(number, (carry, ys, slots))
 
 
 def _forward_by_segments(
@@ -140,13 +183,19 @@ def _forward_by_segments(
     """
     starts = constant([*layout.starts, layout.length])
 
-    def body(row: Any, state: tuple[list[Any], list[Any]]) -> Any:
-        carry, slots = state
+    def body(row: Any, state: tuple[Any, list[Any], list[Any]]) -> Any:
+        number, carry, slots = state
         slots = write(slots, carry, row)
         start, stop = element(starts, row), element(starts, row + 1)
-        return walk.advance_to(carry, start, stop), slots
+        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
+        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
+        return number, carry, slots
 
-    carry, slots = lax.fori_loop(0, layout.primal_slots, body, (init, slots))
+    gauge = walk.loop.gauge
+    after = [*walk.consts, *init, *walk.xs]
+    state = (gauge and gauge.open(after), init, slots)
+    state = lax.fori_loop(0, layout.primal_slots, body, state)
+    _, carry, slots = state
     return carry, [], slots
 
 
@@ -168,15 +217,25 @@ def _forward_to_host(
         carry, y = step(consts, carry, loop.x(xs, position))
         return position + 1, carry, _keep(loop, ys, y, position)
 
-    def segment(state: Any, stop: Any) -> tuple[Any, list[Any]]:
+    def run(state: Any, stop: Any) -> Any:
+        return iterate(move, state, lambda state: stop - state[0], loop.unroll)
+
+    def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
+        row, _ = loop.row(loop.index(state[0] - 1))
+        return [element(b, row) for b in state[2]] if loop.rows else []
+
+    def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
+        number, state = told
         kept = [jax.device_put(leaf, HOST) for leaf in state[1]]
-        left = lambda state: stop - state[0]
-        return iterate(move, state, left, loop.unroll), kept
+        return hops(gauge, number, state, stop, run, last_y), kept
 
     ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
     # The last row is for the carries that find no free slot.
     stops = constant([*layout.starts[1:], layout.length, layout.length])
-    (_, carry, ys), slots = lax.scan(segment, (zero(), list(init), ys), stops)
+    gauge = loop.gauge
+    number = gauge and gauge.open([*consts, *init, *xs])
+    told = (number, (zero(), list(init), ys))
+    (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
     return carry, ys, slots
 
 

@@ -19,7 +19,7 @@ keep to the schedule's memory as well.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,11 @@ from ..._formula import (
 )
 from ..._lists import Arrays, Flags, pick, put, split
 from ..._recall import recall
+from ...progress import along
 from . import _forward
 from ._forward import Active
 from ._layout import Nested, Revolved, Stored
-from ._loop import stack_of, stack_type
+from ._loop import Loop, stack_of, stack_type
 from ._problem import (
     Problem,
     activity,
@@ -110,16 +111,17 @@ class PlannedLoop(Formula):
         return (carry, ys, slots[: len(self.out_aval[2])]), tangents_out
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        _, residuals = self.vjp_fwd(perturbed, *inputs)
-        return self.vjp_bwd_retval(residuals, cts)
+        again = self.muted(backward=False)
+        _, residuals = again.vjp_fwd(perturbed, *inputs)
+        return again.vjp_bwd_retval(residuals, cts)
 
     def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
         problem = self.problem
         active, y_active = activity(problem.step, nzs_in)
         layout = self.saves or problem.planner.layout(problem, active)
         if isinstance(layout, Stored):
-            (carry, ys), pull = _vjp_stored(problem, active, y_active, inputs)
-            slots, residuals = [], (pull,)
+            (carry, ys), residuals = _vjp_stored(problem, active, y_active, inputs)
+            slots = []
         else:
             carry, ys, slots = type(self)(problem, layout, inputs)(*inputs)
             residuals = (inputs, slots)
@@ -132,8 +134,8 @@ class PlannedLoop(Formula):
         ct_carry, ct_ys, _ = outgrad
         ct_carry = instantiated(pick(ct_carry, active.carry))
         if isinstance(layout, Stored):
-            (pull,) = residuals
-            cts = pull((ct_carry, instantiated(pick(ct_ys, y_active))))
+            ct_ys = instantiated(pick(ct_ys, y_active))
+            cts = _pull_stored(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             has_rows = self.problem.loop.rows > 0
             wanted = tuple(
@@ -178,6 +180,12 @@ class PlannedLoop(Formula):
             instantiated(pick(out, moves_out)),
             pick(self.flat_out(out_dims), moves_out),
         )
+
+    def muted(self, backward: bool) -> Self:
+        return self.with_params(problem=self.problem.muted(backward))
+
+    def guarded(self) -> Self:
+        return self.with_params(problem=self.problem.guarded())
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         active, y_active = activity(self.problem.step, self.in_tree.unflatten(moves_in))
@@ -244,7 +252,7 @@ class Reverse(Formula):
             problem.step, problem.loop, problem.policy, self.active, consts, xs, ct_ys
         )
         cts = reverse(sweep, self.layout, slots, ct_carry)
-        return cts.consts, cts.carry, cts.xs
+        return along(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         inputs, _, *cts = primals
@@ -272,15 +280,23 @@ class Reverse(Formula):
         zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
         return (_spread(ct_primals, marks, self.in_avals[0]), zero_slots, *outs_dot)
 
+    def muted(self, backward: bool) -> Self:
+        # A sweep that is there already is one whose bar has been shown.
+        return self.with_params(problem=self.problem.muted(backward=True))
+
+    def guarded(self) -> Self:
+        return self.with_params(problem=self.problem.guarded())
+
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [any(moves_in)] * len(self.out_avals_flat)
 
     def _push(self, inputs: Any, active: Active, direction: Any) -> Any:
         """`T` of the module's docstring: those outputs that have cotangents here."""
+        problem = self.problem.muted(backward=False)
 
         def run(*marked: Any) -> tuple[list[Any], list[Any]]:
             moved = merge(inputs, active, marked)
-            carry, ys, _ = self.primal(self.problem, None, moved)(*moved)
+            carry, ys, _ = self.primal(problem, None, moved)(*moved)
             return pick(carry, self.active.carry), pick(ys, self.wanted)
 
         return jax.jvp(run, select(inputs, active), direction)
@@ -291,14 +307,29 @@ def _vjp_stored(
 ) -> tuple[Any, Any]:
     """JAX's own derivative of the loop, which stores every residual."""
 
-    def run(*marked: Any) -> tuple[Any, Any]:
-        carry, ys = _forward.stored(
-            problem.step, problem.loop, problem.policy, *merge(inputs, active, marked)
+    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
+        step, loop, policy = problem.step, problem.loop, problem.policy
+        moved = merge(inputs, active, marked)
+        carry, ys, number, here = _forward.stored_with_bars(
+            step, loop, policy, number, *moved
         )
-        return (pick(carry, active.carry), pick(ys, y_active)), (carry, ys)
+        moving = (number, pick(carry, active.carry), pick(ys, y_active))
+        return moving, (carry, ys, here)
 
-    _, pull, out = jax.vjp(run, *select(inputs, active), has_aux=True)
-    return out, pull
+    number = None if problem.loop.meter is None else jnp.zeros((), jnp.float32)
+    _, pull, out = jax.vjp(run, number, *select(inputs, active), has_aux=True)
+    carry, ys, here = out
+    return along(here, (carry, ys)), (pull, here)
+
+
+def _pull_stored(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
+    """Calls what `_vjp_stored` returned, with the bar of the backward sweep."""
+    (pull, here), number = residuals, None
+    if loop.meter is not None:
+        after = [*ct_carry, *ct_ys] if here is None else [here, *ct_carry, *ct_ys]
+        number = loop.meter.back.open(after, jnp.float32)
+    number, *cts = pull((number, ct_carry, ct_ys))
+    return along(number, cts)
 
 
 def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:

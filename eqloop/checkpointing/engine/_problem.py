@@ -37,6 +37,23 @@ class Problem:
     policy: Saveable
     planner: Planner
 
+    def muted(self, backward: bool) -> "Problem":
+        """The same loop to be run again: without its bars and those in its step.
+
+        Args:
+            backward: Whether those of backward sweeps are left out, too.
+        """
+        meter = self.loop.meter
+        if meter is not None:
+            meter = None if backward else meter.again
+        loop = dataclasses.replace(self.loop, meter=meter)
+        step = self.step.muted(backward)
+        return dataclasses.replace(self, step=step, loop=loop)
+
+    def guarded(self) -> "Problem":
+        """The same with callbacks that close all bars when they raise."""
+        return dataclasses.replace(self, step=self.step.guarded())
+
 
 def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
@@ -70,10 +87,11 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
         for avals, flags in zip(types, active, strict=True)
     ]
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
+    meter = loop.meter and loop.meter.tangents
     return dataclasses.replace(
         problem,
         step=make_step(tangent_step, *doubled),
-        loop=dataclasses.replace(loop, x_axes=axes),
+        loop=dataclasses.replace(loop, x_axes=axes, meter=meter),
     )
 
 

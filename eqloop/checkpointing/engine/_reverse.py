@@ -31,7 +31,7 @@ def reverse(
         ct_carry: The cotangents of the active leaves of the final carry.
         stop: How many of the steps were run, if a nested loop may have stopped early.
     """
-    cts = sweep.start(ct_carry)
+    cts = sweep.start(ct_carry, slots)
     if isinstance(layout, Revolved):
         return reverse_chain(sweep, layout, slots, cts)
     return _reverse_nests(sweep, layout.nests, slots, cts, stop)

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from ..._lists import Arrays, Flags, split
+from ...progress import guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,23 @@ class Step:
     def __call__(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list, list]:
         outs = jex.jaxpr_as_fun(self.jaxpr)(*consts, *carry, *x)
         return split(outs, self.num_carry)
+
+    def muted(self, backward: bool) -> "Step":
+        """The step to be run again: without the bars of the loops in it.
+
+        Args:
+            backward: Whether those of their backward sweeps are left out, too.
+        """
+        return self._replace(muted(self.jaxpr, backward))
+
+    def guarded(self) -> "Step":
+        """The step, with callbacks that close all bars when they raise."""
+        return self._replace(guarded(self.jaxpr))
+
+    def _replace(self, jaxpr: Any) -> "Step":
+        if jaxpr is self.jaxpr:
+            return self
+        return dataclasses.replace(self, jaxpr=jaxpr)
 
     @property
     def const_types(self) -> list[Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._lists import Arrays, pick, put
+from ...progress import Gauge
 from ._forward import Active, Saveable, Walk, single, stored
 from ._loop import Loop, element, part, put_part, stack_of
 from ._step import Step
@@ -23,10 +24,11 @@ class Cotangents:
     consts: list[Any]
     carry: list[Any]
     xs: list[Any]
+    number: Any  # of the progress bar, if there is one
 
 
 jax.tree_util.register_dataclass(
-    Cotangents, data_fields=["consts", "carry", "xs"], meta_fields=[]
+    Cotangents, data_fields=["consts", "carry", "xs", "number"], meta_fields=[]
 )
 
 
@@ -48,15 +50,32 @@ class Sweep:
     ct_ys: Sequence[Any | None]
 
     @property
-    def walk(self) -> Walk:
-        return Walk(self.step, self.loop, self.consts, self.xs)
+    def gauge(self) -> Gauge | None:
+        """The bar of the sweep."""
+        return None if self.loop.meter is None else self.loop.meter.back
 
-    def start(self, ct_carry: Arrays) -> Cotangents:
-        """The cotangents at the end of the loop: those of the active final carry."""
+    @property
+    def walk(self) -> Walk:
+        return Walk(self._again, self.loop, self.consts, self.xs)
+
+    @property
+    def _again(self) -> Step:
+        """The step, without the bars of loops in it: they were shown by the primal."""
+        return self.step.muted(backward=False)
+
+    def start(self, ct_carry: Arrays, slots: Arrays) -> Cotangents:
+        """The cotangents at the end of the loop: those of the active final carry.
+
+        Args:
+            ct_carry: These cotangents.
+            slots: The carries to start from. Until they are there, no bar is shown.
+        """
+        ct_ys = [ct for ct in self.ct_ys if ct is not None]
         return Cotangents(
             [jnp.zeros_like(c) for c in pick(self.consts, self.active.consts)],
             list(ct_carry),
             [jnp.zeros_like(x) for x in pick(self.xs, self.active.xs)],
+            self.gauge and self.gauge.open([*slots, *ct_carry, *ct_ys]),
         )
 
     def pull(
@@ -73,6 +92,9 @@ class Sweep:
         )
         ct_consts, ct_carry, ct_xs = pull((cts.carry, self._ct_ys(at, count)))
         axes = pick(self.loop.x_axes, self.active.xs)
+        number, done = cts.number, self.loop.length - start
+        if self.gauge is not None:
+            number = self.gauge.report_if_due(number, done, count, ct_carry)
         return Cotangents(
             [a + b for a, b in zip(cts.consts, ct_consts, strict=True)],
             ct_carry,
@@ -80,6 +102,7 @@ class Sweep:
                 put_part(whole, ct, at, axis)
                 for whole, ct, axis in zip(cts.xs, ct_xs, axes, strict=True)
             ],
+            number,
         )
 
     def _ct_ys(self, start: Any, count: int) -> list[Any]:
@@ -112,7 +135,7 @@ class Sweep:
                     strict=True,
                 )
             ]
-            last, ys = run(self.step, loop, self.policy, *inputs)
+            last, ys = run(self._again, loop, self.policy, *inputs)
             return pick(last, active.carry), pick(ys, wanted)
 
         return block

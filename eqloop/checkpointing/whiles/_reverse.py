@@ -42,7 +42,7 @@ def reverse(
     order = jnp.append(rows, layout.slots)
     chain = Chain(sweep, layout.slots - 1, reach, order=order)
     stack = _stack(layout, reach, count, starts, slots)
-    return chain.reverse(stack, count - 1, 0, sweep.start(ct_carry))[1]
+    return chain.reverse(stack, count - 1, 0, sweep.start(ct_carry, slots))[1]
 
 
 def _stack(layout: Online, reach: Any, count: Any, starts: Any, slots: Any) -> Stack:

@@ -1,0 +1,138 @@
+"""Loops with a progress bar: where in them it is told how far they have come.
+
+Nothing is asked at each step, if it can be helped: a loop is run in blocks of steps,
+and it is told after each of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._lists import Arrays
+from ...progress import Gauge, along, divisor
+from ._loop import Loop
+from ._scan import Body, scan
+
+
+def metered_scan(
+    body: Body,
+    state: Any,
+    xs: Arrays,
+    loop: Loop,
+    inputs: Sequence[Arrays],
+    before: Callable[[Any, Any], Any] | None = None,
+) -> tuple[Any, Any, list[Any]]:
+    """`scan` of a state whose second entry is the carry, and its bar if it has one.
+
+    Args:
+        body: The step.
+        state: What the first step gets.
+        xs: What is scanned along the leading axis, if anything is.
+        loop: The loop.
+        inputs: What the body gets, in lists.
+        before: What is done to the state before each block of steps, given the position
+            and how many steps it has. If there is something, a block is one step.
+
+    Returns:
+        The number of the bar, if there is one, and what `scan` returns.
+    """
+    if loop.meter is None:
+        return None, *scan(body, state, xs, loop)
+    gauge, block = loop.meter.here, _block(loop) if before is None else 1
+
+    def run(told: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
+        number, position, state = told
+        if before is not None:
+            state = before(state, position)
+        step = body if block == 1 else lambda s, xs: scan(body, s, xs, loop.part(block))
+        state, ys = step(state, xs)
+        position = position + block
+        if gauge is not None:
+            y = ys if block == 1 else [y[0 if loop.reverse else -1] for y in ys]
+            number = gauge.report_if_due(number, position, block, state[1], y)
+        return (number, position, state), ys
+
+    number = (
+        None if gauge is None else gauge.open([x for group in inputs for x in group])
+    )
+    told = (number, jnp.zeros((), jnp.int32), state)
+    (number, _, state), ys = scan(run, told, _cut(xs, block), loop.in_blocks(block))
+    return number, state, ys if block == 1 else list(map(_join, ys))
+
+
+def _block(loop: Loop) -> int:
+    """How many steps to run at once; not more than until the bar is to move.
+
+    It divides the length. So the step is in the program but once, and no outputs of a
+    rest must be put behind the others, which would copy them.
+    """
+    if loop.meter is None or loop.kept is not None:
+        return 1
+    return divisor(loop.length, loop.meter.every)
+
+
+def hops(
+    gauge: Gauge | None,
+    number: Any,
+    state: Any,
+    stop: Any,
+    run: Callable[[Any, Any], Any],
+    y_of: Callable[[Any], Arrays] = lambda state: [],
+) -> tuple[Any, Any]:
+    """Runs a loop whose length is not static, and tells how far it has come.
+
+    Args:
+        gauge: The bar, if there is one.
+        number: What the report before this one returned.
+        state: The position, the carry, and so on.
+        stop: The position to run to.
+        run: From a state and a position to the state at that position.
+        y_of: Finds the outputs of the last step.
+
+    Returns:
+        The number to hand on, and the state at the last position.
+    """
+    if gauge is None:
+        return number, run(state, stop)
+
+    def hop(told: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, state = told
+        state = run(state, jnp.minimum(state[0] + gauge.every, stop))
+        number = gauge.report(number, state[0], state[1], y_of(state))
+        return number, along(number, state)
+
+    return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
+
+
+def watch(loop: Loop, number: Any, position: Any) -> Any:
+    """Has the backward sweep tell that the step at a position is done.
+
+    The number of the bar is a cotangent there, of a number that means nothing.
+    """
+    if loop.meter is None or number is None:
+        return number
+    gauge = loop.meter.back
+
+    @jax.custom_vjp
+    def passed(number: Any, position: Any) -> Any:
+        return number
+
+    def back(position: Any, number: Any) -> tuple[Any, None]:
+        return gauge.report_if_due(number, loop.length - position, 1, []), None
+
+    passed.defvjp(lambda number, position: (number, position), back)
+    return passed(number, position)
+
+
+def _cut(xs: Arrays, size: int) -> list[Any]:
+    """Arrays with their leading axis cut into parts of one size."""
+    if size == 1:
+        return list(xs)
+    return [lax.reshape(x, (x.shape[0] // size, size, *x.shape[1:])) for x in xs]
+
+
+def _join(y: Any) -> Any:
+    return lax.reshape(y, (y.shape[0] * y.shape[1], *y.shape[2:]))

@@ -1,0 +1,100 @@
+"""`ProgressBar`: the settings of a bar, and what is taken in their place."""
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, final
+
+from .._partition import describe
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ProgressBar:
+    """A progress bar, by [tqdm](https://tqdm.github.io), for a loop or a map.
+
+    Wherever `progress` is a setting, `True` stands for `ProgressBar()`, and an `int`
+    for `ProgressBar(every)`.
+
+    The bar counts the steps that were run, and ends at their number. It does so in a
+    compiled function, each time that it is called; under `vmap`, where the batch has
+    one bar; and when the loop is differentiated. Then the backward sweep has a bar of
+    its own, and what is run again for its sake is not counted. Loops within loops have
+    their bars below each other. A bar changes neither the results nor their
+    derivatives.
+
+    Args:
+        every: After how many steps the bar moves. By default it moves some fifty
+            times. The bar of a backward sweep moves where the schedule lets it.
+        desc: What is written before the bar: a string, or a function
+            `desc(i, carry, y)` that returns one. It is called on the host each time
+            that the bar moves, for the last step that was run, the `i`-th, with what
+            that step returned. Its arrays are NumPy arrays; under `vmap` they are those
+            of the first example.
+        total: How many steps are expected of a loop that does not know it, such as a
+            while loop.
+
+    Raises:
+        TypeError: If `every` or `total` is not an int, or `desc` neither a string nor
+            a function.
+        ValueError: If `every` is less than 1 or `total` less than 0. Calling the loop
+            raises it too if `total` is not the number of its steps.
+        ImportError: If the loop is called and tqdm is not installed.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(lambda h, x: (h + x, h), progress=True)
+        >>> scan(0.0, jnp.arange(4.0))[0]
+        Array(6., dtype=float32)
+        >>> bar = el.ProgressBar(every=100, desc=lambda i, h, y: f"h = {h:.2f}")
+        >>> scan = el.Scan(lambda h, x: (h + x, h), progress=bar)
+
+    References:
+        What is to be counted when a loop is differentiated, and how not to:
+        [diffrax #396](https://github.com/patrick-kidger/diffrax/issues/396).
+    """
+
+    every: int | None = None
+    desc: str | Callable[[int, Any, Any], str] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
+    total: int | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_count("every", self.every, 1, "after how many steps the bar moves")
+        _check_count("total", self.total, 0, "how many steps are expected")
+        if not (self.desc is None or isinstance(self.desc, str) or callable(self.desc)):
+            raise TypeError(
+                f"ProgressBar: `desc` must be a string, or a function `desc(i, carry, "
+                f"y)` that returns one, not {describe(self.desc)}."
+            )
+
+
+def as_progress(progress: Any) -> ProgressBar | None:
+    """The bar that a setting `progress` means."""
+    if progress is None or progress is False:
+        return None
+    if progress is True:
+        return ProgressBar()
+    if isinstance(progress, ProgressBar):
+        return progress
+    if isinstance(progress, type) or not hasattr(progress, "__index__"):
+        raise TypeError(
+            f"`progress` must be `True`, an int (after how many steps the bar moves) "
+            f"or an `el.ProgressBar(...)`, not {describe(progress)}."
+        )
+    return ProgressBar(operator.index(progress))
+
+
+def _check_count(name: str, value: Any, least: int, meaning: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"ProgressBar: `{name}` must be an int, {meaning}, not {describe(value)}."
+        )
+    if value < least:
+        raise ValueError(
+            f"ProgressBar: `{name}` must be at least {least}, but it is {value}."
+        )

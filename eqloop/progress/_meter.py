@@ -1,0 +1,315 @@
+"""Meters: what a program on the device does to have its bars shown.
+
+A report is a callback that takes the number of the bar and returns it. The number is
+handed on from report to report, as part of the loop's state, and so the reports come in
+order. Each takes something that was just computed along, or XLA would run it as soon as
+it could; and it has no side effect that JAX knows of, so that a loop with a bar may be
+wherever one without may be.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._lists import Arrays, split
+from . import _display
+from ._bar import ProgressBar
+from ._display import Source
+
+# How often a bar moves unless the user says so.
+_MOVES = 50
+
+_BACKWARD, _UNKNOWN = "backward", -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Label:
+    """What is written before a bar, as a function of where the loop is.
+
+    Attributes:
+        desc: The user's function of position, carry and `y`.
+        carry: For each array in the carry, how many axes it has.
+        y: The same for what a step returns beside the carry.
+        join_carry: From its arrays to the carry that the user knows.
+        join_y: The same for `y`.
+    """
+
+    desc: Callable[[int, Any, Any], str]
+    carry: tuple[int, ...]
+    y: tuple[int, ...]
+    join_carry: Callable[[list[Any]], Any]
+    join_y: Callable[[list[Any]], Any]
+
+    @classmethod
+    def of(
+        cls,
+        desc: Callable[[int, Any, Any], str],
+        carry_types: Arrays,
+        y_types: Arrays,
+        join_carry: Callable[[list[Any]], Any],
+        join_y: Callable[[list[Any]], Any],
+    ) -> Self:
+        ndims = lambda avals: tuple(jax.eval_shape(_raw, aval).ndim for aval in avals)
+        return cls(desc, ndims(carry_types), ndims(y_types), join_carry, join_y)
+
+    def pick(self, carry: Arrays, y: Arrays) -> list[Any]:
+        """The arrays that it needs: without their tangents, which come after them."""
+        return [*carry[: len(self.carry)], *y[: len(self.y)]]
+
+    def __call__(self, done: int, values: Sequence[np.ndarray]) -> str:
+        # A batch has added axes in front: it is the first example that is told of.
+        firsts = [
+            value[(0,) * (value.ndim - ndim)]
+            for value, ndim in zip(values, (*self.carry, *self.y), strict=True)
+        ]
+        carry, y = split(firsts, len(self.carry))
+        text = self.desc(done - 1, self.join_carry(carry), self.join_y(y))
+        if not isinstance(text, str):
+            raise TypeError(
+                f"ProgressBar: `desc` must return a string, but it returned {text!r}."
+            )
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Meter:
+    """The bars of one loop: that of the loop itself, and that of its backward sweep.
+
+    Attributes:
+        source: What the host knows of it.
+        every: After how many steps they move.
+        is_known: Whether it is known beforehand how many steps there are.
+        phase: The sweep that is run; empty for the loop itself.
+        forward: Whether the loop itself has one. If it is run again it has not.
+    """
+
+    source: Source
+    every: int
+    is_known: bool = True
+    phase: str = ""
+    forward: bool = True
+
+    @property
+    def here(self) -> "Gauge | None":
+        """The gauge of the loop itself, if that has a bar."""
+        return self._gauge(self.phase) if self.forward else None
+
+    @property
+    def back(self) -> "Gauge":
+        """The gauge of the backward sweep."""
+        phase = f"{self.phase}, {_BACKWARD}" if self.phase else _BACKWARD
+        return self._gauge(phase)
+
+    def _gauge(self, phase: str) -> "Gauge":
+        total = self.source.total if self.is_known else _UNKNOWN
+        return Gauge(self.source, self.every, phase, total)
+
+    @property
+    def again(self) -> "Meter":
+        """The same for a loop that is run again, to be differentiated."""
+        return dataclasses.replace(self, forward=False)
+
+    @property
+    def tangents(self) -> "Meter":
+        """The same for the loop that computes tangents."""
+        return dataclasses.replace(self, phase="tangents")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gauge:
+    """One bar, as the program on the device sees it.
+
+    Attributes:
+        source: What the host knows of it.
+        every: After how many steps it moves.
+        phase: The sweep whose steps are counted.
+        total: How many steps it has. It may be an array, and is negative as long as
+            it is not known.
+    """
+
+    source: Source
+    every: int
+    phase: str
+    total: Any
+
+    def open(self, after: Arrays, dtype: Any = jnp.int32) -> jax.Array:
+        """Has the bar shown, before the first step.
+
+        Args:
+            after: All that the loop needs, lest it be shown while that is computed.
+            dtype: What is returned.
+
+        Returns:
+            The number to report under.
+        """
+        return self.report(jnp.zeros((), dtype), 0, after, None)
+
+    def report(
+        self, number: Any, done: Any, carry: Arrays, y: Arrays | None = ()
+    ) -> jax.Array:
+        """Tells how many steps were run.
+
+        Args:
+            number: What the report before this one returned.
+            done: How many steps were run.
+            carry: What the last of them has handed on.
+            y: What it has returned; `None` if there was none yet.
+
+        Returns:
+            The number to hand on.
+        """
+        label = None if self.phase.endswith(_BACKWARD) else self.source.label
+        values = [] if label is None or y is None else label.pick(carry, y)
+        token = _token([*carry, *(y or [])])
+        operands = (number, done, self.total, token, _is_first(), *map(_raw, values))
+        return jax.pure_callback(
+            functools.partial(_report, self.source, self.phase),
+            jax.ShapeDtypeStruct((), number.dtype),
+            *map(lax.stop_gradient, operands),
+            vmap_method="expand_dims",
+        )
+
+    def report_if_due(
+        self, number: Any, done: Any, size: int, carry: Arrays, y: Arrays = ()
+    ) -> jax.Array:
+        """The same after `size` steps more, should the bar move by now."""
+        tell = lambda: self.report(number, done, carry, y)
+        if size % self.every == 0:
+            return tell()
+        is_due = done // self.every != (done - size) // self.every
+        return lax.cond(is_due | (done == self.total), tell, lambda: number)
+
+
+def along(number: Any, outputs: Any) -> Any:
+    """The outputs of a loop, so that nobody gets them without its reports.
+
+    The reports are made if the outputs are asked for, and only then: a loop that nobody
+    needs is not run for its bar. To have them belong together, one element of each
+    output would be another one if the number were negative, which it never is.
+    (`lax.optimization_barrier` does not keep what is not needed.)
+
+    Args:
+        number: What the last report returned, or `None` if there is no bar.
+        outputs: A tree of arrays.
+    """
+    if number is None:
+        return outputs
+    return jax.tree.map(lambda x: _tie(number >= 0, x), outputs)
+
+
+def _tie(always: Any, x: Any) -> Any:
+    if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    if _is_sharded(x):
+        return jnp.where(always, x, jnp.zeros_like(x))
+    start = (0,) * x.ndim
+    first = lax.slice(x, start, (1,) * x.ndim)
+    first = jnp.where(always, first, jnp.zeros_like(first))
+    return lax.dynamic_update_slice(x, first, start)
+
+
+def make_meter(
+    owner: str,
+    progress: ProgressBar | None,
+    length: int | None,
+    label: Callable[[Callable[[int, Any, Any], str]], Label],
+) -> Meter | None:
+    """The meter of a loop.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        progress: The settings of the bar, if there is to be one.
+        length: How many steps the loop has, if that is known.
+        label: Makes a label of the user's `desc(i, carry, y)`.
+
+    Raises:
+        ImportError: If tqdm is not installed.
+        ValueError: If another number of steps was expected.
+    """
+    if progress is None:
+        return None
+    _display.require_tqdm(owner)
+    total = progress.total if length is None else length
+    if progress.total not in (None, total):
+        raise ValueError(
+            f"{owner}: `progress` expects {progress.total} steps in all, but there are "
+            f"{length}. Leave `total` out: it is for loops that do not know theirs."
+        )
+    desc = progress.desc
+    every = progress.every or _default_every(total)
+    is_function = callable(desc)
+    source = Source(
+        "" if is_function or desc is None else desc,
+        total,
+        label(desc) if is_function else None,
+    )
+    return Meter(source, every, is_known=length is not None)
+
+
+def divisor(length: int, most: int) -> int:
+    """The largest divisor of a length that is not above `most`."""
+    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
+
+
+def _default_every(total: int | None) -> int:
+    """A number of steps that moves a bar some fifty times, a divisor if one is near."""
+    if total is None:
+        return 100
+    about = -(-total // _MOVES) or 1
+    near = divisor(total, 2 * about) if total else 1
+    return near if 2 * near >= about else about
+
+
+def _token(arrays: Arrays) -> Any:
+    """A number that is not known before these arrays are."""
+    return sum((_touch(x) for x in map(_raw, arrays) if x.size), jnp.zeros((), int))
+
+
+def _touch(x: Any) -> Any:
+    first = x if _is_sharded(x) else lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
+    return jnp.count_nonzero(first)
+
+
+def _is_sharded(x: Any) -> bool:
+    """Whether an array may not have an element that can be taken by itself."""
+    return any(jax.typeof(x).sharding.spec)
+
+
+def _raw(leaf: Any) -> Any:
+    """What a callback can take: of a PRNG key its numbers."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+def _is_first() -> Any:
+    """Whether this is the first of the devices that run the program side by side."""
+    first = jnp.array(True)
+    for axis in jax.sharding.get_abstract_mesh().manual_axes:
+        first &= lax.axis_index(axis) == 0
+    return first
+
+
+# On the host. Under `vmap` operands have axes in front, of size one or of the batch's.
+
+
+def _report(
+    source: Source,
+    phase: str,
+    number: np.ndarray,
+    *operands: np.ndarray,
+) -> np.ndarray:
+    done, total, _, is_first, *values = operands = tuple(map(np.asarray, operands))
+    # Of examples that stop at different times, the bar is that of the last.
+    bar, done, total = (int(np.max(x)) for x in (number, done, total))
+    if np.max(is_first):
+        bar = _display.report(source, phase, bar, done, total, values)
+    ndim = np.ndim(number)
+    batch = np.broadcast_shapes(*(x.shape[:ndim] for x in (number, *operands)))
+    return np.full(batch, bar, number.dtype)
