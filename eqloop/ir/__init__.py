@@ -23,3 +23,25 @@ from ._optimized import Optimize as Optimize
 from .codegen import jaxpr_to_python as jaxpr_to_python
 from .codegen import register_handler as register_handler
 from .codegen import to_python as to_python
+
+__all__ = [
+    "PASSES",
+    "Drawing",
+    "Optimize",
+    "Report",
+    "constant_fold",
+    "draw",
+    "eliminate_common_subexpressions",
+    "eliminate_dead_code",
+    "eqns_to_closed_jaxpr",
+    "eqns_to_jaxpr",
+    "inline_jit",
+    "jaxpr_to_python",
+    "optimize",
+    "propagate_copies",
+    "register_handler",
+    "simplify_algebra",
+    "to_dot",
+    "to_pydot",
+    "to_python",
+]

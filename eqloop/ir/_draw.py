@@ -10,7 +10,7 @@ from typing import Any
 
 from ._dot import dot_text
 from ._graph import graph
-from ._optimized import trace
+from ._trace import function_name, trace
 from ._tree import tree
 
 _TEXTS = {".dot": "dot", ".txt": "tree"}
@@ -110,7 +110,7 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
 
     def drawing(*args: Any, **kwargs: Any) -> Drawing:
         jaxpr, _, _ = trace(f, args, kwargs)
-        name = getattr(f, "__name__", type(f).__name__)
+        name = function_name(f)
         return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
 
     return drawing

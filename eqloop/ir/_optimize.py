@@ -24,13 +24,13 @@ PASSES: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How many equations there were before and after each run of a pass.
+    """What passes have done, in equations: those inside of loops and calls included.
 
     Attributes:
-        runs: For each run its pass, and the equations before and after, those inside
-            loops, branches and calls included.
-        before: The equations before the first run.
+        before: The equations before the first run of a pass.
         after: The equations after the last.
+        runs: For each run that changed something its pass, and the equations before
+            and after it.
     """
 
     before: int

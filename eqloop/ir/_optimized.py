@@ -4,13 +4,12 @@ from collections.abc import Callable
 from typing import Any, final
 
 import equinox as eqx
-import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._partition import Rest, as_arrays, flatten, is_dynamic, split
 from .._transform import AbstractTransform
 from ._optimize import PASSES, check_passes, optimize
+from ._trace import trace
 
 
 def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
@@ -52,27 +51,3 @@ class Optimize(AbstractTransform):
         jaxpr, leaves, rest = trace(self.f, args, kwargs)
         jaxpr = optimize(jaxpr, self.passes)
         return rest.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves))
-
-
-def trace(
-    f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[jex.ClosedJaxpr, list[Any], Rest]:
-    """The jaxpr of a call.
-
-    Returns:
-        The jaxpr, whose inputs are the arrays of `f` and of the arguments; these
-        arrays; and the result without its arrays, which are the outputs.
-    """
-    tree = as_arrays((f, args, kwargs))
-    leaves, call = split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
-    returned: list[Rest] = []
-
-    def on_arrays(*leaves: Any) -> list[Any]:
-        f, args, kwargs = call.join(leaves)
-        out = as_arrays(f(*args, **kwargs))
-        arrays, rest = split(out, [is_dynamic(leaf) for leaf in flatten(out)[0]])
-        returned.append(rest)
-        return arrays
-
-    jaxpr = jax.make_jaxpr(on_arrays)(*leaves)
-    return jaxpr, leaves, returned[-1]

@@ -92,6 +92,11 @@ CALLS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_handlers(monkeypatch):
+    monkeypatch.setattr("eqloop.ir.codegen._handlers._registered", {})
+
+
 @pytest.mark.parametrize(("call", "error", "part"), CALLS)
 def test_wrong_calls(call, error, part):
     with pytest.raises(error) as caught:
@@ -107,8 +112,7 @@ def test_a_jaxpr_that_is_not_closed():
         ir.optimize(JAXPR.jaxpr)
 
 
-def test_a_handler_that_returns_no_text(monkeypatch):
-    monkeypatch.setattr("eqloop.ir.codegen._handlers._registered", {})
+def test_a_handler_that_returns_no_text():
     ir.register_handler("sin", lambda eqn, operands: None)
     with pytest.raises(
         TypeError, match="registered for `sin` must return an expression"

@@ -198,7 +198,9 @@ def _debug_print(scope: Scope, eqn: jex.JaxprEqn) -> None:
     statics = dict(params["static_args"])
     total = params["in_tree"].num_leaves
     operands = iter(leaves)
-    flat = [repr(statics[i]) if i in statics else next(operands) for i in range(total)]
+    flat = [
+        parameter(statics[i]) if i in statics else next(operands) for i in range(total)
+    ]
     args, kwargs = params["in_tree"].unflatten(flat)
     text = params["fmt"] if params["has_placeholders"] else _escaped(params["fmt"])
     settings = dict(kwargs, ordered="True") if params["ordered"] else kwargs

@@ -52,38 +52,49 @@ def register_handler(
 
 
 def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """Writes an equation into a function."""
+    """Writes an equation into a function.
+
+    Raises:
+        ValueError: It is not known how.
+    """
+    statement = None if eqn.primitive.name in _registered else _statement(eqn)
+    try:
+        if statement is not None:
+            statement(scope, eqn)
+        else:
+            one = not eqn.primitive.multiple_results
+            scope.assign(eqn.outvars, _expression(scope, eqn), one_is_bare=one)
+    except UnprintableError as error:
+        name = eqn.primitive.name
+        raise ValueError(
+            f"to_python: no Python is known for the operation `{name}`, with the "
+            f"parameters {', '.join(eqn.params)}. Say what to write with "
+            f"`eqloop.ir.register_handler({name!r}, handler)`, where "
+            f"`handler(eqn, operands)` returns an expression."
+        ) from error
+
+
+def _statement(eqn: jex.JaxprEqn) -> _control.Statement | None:
     name = eqn.primitive.name
-    one = not eqn.primitive.multiple_results
-    expression = {**_operations.EXPRESSIONS, **_random.EXPRESSIONS}.get(name)
-    statement = {**_control.STATEMENTS, **_derivatives.STATEMENTS}.get(name)
+    return _control.STATEMENTS.get(name) or _derivatives.STATEMENTS.get(name)
+
+
+def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    name = eqn.primitive.name
     if name in _registered:
-        value = _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
-        scope.assign(eqn.outvars, value, one_is_bare=one)
-    elif statement is not None:
-        statement(scope, eqn)
-    elif expression is not None:
-        value = expression(scope, eqn)
-        scope.assign(eqn.outvars, value, one_is_bare=one)
-    else:
-        scope.assign(eqn.outvars, _bound(scope, eqn), one_is_bare=one)
+        return _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
+    for known in (_operations.EXPRESSIONS, _random.EXPRESSIONS):
+        if name in known:
+            return known[name](scope, eqn)
+    return _bound(scope, eqn)
 
 
 def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     """An operation without a function that has just its parameters: as JAX binds it."""
     name = f"{eqn.primitive.name}_p"
-    try:
-        if getattr(primitives, name, None) is not eqn.primitive:
-            raise UnprintableError(eqn.primitive)
-        params = {key: parameter(value) for key, value in eqn.params.items()}
-    except UnprintableError as error:
-        raise ValueError(
-            f"to_python: no Python is known for the operation "
-            f"`{eqn.primitive.name}`, with the parameters {', '.join(eqn.params)}. Say "
-            f"what to write with `eqloop.ir.register_handler("
-            f"{eqn.primitive.name!r}, handler)`, where `handler(eqn, operands)` "
-            f"returns an expression."
-        ) from error
+    if getattr(primitives, name, None) is not eqn.primitive:
+        raise UnprintableError(eqn.primitive)
+    params = {key: parameter(value) for key, value in eqn.params.items()}
     operands = scope.arguments(eqn.invars)
     return call(f"primitives.{name}.bind", *operands, **params)
 

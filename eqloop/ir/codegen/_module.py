@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._partition import describe, flatten, is_dynamic, paths
 from .._dead_code import eliminate_dead_code
-from .._optimized import trace
+from .._trace import function_name, trace
 from .._walk import Closed, check_closed, inner
 from ._handlers import write_equation
 from ._layout import INDENT
@@ -91,7 +91,7 @@ def to_python(
 
     def write(*args: Any, **kwargs: Any) -> str:
         jaxpr, _, _ = trace(f, args, kwargs)
-        name = getattr(f, "__name__", type(f).__name__)
+        name = function_name(f)
         names = _argument_names(f, name, args, kwargs)
         return _module(jaxpr, name, names, constant_limit)
 

@@ -1,6 +1,6 @@
 """The text of one function, being written, and of the module around it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -127,14 +127,14 @@ class Scope:
         self._depth = depth
         self._names: dict[jex.Var, str] = {}
         self._definitions: dict[jex.Var, jex.JaxprEqn] = {}
+        self._written: list[jex.JaxprEqn] = []
         self._read: set[jex.Var] = set()
 
     def expect(self, jaxpr: Closed) -> None:
-        """Learns which variables of a jaxpr will be read."""
-        atoms = [atom for eqn in jaxpr.eqns for atom in eqn.invars]
-        self._read.update(
-            atom for atom in (*atoms, *jaxpr.jaxpr.outvars) if isinstance(atom, jex.Var)
-        )
+        """Learns what of a jaxpr is to be written."""
+        self._definitions.update((v, eqn) for eqn in jaxpr.eqns for v in eqn.outvars)
+        self._written, read = _written(jaxpr, self._definitions)
+        self._read.update(read)
 
     # Reading.
 
@@ -224,15 +224,12 @@ class Scope:
         return self.lines
 
     def write(self, jaxpr: Closed) -> list[str]:
-        """Writes all equations of a jaxpr whose inputs are bound; gives its outputs."""
+        """Writes the jaxpr that was expected, its inputs bound; gives its outputs."""
         constvars = jaxpr.jaxpr.constvars
         for var, const in zip(constvars, jaxpr.consts, strict=True):
             self.bind([var], [self._constant(var, const)])
-        unwritten = _unwritten(jaxpr)
-        for eqn in jaxpr.eqns:
-            self._definitions.update((var, eqn) for var in eqn.outvars)
-            if id(eqn) not in unwritten:
-                self.module.write_equation(self, eqn)
+        for eqn in self._written:
+            self.module.write_equation(self, eqn)
         return self.arguments(jaxpr.jaxpr.outvars)
 
     def local_function(
@@ -306,20 +303,23 @@ def _constant(value: Any) -> Node:
     return _values.array(value)
 
 
-def _unwritten(jaxpr: Closed) -> set[int]:
-    """The ids of equations for indices that are not read in what is written."""
-    definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+def _written(
+    jaxpr: Closed, definitions: Mapping[jex.Var, jex.JaxprEqn]
+) -> tuple[list[jex.JaxprEqn], set[jex.Var]]:
+    """The equations of which something is read, and the variables that are read."""
     read = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
-    for eqn in jaxpr.eqns:
-        variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
-        if not reads_index(eqn, definitions.get(variables[0]) if variables else None):
-            del variables[0]
-        read.update(variables)
-    return {
-        id(eqn)
-        for eqn in jaxpr.eqns
-        if eqn.outvars and not eqn.effects and read.isdisjoint(eqn.outvars)
-    }
+    written: list[jex.JaxprEqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.outvars and not eqn.effects and read.isdisjoint(eqn.outvars):
+            continue
+        first = eqn.invars[0] if eqn.invars else None
+        index = definitions.get(first) if isinstance(first, jex.Var) else None
+        operands = eqn.invars
+        if index is not None and not reads_index(eqn, index):
+            operands = [*index.invars, *eqn.invars[1:]]
+        read.update(atom for atom in operands if isinstance(atom, jex.Var))
+        written.append(eqn)
+    return written[::-1], read
 
 
 def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
