@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import partial_eval
 
 from .._lists import Arrays, Flags, split
 from ..checkpointing.engine._step import Step, make_step, reaching
@@ -121,7 +122,15 @@ def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
 
     xs = stacked(rows.x_types, size, rows.x_axes)
     step = make_step(flat, [*visits, *rows.const_types], [], xs)
-    return Chunk(step, has_visits, num_sums)
+    return Chunk(_without_dead_code(step), has_visits, num_sums)
+
+
+def _without_dead_code(step: Step) -> Step:
+    """A derivative needs not all of its primal; XLA would find that out, but later."""
+    jaxpr = step.jaxpr.jaxpr
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
+    closed = jex.ClosedJaxpr(live, step.jaxpr.consts)
+    return dataclasses.replace(step, jaxpr=closed)
 
 
 def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:

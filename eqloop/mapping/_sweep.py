@@ -5,6 +5,7 @@ a sweep are sweeps again, of the functions in `_derivatives.py`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ class Sweep:
             [zeros(aval) for aval in sum_types],
             [varying(lax.empty(y.shape, y.dtype), y) for y in y_types],
         )
-        state = lax.fori_loop(0, chunks.count, body, state, unroll=self.unroll)
+        state = _repeat(chunks.count, body, state, self.unroll)
         if chunks.rest:
             start = chunks.rows - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
@@ -93,6 +94,22 @@ def zeros(aval: Any) -> jax.Array:
 def varying(x: jax.Array, aval: Any) -> jax.Array:
     """`x`, in `shard_map` varying over the axes of the mesh that its type does."""
     return lax.pcast(x, tuple(aval.mat.varying), to="varying")
+
+
+def _repeat(
+    count: int, body: Callable[[Any, Any], Any], state: Any, unroll: int
+) -> Any:
+    """`lax.fori_loop`, but for what nobody differentiates.
+
+    JAX makes a `scan` of a `fori_loop`, in case that it is, which takes XLA longer to
+    compile than a plain loop.
+    """
+    if unroll > 1:
+        return lax.fori_loop(0, count, body, state, unroll=unroll)
+    more = lambda loop: loop[0] < count
+    once = lambda loop: (loop[0] + 1, body(*loop))
+    _, state = lax.while_loop(more, once, (jnp.int32(0), state))
+    return state
 
 
 def _read(x: Any, start: Any, size: int, axis: int) -> Any:
