@@ -10,7 +10,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "coming_from_brainstate.md"
 
 # The names of `brainstate.transform` 0.5.4, but for those of its checkify's sets of
 # checks, and for `sofo_grad`, which its documentation has as well.
-NAMES = """
+NAMES = re.findall(
+    r"\w+",
+    """
     GradientTransform ProgressBar StateFinder StatefulFunction StatefulMapping
     algebraic_simplification bounded_while_loop check check_error checkify checkpoint
     checkpointed_for_loop checkpointed_scan common_subexpression_elimination cond
@@ -21,7 +23,8 @@ NAMES = """
     pmap2 pmap2_new_states register_prim_handler remat scan shard_map sofo_grad switch
     unvmap vector_grad view_pydot vjp vmap vmap2 vmap2_new_states vmap_new_states
     while_loop
-""".split()
+    """,
+)
 
 
 def rows():

@@ -177,8 +177,10 @@ def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, An
 def _solve(curvature: jax.Array, slopes: jax.Array, damping: Any) -> jax.Array:
     """The weights of the directions in the step."""
     values, vectors = jnp.linalg.eigh(curvature)  # of its lower half: it is symmetric
-    values = jnp.maximum(values, 0.0)
-    values = values + damping * values[-1]
-    # Where nothing curves there is nothing to gain; with no damping that may be so.
-    inverse = jnp.where(values > 0, 1 / jnp.where(values > 0, values, 1), 0)
+    largest = jnp.maximum(values[-1], 0.0)
+    # Without damping, there is to be no step where the loss curves but for rounding.
+    rounding = len(values) * jnp.finfo(values.dtype).eps * largest
+    values = jnp.maximum(values, 0.0) + damping * largest
+    curves = values > rounding
+    inverse = jnp.where(curves, 1 / jnp.where(curves, values, 1), 0)
     return vectors @ (inverse * (vectors.T @ slopes))

@@ -45,7 +45,8 @@ class SofoLoss(AbstractTransform):
     made of; only products with it are formed.
 
     Two are ready to be used: `eqloop.losses.mean_squared` and
-    `eqloop.losses.cross_entropy`.
+    `eqloop.losses.cross_entropy`. A loss may stand wherever a function may, except in
+    one that a `ChunkedVmap` maps: there, take the losses of what the map returns.
 
     Args:
         f: `f(prediction, ...)`, a real scalar, and convex in the prediction. That may

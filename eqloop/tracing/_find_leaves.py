@@ -39,20 +39,17 @@ def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
         >>> [path for path, _ in el.find_leaves(mlp, eqx.nn.Linear)]
         ['.layers[0]', '.layers[1]']
     """
-    is_type = isinstance(where, tuple) or inspect.isclass(where)
-    if not (_is_types(where) if is_type else callable(where)):
+    types: Any = where if isinstance(where, tuple) else (where,)
+    if all(map(inspect.isclass, types)):
+        is_wanted = is_node = lambda node: isinstance(node, types)
+    elif callable(where):
+        is_wanted: Callable[[Any], Any] = where
+        is_node = lambda node: False
+    else:
         raise TypeError(
             f"find_leaves: `where` must be a type, a tuple of types, or a function of "
             f"a leaf, not {describe(where)}."
         )
-    matches = (lambda node: isinstance(node, where)) if is_type else where
-    is_leaf = matches if is_type else (lambda node: False)
-    nodes, _ = jtu.tree_flatten_with_path(
-        tree, is_leaf=lambda node: node is None or is_leaf(node)
-    )
-    return [(jtu.keystr(path), node) for path, node in nodes if matches(node)]
-
-
-def _is_types(where: Any) -> bool:
-    types = where if isinstance(where, tuple) else (where,)
-    return all(map(inspect.isclass, types))
+    is_leaf = lambda node: node is None or is_node(node)
+    nodes, _ = jtu.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return [(jtu.keystr(path), node) for path, node in nodes if is_wanted(node)]

@@ -8,6 +8,7 @@ from typing import Any, Literal, final, get_args
 import equinox as eqx
 
 from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
 from ._named import check_name, name_of
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -95,7 +96,7 @@ def _program(name: str, donate: Donate) -> Any:
 
     def call(first: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
         f, args, kwargs = rest
-        return f(*first, *args, **kwargs)
+        return enforce_annotations(f)(*first, *args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
     return eqx.filter_jit(call, donate=donate)

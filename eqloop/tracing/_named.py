@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 
 from .._transform import AbstractTransform
+from .._typecheck import enforce_annotations
 
 
 @final
@@ -48,7 +49,7 @@ class Named(AbstractTransform):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `f(*args, **kwargs)`."""
         with jax.named_scope(self.name):
-            return self.f(*args, **kwargs)
+            return enforce_annotations(self.f)(*args, **kwargs)
 
     def __check_init__(self) -> None:
         check_name("Named", self.name)

@@ -161,21 +161,23 @@ class _Inputs:
 
     def trace(self) -> Traced:
         """The jaxpr whose inputs are all of the arrays."""
-        traced = _run.trace(self.static, self.arrays)
+        traced = _remembered.trace(self.static, self.arrays)
         jaxpr, (_, static) = traced.jaxpr, traced.out_info
         if len(jaxpr.in_avals) != len(self.arrays):
             # To close over a tracer gives it another input; then it is to be a const.
-            run = functools.partial(_run.__wrapped__, self.static)
+            run = functools.partial(_run, self.static)
             jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
         return Traced(jaxpr, static.rest.join(types))
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
-    # Never run: it is there since what JAX has traced it remembers.
     f, args, kwargs = static.rest.join(arrays)
     return _Static.of(as_arrays(enforce_annotations(f)(*args, **kwargs)))
+
+
+# It is never run: it is there since what JAX has traced it remembers.
+_remembered = jax.jit(_run, static_argnums=0)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array, Float
 
 import eqloop as el
 
@@ -114,6 +115,15 @@ def test_a_name_stands_before_those_of_operations():
     assert "outer/inner/sin" in text
     assert "outer/mul" in text
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), 2 * jnp.cos(X))
+
+
+def test_annotations_of_the_function_hold():
+    def f(x: Float[Array, "2"]):
+        return x
+
+    for transform in (el.Jit(f), el.Named(f, "f")):
+        with pytest.raises(TypeError, match="Float"):
+            transform(X)
 
 
 WRONG = {
