@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.mapping._fitting import largest_that_fits as search
+from eqloop.mapping import _planner
 
 from .test_chunked_vmap import assert_close
 
@@ -74,14 +74,15 @@ def programs(f, shape, chunk_size, **settings):
 @pytest.fixture
 def sizes(monkeypatch):
     """The sizes that are found, in order."""
-    found = []
+    search, found = _planner.largest_that_fits, []
 
     def largest_that_fits(*args):
         size, used = search(*args)
         found.append(size)
         return size, used
 
-    monkeypatch.setattr("eqloop.mapping._planner.largest_that_fits", largest_that_fits)
+    monkeypatch.setattr(_planner, "largest_that_fits", largest_that_fits)
+    _planner._found.cache_clear()
     return found
 
 
@@ -159,10 +160,8 @@ def test_what_cannot_be_compiled_by_itself_is_estimated():
 
 def test_is_found_once_for_maps_that_are_alike(monkeypatch):
     compiled = []
-    monkeypatch.setattr(
-        "eqloop.mapping._planner.temporary_bytes",
-        lambda run, *types: compiled.append(run) or 7,
-    )
+    count = lambda run, *types: compiled.append(run) or 7
+    monkeypatch.setattr(_planner, "temporary_bytes", count)
     for _ in range(2):
         el.ChunkedVmap(lambda x: jnp.sin(x) ** 7, el.Budget(12345))(jnp.ones((9, 2)))
     assert len(compiled) == 1
