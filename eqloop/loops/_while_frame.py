@@ -16,10 +16,11 @@ import numpy as np
 from jax import lax
 
 from .._lists import split
-from .._partition import describe
+from .._partition import describe, is_dynamic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Step, trace_step
 from ..checkpointing.engine._step import make_step
+from ..checkpointing.whiles._varying import axes_of, vary
 from ._carry import Carry, types_of
 from ._words import Words
 
@@ -67,8 +68,13 @@ def open_while(
     """
     carry, step, consts = _trace_body(owner, body, Carry.of(owner, init, _WORDS))
     condition = _Condition.of(owner, cond, carry, is_bounded)
-    num_consts = len(consts)
     holds = condition(condition.consts, carry.arrays)
+    parts = (cond, body, carry.tree)
+    if not all(axes_of(holds) <= axes_of(leaf) for leaf in _arrays(parts)):
+        # Devices stop at different times, so whatever the steps compute is different.
+        varied = jax.tree.map(lambda x: _vary(x, axes_of(holds)), parts)
+        return open_while(owner, *varied, is_bounded=is_bounded)
+    num_consts = len(consts)
 
     def joint(
         consts: list[Any], carry: list[Any], x: list[Any]
@@ -85,6 +91,14 @@ def open_while(
         init=init,
         close=lambda final: carry.join(final[1:]),
     )
+
+
+def _arrays(tree: Any) -> list[Any]:
+    return list(filter(is_dynamic, jax.tree.leaves(tree)))
+
+
+def _vary(leaf: Any, axes: frozenset[str]) -> Any:
+    return vary(jnp.asarray(leaf), axes) if is_dynamic(leaf) else leaf
 
 
 def _trace_body(

@@ -74,7 +74,7 @@ def _joint_problem(
         return [jnp.any(is_active), is_active, *carry], []
 
     const_types, carry_types = batched.step.const_types, batched.step.carry_types
-    any_type = jax.eval_shape(jnp.any, carry_types[0])
+    (any_type,) = jax.make_jaxpr(jnp.any)(carry_types[0]).out_avals
     guard_types = carry_types[1:] if is_guarded else []
     step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
     return Problem(step, batched.loop, batched.policy, batched.planner)

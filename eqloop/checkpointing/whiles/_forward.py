@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -15,6 +16,7 @@ from ..engine._slots import write
 from ..engine._step import Step
 from ._layout import UNLIMITED, Online
 from ._spread import Spread, full, move_on
+from ._varying import axes_of, vary
 
 # How many steps have been run, and the carry.
 _State: TypeAlias = tuple[Any, list[Any]]
@@ -25,7 +27,7 @@ def primal(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any
     if max_steps == UNLIMITED:
         again = lambda carry: carry[0]
         return lax.while_loop(again, _next(step, consts), list(init))
-    return _run(step, consts, (zero(), list(init)), max_steps)[1]
+    return _run(step, consts, _start(init), max_steps)[1]
 
 
 def forward(
@@ -52,7 +54,7 @@ def _forward_nested(
         return _run(step, consts, state, stop), state[1][1:]
 
     stops = constant([*layout.starts[1:], layout.length])
-    (count, carry), slots = lax.scan(segment, (zero(), list(init)), stops)
+    (count, carry), slots = lax.scan(segment, _start(init), stops)
     return carry, [count, *slots]
 
 
@@ -67,9 +69,9 @@ def _forward_online(
         slots = write(slots, carry[1:], position)
         return (position + 1, _next(step, consts)(carry)), slots
 
-    state = ((zero(), list(init)), slots)
-    (state, slots) = lax.while_loop(lambda s: _goes_on(s[0], most), fill, state)
-    spread = full(layout)
+    goes_on = lambda whole: _goes_on(whole[0], most)
+    state, slots = lax.while_loop(goes_on, fill, (_start(init), slots))
+    spread = jax.tree.map(lambda x: vary(x, axes_of(init[0])), full(layout))
     if layout.slots == 1:
         state = _run(step, consts, state, layout.max_steps)
     elif most < layout.max_steps:
@@ -100,6 +102,10 @@ def _spread_out(
 
     goes_on = lambda whole: _goes_on(whole[0], layout.max_steps)
     return lax.while_loop(goes_on, body, (state, spread, slots))
+
+
+def _start(init: Arrays) -> _State:
+    return vary(zero(), axes_of(init[0])), list(init)
 
 
 def _run(step: Step, consts: Arrays, state: _State, stop: Any) -> _State:

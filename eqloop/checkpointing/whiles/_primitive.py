@@ -11,17 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from ..._formula import Formula, Pushed
-from ..._lists import Arrays
+from ..._lists import Arrays, pick
 from ..._recall import recall
 from ..engine._layout import Nested
 from ..engine._loop import stack_type
 from ..engine._primitive import PlannedLoop, Reverse
-from ..engine._problem import Problem
+from ..engine._problem import Problem, activity
 from ..engine._sweep import Sweep
 from ._batch import joint_loop, stops_apart
 from ._forward import forward, primal
 from ._layout import Online
 from ._reverse import reverse, unconditional
+from ._varying import axes_of, check_consts, vary
 
 
 def planned_while(problem: Problem, consts: Arrays, init: Arrays) -> list[Any]:
@@ -55,6 +56,12 @@ class PlannedWhile(PlannedLoop):
             return primal(step, max_steps, consts, init), [], []
         carry, saved = forward(step, self.saves, consts, init)
         return carry, [], saved
+
+    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+        step = self.problem.step
+        active, _ = activity(step, nzs_in)
+        check_consts(axes_of(inputs[1][0]), pick(step.const_types, active.consts))
+        return super().vjp_fwd(nzs_in, *inputs)
 
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
         if self.saves is not None:
@@ -102,6 +109,7 @@ def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
     else:
         shapes, rows = [(), (layout.slots,), (layout.slots,)], layout.slots + 1
     # A type names the mesh in use, so it is best that JAX makes it.
-    integers = lambda: [jnp.zeros(shape, jnp.int32) for shape in shapes]
+    axes = axes_of(carry[0])
+    integers = lambda: [vary(jnp.zeros(shape, jnp.int32), axes) for shape in shapes]
     marks = jax.make_jaxpr(integers)().out_avals
     return [*marks, *(stack_type(c, rows) for c in carry[1:])]

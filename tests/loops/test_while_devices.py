@@ -1,0 +1,95 @@
+"""While loops inside `jax.shard_map`, each device stopping at its own time."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import eqloop as el
+
+LOOPS = {
+    "bounded": functools.partial(el.BoundedWhileLoop, max_steps=9, base=2),
+    "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=3),
+    "one slot": functools.partial(el.CheckpointedWhileLoop, checkpoints=1),
+}
+kinds = pytest.mark.parametrize("kind", LOOPS.values(), ids=LOOPS)
+
+P = jnp.float32(1.3)
+COUNTS = jnp.arange(8)
+XS = jnp.linspace(0.1, 1, 8)
+
+
+class Body(eqx.Module):
+    p: jax.Array
+
+    def __call__(self, carry):
+        left, x, steps = carry
+        return left - 1, jnp.sin(x * self.p), steps + 1
+
+
+def run(kind, p, count, x):
+    return kind(lambda carry: carry[0] > 0, Body(p))((count, x, 0))[1]
+
+
+def run_closed_over(kind, p, count, x):
+    body = lambda carry: (carry[0] - 1, jnp.sin(carry[1] * p))
+    return kind(lambda carry: carry[0] > 0, body)((count, x))[1]
+
+
+def by_hand(p, xs):
+    out = []
+    for count, x in zip(COUNTS.tolist(), xs, strict=True):
+        for _ in range(count):
+            x = jnp.sin(x * p)
+        out.append(x)
+    return jnp.stack(out)
+
+
+def over_devices(one):
+    """Two examples on each of four devices."""
+    mesh = jax.make_mesh((4,), ("device",), axis_types=(AxisType.Auto,))
+    split = PartitionSpec("device")
+    specs = (PartitionSpec(), split, split)
+    mapped = jax.vmap(one, (None, 0, 0))
+    return jax.shard_map(mapped, mesh=mesh, in_specs=specs, out_specs=split)
+
+
+@kinds
+def test_gradients(kind):
+    sharded = over_devices(functools.partial(run, kind))
+    loss = lambda p, xs: jnp.sum(sharded(p, COUNTS, xs))
+    actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(P, XS)
+    expected = jax.value_and_grad(lambda *args: jnp.sum(by_hand(*args)), (0, 1))(P, XS)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4)
+
+
+def test_forward_mode():
+    sharded = over_devices(functools.partial(run, el.WhileLoop))
+    along = lambda f: jax.jit(lambda: jax.jvp(f, (P,), (jnp.ones(()),)))()
+    actual = along(lambda p: sharded(p, COUNTS, XS))
+    for a, e in zip(actual, along(lambda p: by_hand(p, XS)), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
+
+
+def test_what_would_make_devices_wait_for_each_other():
+    sharded = over_devices(functools.partial(run_closed_over, LOOPS["bounded"]))
+    with pytest.raises(
+        ValueError, match="arrays that are the same on all of them"
+    ) as e:
+        jax.grad(lambda p: jnp.sum(sharded(p, COUNTS, XS)))(P)
+    assert """pass `jax.lax.pcast(x, ('device',), to="varying")`""" in str(e.value)
+
+
+def test_the_advice_of_that_error_helps():
+    def varied(p, count, x):
+        p = jax.lax.pcast(p, "device", to="varying")
+        return run_closed_over(LOOPS["bounded"], p, count, x)
+
+    loss = lambda p: jnp.sum(over_devices(varied)(p, COUNTS, XS))
+    expected = jax.grad(lambda p: jnp.sum(by_hand(p, XS)))(P)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(P), expected, rtol=1e-4)
