@@ -92,9 +92,9 @@ def _everything(
     if loop.kept is None:
         return total
     before, between, after = loop.gaps
-    # The steps between two that are kept are a loop by itself, which has residuals of
-    # its own until they are put to the others.
-    total += between * (quiet + x + ct_x)
+    # A step that is kept and those up to the next are a loop by themselves, which has
+    # its residuals for itself until they are put to the others.
+    total += residuals + between * (quiet + x + ct_x)
     if loop.rows and (before or after != between):
         total += loop.length * x  # `xs` are cut into parts
     copies = (after < between) + (loop.kept.step < 0)
