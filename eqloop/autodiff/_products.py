@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import equinox as eqx
-import jax
+import jax.numpy as jnp
 
 from .._differences import structure_differences
 from .._partition import describe, flatten, paths
@@ -130,9 +130,9 @@ def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None
 
 def _fits(leaf: Any, tangent: Any) -> bool:
     if type(leaf) in (float, complex):
-        leaf = jax.numpy.asarray(leaf)
-        tangent = jax.numpy.asarray(tangent, leaf.dtype)
+        leaf = jnp.asarray(leaf)
+        tangent = jnp.asarray(tangent, leaf.dtype)
     return is_differentiable(leaf) and (
-        jax.numpy.shape(tangent) == leaf.shape
-        and jax.numpy.result_type(tangent) == leaf.dtype
+        jnp.shape(tangent) == leaf.shape
+        and jnp.result_type(tangent) == leaf.dtype
     )

@@ -157,9 +157,10 @@ def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, An
         return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
 
     with new_axes(count) as axes:
-        columns = dict(axis_name=axes.columns, axis_size=count + 2)
-        in_columns = lambda v: jax.vmap(lambda: push(v), **columns)()
-        rows = jax.vmap(in_columns, out_axes=(None, 0, None), axis_name=axes.rows)
+        columns = lambda v: jax.vmap(
+            lambda: push(v), axis_name=axes.columns, axis_size=count + 2
+        )()
+        rows = jax.vmap(columns, out_axes=(None, 0, None), axis_name=axes.rows)
         outs, (table,), others = rows(directions)
         if not axes.has_losses:
             raise ValueError(
