@@ -110,7 +110,7 @@ def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None
     if treedef != tangent_treedef:
         differences = structure_differences(primals, tangents, "")
         listing = "\n".join(
-            f"  at primals{d.path or ''}: {d.one or 'nothing'}, and in the tangents "
+            f"  at primals{d.path}: {d.one or 'nothing'}, and in the tangents "
             f"{d.other or 'nothing'}"
             for d in differences
         )
@@ -133,6 +133,5 @@ def _fits(leaf: Any, tangent: Any) -> bool:
         leaf = jnp.asarray(leaf)
         tangent = jnp.asarray(tangent, leaf.dtype)
     return is_differentiable(leaf) and (
-        jnp.shape(tangent) == leaf.shape
-        and jnp.result_type(tangent) == leaf.dtype
+        jnp.shape(tangent) == leaf.shape and jnp.result_type(tangent) == leaf.dtype
     )
