@@ -9,6 +9,7 @@ import os
 
 from jax.extend import source_info_util
 
+from . import ir
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -38,6 +39,7 @@ from .checkpointing import (
     name,
     policies,
 )
+from .ir import Optimize
 from .loops import (
     AssociativeScan,
     BoundedWhileLoop,
@@ -84,6 +86,7 @@ __all__ = [
     "Map",
     "Named",
     "Offload",
+    "Optimize",
     "ParallelMap",
     "Plan",
     "ProgressBar",
@@ -106,6 +109,7 @@ __all__ = [
     "__version__",
     "find_leaves",
     "frontier",
+    "ir",
     "losses",
     "name",
     "policies",

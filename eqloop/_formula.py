@@ -63,6 +63,14 @@ class Formula(HiPrimitive):
         """The same with callbacks that close all progress bars when they raise."""
         return self
 
+    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+        """The same running other jaxprs, where it is free to: of the same meaning.
+
+        Args:
+            rewrite: From a closed jaxpr to one of the same signature.
+        """
+        return self
+
     def with_params(self, **params: Any) -> Self:
         """The same with other parameters, for inputs and outputs of the same types."""
         if all(value is self.params[name] for name, value in params.items()):

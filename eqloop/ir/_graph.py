@@ -108,7 +108,8 @@ def _draw_equation(new: Graph, eqn: jex.JaxprEqn, name: str, sources: _Sources) 
         for j, atom in enumerate(part.operands):
             _connect(new, atom, f"{name}_{i}_i{j}", sources)
         if part.gives_results:
-            for j, var in enumerate(eqn.outvars):
+            # A loop that is differentiated has more results than its body.
+            for j, (var, _) in enumerate(zip(eqn.outvars, part.outputs, strict=False)):
                 sources[var].append(f"{name}_{i}_o{j}")
 
 

@@ -1,13 +1,15 @@
 """Jaxprs as trees: which equations hold jaxprs of their own, and rewriting those."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend.core import primitives
+
+from .._formula import Formula
 
 Closed: TypeAlias = jex.ClosedJaxpr
 Rewrite: TypeAlias = Callable[[Closed], Closed]
@@ -34,16 +36,24 @@ def is_call(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive in _CALLS or eqn.primitive.name in _CALL_NAMES
 
 
-def inner(eqn: jex.JaxprEqn) -> Iterator[Closed]:
+def inner(eqn: jex.JaxprEqn) -> list[Closed]:
     """The jaxprs that an equation runs, closed."""
-    if is_call(eqn):
-        for param in eqn.params.values():
-            for jaxpr in _jaxprs(param):
-                yield _close(jaxpr)
+    found: list[Closed] = []
+
+    def note(jaxpr: Closed) -> Closed:
+        found.append(jaxpr)
+        return jaxpr
+
+    map_inner(eqn, note)
+    return found
 
 
 def map_inner(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
     """The equation with its jaxprs rewritten; the same object if none changes."""
+    formula = eqn.params.get("_prim")
+    if isinstance(formula, Formula):
+        new = formula.rewritten(rewrite)
+        return eqn if new is formula else eqn.replace(params={"_prim": new})
     if not is_call(eqn):
         return eqn
     params = {name: _map_param(param, rewrite) for name, param in eqn.params.items()}
@@ -115,14 +125,6 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-def _jaxprs(param: Any) -> Iterator[Any]:
-    if isinstance(param, jex.ClosedJaxpr | jex.Jaxpr):
-        yield param
-    elif isinstance(param, tuple | list):
-        for entry in param:
-            yield from _jaxprs(entry)
-
-
 def _close(jaxpr: Any) -> Closed:
     if isinstance(jaxpr, jex.ClosedJaxpr):
         return jaxpr
@@ -142,7 +144,7 @@ def _map_param(param: Any, rewrite: Rewrite) -> Any:
         new = rewrite(closed)
         return param if new is closed else new.jaxpr
     # A tuple of branches; a named tuple is not one of ours to rebuild.
-    if type(param) is tuple and any(True for _ in _jaxprs(param)):
+    if type(param) is tuple:
         new = tuple(_map_param(entry, rewrite) for entry in param)
         return param if all(map(_same, new, param)) else new
     return param

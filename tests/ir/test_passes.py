@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+import eqloop as el
 from eqloop import ir
 from eqloop.ir._walk import count_equations
 
@@ -329,6 +330,19 @@ def _(primals, tangents):
 def test_derivatives_of_ones_own_are_kept():
     f = ir.Optimize(lambda x: jnp.sum(straight(x) * X + straight(x) * X))
     np.testing.assert_allclose(jax.grad(f)(X), 2 * X, rtol=1e-6)
+
+
+def test_inside_this_librarys_loops():
+    @el.CheckpointedScan(base=2)
+    def loop(c, x):
+        return jnp.sin(c * 1.0 + x), jnp.sin(c * 1.0 + x)
+
+    jaxpr = jax.make_jaxpr(lambda x: loop(x[0], x))(X)
+    new = ir.optimize(jaxpr)
+    assert count_equations(jaxpr) - count_equations(new) == 4
+    losses = [lambda x, j=j: jex.jaxpr_as_fun(j)(x)[0] for j in (new, jaxpr)]
+    found, expected = (jax.value_and_grad(loss)(X) for loss in losses)
+    jax.tree.map(np.testing.assert_allclose, found, expected)
 
 
 def test_inside_shard_map():

@@ -18,7 +18,8 @@ part with `b = ct`, since second derivatives are symmetric. Its cotangents, in t
 keep to the schedule's memory as well.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -186,6 +187,13 @@ class PlannedLoop(Formula):
 
     def guarded(self) -> Self:
         return self.with_params(problem=self.problem.guarded())
+
+    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+        step = self.problem.step
+        if (jaxpr := rewrite(step.jaxpr)) is step.jaxpr:
+            return self
+        step = dataclasses.replace(step, jaxpr=jaxpr)
+        return self.with_params(problem=dataclasses.replace(self.problem, step=step))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         active, y_active = activity(self.problem.step, self.in_tree.unflatten(moves_in))
