@@ -16,6 +16,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, strongly_typed, trace_step
+from ..progress import Meter, ProgressBar, make_meter
 from ._arguments import Arguments, open_arguments
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
@@ -107,6 +108,7 @@ class MappedCall:
         size: How many rows there are.
         outputs: What the user gets, without its arrays.
         same: Those of them that are the same for every row.
+        name: The name of the transform, for error messages.
     """
 
     f: Mapped
@@ -115,23 +117,34 @@ class MappedCall:
     size: int
     outputs: Outputs
     same: list[jax.Array]
+    name: str
 
-    def run(self, planner: Planner, policy: Saveable = None) -> Any:
+    def run(
+        self,
+        planner: Planner,
+        policy: Saveable = None,
+        progress: ProgressBar | None = None,
+    ) -> Any:
         """Runs the call in chunks, and gives what the user gets.
 
         Args:
             planner: How the rows are cut.
             policy: What is stored of all rows for the backward pass.
+            progress: The progress bar, if there is to be one.
         """
-        return self.outputs.join(self.results(planner, policy), self.same)
+        meter = make_meter(self.name, progress, self.size)
+        return self.outputs.join(self.results(planner, policy, meter), self.same)
 
-    def results(self, planner: Planner, policy: Saveable = None) -> list[jax.Array]:
+    def results(
+        self, planner: Planner, policy: Saveable = None, meter: Meter | None = None
+    ) -> list[jax.Array]:
         """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
-        if planner.is_whole(self.size):
+        if planner.is_whole(self.size) and meter is None:
             sums, ys = f(self.size, None, consts, xs)
         else:
             rows = f.rows(consts, xs, self.size, planner)
+            rows = dataclasses.replace(rows, meter=meter)
             sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)
         return [
@@ -176,7 +189,8 @@ def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
     step, same = hoist(row.name, step, consts, outputs, VARYING)
     reductions = pick(row.reductions, [not is_same for is_same in outputs.same])
     mapped = Mapped(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
-    return MappedCall(mapped, consts, arguments.xs, arguments.size, outputs, same)
+    xs, size = arguments.xs, arguments.size
+    return MappedCall(mapped, consts, xs, size, outputs, same, row.name)
 
 
 class Row:

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 from .._axes import axes_tree, hashable_axes
 from .._transform import AbstractTransform
 from ..checkpointing import Budget, as_policy
+from ..progress import ProgressBar, as_progress
 from ._call import open_call
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
@@ -68,9 +69,12 @@ class ChunkedVmap(AbstractTransform):
         policy: Which values inside `f` are stored for the backward pass nevertheless,
             those of all rows: one of `eqloop.policies`, a callable from
             `jax.checkpoint_policies`, or the name of one of these.
+        progress: Shows a progress bar: `True`, an int (after how many rows it moves) or
+            a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
-        TypeError: `chunk_size` is neither an int nor a `Budget`, or `policy` no policy;
+        TypeError: `chunk_size` is neither an int nor a `Budget`, `policy` no policy, or
+            `progress` no progress bar;
             when called, an axis is none, a jaxtyping annotation of `f` is violated, or
             a result is to be reduced and cannot be added up.
         ValueError: `chunk_size` is less than 1, or `reduce` no reduction; when called,
@@ -114,6 +118,9 @@ class ChunkedVmap(AbstractTransform):
     exact: bool = setting(False)
     # No static field, so that `eqx.tree_at` reaches it.
     policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -135,7 +142,7 @@ class ChunkedVmap(AbstractTransform):
             reduce=axes_tree(self.reduce),
         )
         # `eqx.tree_at` may have put in the name of a policy.
-        return call.run(self._planner(), as_policy(self.policy))
+        return call.run(self._planner(), as_policy(self.policy), self.progress)
 
     def _planner(self) -> Planner:
         if isinstance(self.chunk_size, Budget):

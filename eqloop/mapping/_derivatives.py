@@ -48,6 +48,7 @@ def pushed(rows: Rows, moves: Marks, out: Marks) -> Rows:
         x_axes=twofold(rows.x_axes, moves[1]),
         y_axes=twofold(rows.y_axes, out[1]),
         shares=twofold(rows.shares, out[1]),
+        meter=rows.meter and rows.meter.tangents,
     )
 
 
@@ -55,11 +56,12 @@ def pushed(rows: Rows, moves: Marks, out: Marks) -> Rows:
 def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
+    again = rows.again(backward=False)
 
     def pull(
         size: int, visits: Any, consts: Arrays, xs: Arrays
     ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
+        chunk = again.chunk(size, visits is not None)
         consts, ct_sums = split(consts, len(rows.const_types))
         xs, ct_ys = split(xs, len(rows.x_types))
 
@@ -85,6 +87,8 @@ def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
         uses_visits=True,
+        meter=rows.meter and rows.meter.backward,
+        is_again=False,
     )
 
 

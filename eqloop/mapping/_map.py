@@ -7,6 +7,7 @@ from typing import Any, final
 import equinox as eqx
 
 from .._transform import AbstractTransform
+from ..progress import ProgressBar, as_progress
 from ._call import open_call
 from ._planner import AtMost
 from ._settings import as_count
@@ -40,9 +41,11 @@ class Map(AbstractTransform):
         f: The function. Its own arrays are the same for every row.
         batch_size: How many rows are mapped at once; by default one.
         unroll: How many of these one iteration of the compiled loop has.
+        progress: Shows a progress bar: `True`, an int (after how many rows it moves) or
+            a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
-        TypeError: `batch_size` or `unroll` is no int.
+        TypeError: `batch_size` or `unroll` is no int, or `progress` no progress bar.
         ValueError: One of them is less than 1; when called, the lengths of the arrays
             disagree, or there are none.
 
@@ -62,6 +65,9 @@ class Map(AbstractTransform):
         default=None, static=True, converter=_as_batch_size, kw_only=True
     )
     unroll: int = eqx.field(default=1, static=True, converter=_as_unroll, kw_only=True)
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -71,4 +77,5 @@ class Map(AbstractTransform):
         """Runs `f` for every row of its arguments."""
         axes = eqx.if_array(0)
         call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
-        return call.run(AtMost(self.batch_size or 1, exact=True, unroll=self.unroll))
+        planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
+        return call.run(planner, progress=self.progress)

@@ -91,7 +91,7 @@ class Within:
             def gradient(consts: Any, xs: Any, cts: Any) -> Any:
                 def run(*marked: Any) -> Any:
                     merged = map(put, (consts, xs), marks, marked)
-                    out = run_stored(sweep, policy, *merged)
+                    out, *_ = run_stored(sweep, policy, *merged)
                     return [list(filter(is_inexact, group)) for group in out]
 
                 return jax.vjp(run, *map(pick, (consts, xs), marks))[1](cts)

@@ -12,9 +12,10 @@ and batched.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from .._formula import Formula, Static, Zero, instantiated, is_inexact, nonzero
 from .._lists import Arrays, pick, put, split
@@ -22,6 +23,7 @@ from .._recall import recall
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._step import strongly_typed
+from ..progress import open_back, tied
 from ._derivatives import Marks, batched, in_front, pulled, pushed
 from ._planner import Planner
 from ._rows import Rows
@@ -91,21 +93,25 @@ class RowMap(Formula):
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
         sweep = self.planner.sweep_storing(self.rows, self.policy, marks)
 
-        def run(*marked: Arrays) -> tuple[Any, Any]:
+        def run(back: Any, *marked: Arrays) -> tuple[Any, Any]:
             merged = map(put, inputs, marks, marked)
-            out = run_stored(sweep, self.policy, *merged)
-            return tuple(map(pick, out, moving)), out
+            out, back, here = run_stored(sweep, self.policy, *merged, back=back)
+            return (back, *map(pick, out, moving)), (out, here)
 
-        _, pull, out = jax.vjp(run, *map(pick, inputs, marks), has_aux=True)
-        return out, (Static((marks, moving)), pull)
+        back = None if self.rows.meter is None else jnp.zeros((), jnp.float32)
+        primals = map(pick, inputs, marks)
+        _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
+        return tied(here, out), (Static((marks, moving)), (pull, here))
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         if self.policy is None:
             return super().vjp_bwd_retval(res, outgrad)
-        static, pull = res
+        static, (pull, here) = res
         marks, moving = static.value
-        cts = pull(tuple(instantiated(list(map(pick, outgrad, moving)))))
-        return tuple(map(put, self._zero_cts(), marks, cts))
+        cts = instantiated(list(map(pick, outgrad, moving)))
+        number = open_back(self.rows.meter, here, [*cts[0], *cts[1]])
+        number, *cts = pull((number, *cts))
+        return tuple(map(put, self._zero_cts(), marks, tied(number, cts)))
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         marks = _flags(map(_may_move, perturbed, self.in_avals))
@@ -129,6 +135,9 @@ class RowMap(Formula):
         rows, marks = batched(self.rows, axis_data, tuple(map(tuple, dims)))
         out = RowMap(rows, self.planner, self.policy, args)(*args)
         return out, tuple(map(in_front, marks))
+
+    def muted(self, backward: bool) -> Self:
+        return self.with_params(rows=self.rows.again(backward))
 
     def _zero_cts(self) -> Any:
         return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)

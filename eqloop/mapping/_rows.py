@@ -13,6 +13,7 @@ from jax.interpreters import partial_eval
 
 from .._lists import Arrays, Flags, split
 from ..checkpointing.engine._step import Step, make_step, reaching
+from ..progress import Gauge, Meter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Rows:
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
+        meter: The progress bars of the map, if it has any.
+        is_again: Whether it is run again, so that loops in it show no bars.
     """
 
     f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
@@ -46,6 +49,24 @@ class Rows:
     shares: Flags
     uses_visits: bool
     probe: tuple[int, bool]
+    meter: Meter | None = None
+    is_again: bool = False
+
+    def again(self, backward: bool) -> "Rows":
+        """The same to be run again: without its bars and those of loops in it.
+
+        Args:
+            backward: Whether the bar of its backward sweep is left out, too.
+        """
+        meter = self.meter
+        if meter is not None:
+            meter = None if backward else meter.again
+        return dataclasses.replace(self, meter=meter, is_again=True)
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """The bar of this sweep, if it has one."""
+        return None if self.meter is None else self.meter.here
 
     def chunk(self, size: int, has_visits: bool) -> "Chunk":
         """The function, traced on so many rows."""
@@ -122,6 +143,10 @@ def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
 
     xs = stacked(rows.x_types, size, rows.x_axes)
     step = make_step(flat, [*visits, *rows.const_types], [], xs)
+    if rows.meter is not None:
+        step = step.guarded()
+    if rows.is_again:
+        step = step.muted(backward=False)
     return Chunk(_without_dead_code(step), has_visits, num_sums)
 
 

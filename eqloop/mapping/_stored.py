@@ -18,9 +18,21 @@ from ._sweep import Sweep, zeros
 
 
 def run_stored(
-    sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays
-) -> tuple[list[Any], list[Any]]:
-    """The sums and the `ys` of a sweep, which stores what a policy says."""
+    sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays, back: Any = None
+) -> tuple[tuple[list[Any], list[Any]], Any, Any]:
+    """Runs a sweep, and stores what a policy says.
+
+    Args:
+        sweep: The sweep.
+        policy: Which residuals of a chunk may be stored.
+        consts: What is the same for every row.
+        xs: What has rows.
+        back: A number whose cotangent is that of the bar of the backward sweep, if
+            there is to be one; it comes out again.
+
+    Returns:
+        The sums and the `ys`, that number, and the number of the sweep's own bar.
+    """
     rows, chunks = sweep.rows, sweep.chunks
 
     # In the body of a loop there is nothing with which to merge it.
@@ -29,25 +41,33 @@ def run_stored(
         size = parts[0].shape[rows.x_axes[0]]
         return rows.chunk(size, visits is not None)(visits, consts, parts)
 
-    def body(sums: Arrays, inputs: Any) -> tuple[Arrays, Arrays]:
-        index, parts = inputs
-        more, ys = evaluate(sweep.visits(index * chunks.size), consts, parts)
-        return list(map(jnp.add, sums, more)), ys
+    def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
+        (number, back, sums), (index, parts) = state, inputs
+        first = index * chunks.size
+        back = sweep.watch(back, first, chunks.size)
+        more, ys = evaluate(sweep.visits(first), consts, parts)
+        sums = list(map(jnp.add, sums, more))
+        number = sweep.tell(number, first, chunks.size, (sums, ys))
+        return (number, back, sums), ys
 
     blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, rows.x_axes, strict=True)]
     sums = [zeros(aval) for aval in rows.out_types[0]]
-    sums, ys = lax.scan(body, sums, (jnp.arange(chunks.count), blocks))
+    state = (sweep.open(consts, xs), back, sums)
+    state, ys = lax.scan(body, state, (jnp.arange(chunks.count), blocks))
+    number, back, sums = state
     ys = [_join(y, axis, chunks) for y, axis in zip(ys, rows.y_axes, strict=True)]
     if chunks.rest:
         start = chunks.rows - chunks.rest
         parts = list(map(functools.partial(_rows, start, chunks.rows), xs, rows.x_axes))
+        back = sweep.watch(back, start, chunks.rest)
         more, last = evaluate(None, consts, parts)
         sums = list(map(jnp.add, sums, more))
         ys = [
             jnp.concatenate(pair, axis)
             for *pair, axis in zip(ys, last, rows.y_axes, strict=True)
         ]
-    return list(sums), ys
+        number = sweep.tell(number, start, chunks.rest, (sums, ys))
+    return (list(sums), ys), back, number
 
 
 def _cut(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays
+from ..progress import tied
 from ._chunks import Chunks
 from ._rows import Rows, along
 
@@ -39,23 +40,48 @@ class Sweep:
         Arrays are sliced and written where they lie, whatever their axes: to cut them
         into blocks beforehand would copy them.
         """
-        chunks = self.chunks
+        chunks, number = self.chunks, self.open(consts, xs)
         if chunks.size == chunks.rows:
-            return self.rows.chunk(chunks.size, False)(None, consts, xs)
+            state = self.rows.chunk(chunks.size, False)(None, consts, xs)
+            return tied(self.tell(number, 0, chunks.size, state), state)
 
-        def body(index: Any, state: _State) -> _State:
-            return self._visit(index * chunks.size, chunks.size, state, consts, xs)
+        def body(index: Any, told: tuple[Any, _State]) -> tuple[Any, _State]:
+            number, state = told
+            first = index * chunks.size
+            state = self._visit(first, chunks.size, state, consts, xs)
+            return self.tell(number, first, chunks.size, state), state
 
         sum_types, y_types = self.rows.out_types
         state = (
             [zeros(aval) for aval in sum_types],
             [varying(lax.empty(y.shape, y.dtype), y) for y in y_types],
         )
-        state = _repeat(chunks.count, body, state, self.unroll)
+        number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
             start = chunks.rows - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
-        return state
+            number = self.tell(number, start, chunks.rest, state)
+        return tied(number, state)
+
+    # The bar, if there is one. Here as well a chunk is told by its first new row.
+
+    def open(self, consts: Arrays, xs: Arrays) -> Any:
+        """Has the bar shown: its number."""
+        return self.rows.gauge and self.rows.gauge.open([*consts, *xs])
+
+    def tell(self, number: Any, first: Any, size: int, state: _State) -> Any:
+        """Has the bar move by a chunk."""
+        if self.rows.gauge is None:
+            return number
+        sums, ys = state
+        done = jnp.minimum(first + size, self.chunks.rows)
+        return self.rows.gauge.report_if_due(number, done, size, [*sums, *ys])
+
+    def watch(self, back: Any, first: Any, size: int) -> Any:
+        """Has the bar of the backward sweep move by a chunk, see `Gauge.watch`."""
+        if back is None or self.rows.meter is None:
+            return back
+        return self.rows.meter.back.watch(back, self.chunks.rows - first, size)
 
     def visits(self, first: Any) -> Any:
         """The `visits` of the chunk whose first new row is this one, see `Rows`."""

@@ -25,7 +25,7 @@ from ._display import Source
 # How often a bar moves unless the user says so.
 _MOVES = 50
 
-_BACKWARD, _UNKNOWN = "backward", -1
+_BACKWARD, _TANGENTS, _UNKNOWN = "backward", "tangents", -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +101,11 @@ class Meter:
         return self._gauge(self.phase) if self.forward else None
 
     @property
+    def backward(self) -> "Meter":
+        """The same for a backward sweep that is a loop by itself."""
+        return dataclasses.replace(self, phase=self.back.phase, forward=True)
+
+    @property
     def back(self) -> "Gauge":
         """The gauge of the backward sweep."""
         phase = f"{self.phase}, {_BACKWARD}" if self.phase else _BACKWARD
@@ -118,7 +123,8 @@ class Meter:
     @property
     def tangents(self) -> "Meter":
         """The same for the loop that computes tangents."""
-        return dataclasses.replace(self, phase="tangents")
+        phase = f"{self.phase}, {_TANGENTS}" if self.phase else _TANGENTS
+        return dataclasses.replace(self, phase=phase)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +170,7 @@ class Gauge:
         Returns:
             The number to hand on.
         """
-        label = None if self.phase.endswith(_BACKWARD) else self.source.label
+        label = None if _BACKWARD in self.phase else self.source.label
         values = [] if label is None or y is None else label.pick(carry, y)
         token = _token([*carry, *(y or [])])
         operands = (number, done, self.total, token, _is_first(), *map(_raw, values))
@@ -185,8 +191,31 @@ class Gauge:
         is_due = done // self.every != (done - size) // self.every
         return lax.cond(is_due | (done == self.total), tell, lambda: number)
 
+    def watch(self, number: Any, done: Any, size: int) -> Any:
+        """Has a backward sweep that JAX makes tell when it passes here.
 
-def along(number: Any, outputs: Any) -> Any:
+        Args:
+            number: A number, in float32, that means nothing. It is its cotangent that
+                is the number of the bar.
+            done: How many steps will then have been reversed.
+            size: How many of them since the last report.
+
+        Returns:
+            The number, to be handed on.
+        """
+
+        @jax.custom_vjp
+        def here(number: Any, done: Any) -> Any:
+            return number
+
+        def back(done: Any, number: Any) -> tuple[Any, None]:
+            return self.report_if_due(number, done, size, []), None
+
+        here.defvjp(lambda number, done: (number, done), back)
+        return here(number, done)
+
+
+def tied(number: Any, outputs: Any) -> Any:
     """The outputs of a loop, so that nobody gets them without its reports.
 
     The reports are made if the outputs are asked for, and only then: a loop that nobody
@@ -214,11 +243,28 @@ def _tie(always: Any, x: Any) -> Any:
     return lax.dynamic_update_slice(x, first, start)
 
 
+def open_back(meter: Meter | None, here: Any, cts: Arrays) -> Any:
+    """Has the bar of a backward sweep shown that goes by `Gauge.watch`.
+
+    Args:
+        meter: The bars of the loop, if it has any.
+        here: The number of the loop's own bar, if it has one.
+        cts: The cotangents that the sweep starts with.
+
+    Returns:
+        The cotangent of the number that is watched; `None` without a bar.
+    """
+    if meter is None:
+        return None
+    after = cts if here is None else [here, *cts]
+    return meter.back.open(after, jnp.float32)
+
+
 def make_meter(
     owner: str,
     progress: ProgressBar | None,
     length: int | None,
-    label: Callable[[Callable[[int, Any, Any], str]], Label],
+    label: Callable[[Callable[[int, Any, Any], str]], Label] | None = None,
 ) -> Meter | None:
     """The meter of a loop.
 
@@ -226,10 +272,11 @@ def make_meter(
         owner: The name of the transform, for error messages.
         progress: The settings of the bar, if there is to be one.
         length: How many steps the loop has, if that is known.
-        label: Makes a label of the user's `desc(i, carry, y)`.
+        label: Makes a label of the user's `desc(i, carry, y)`, where that can be.
 
     Raises:
         ImportError: If tqdm is not installed.
+        TypeError: If `desc` is a function, and there is nothing to call it with.
         ValueError: If another number of steps was expected.
     """
     if progress is None:
@@ -242,13 +289,16 @@ def make_meter(
             f"{length}. Leave `total` out: it is for loops that do not know theirs."
         )
     desc = progress.desc
+    if callable(desc) and label is None:
+        raise TypeError(
+            f"{owner}: `desc` of a progress bar must be a string here, as there is no "
+            f"carry to call a function with."
+        )
     every = progress.every or _default_every(total)
-    is_function = callable(desc)
-    source = Source(
-        "" if is_function or desc is None else desc,
-        total,
-        label(desc) if is_function else None,
-    )
+    if callable(desc) and label is not None:
+        source = Source(total=total, label=label(desc))
+    else:
+        source = Source(str(desc or ""), total)
     return Meter(source, every, is_known=length is not None)
 
 

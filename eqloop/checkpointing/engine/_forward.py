@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays, Flags
-from ...progress import along
+from ...progress import tied
 from ._constant import constant
 from ._layout import Nested, Revolved
 from ._loop import Loop, element, stack_of, store
-from ._metered import hops, metered_scan, watch
+from ._metered import hops, metered_scan
 from ._slots import HOST, write
 from ._step import Step
 
@@ -47,7 +47,7 @@ def primal(
 
     state, inputs = (zero(), list(init)), (consts, init, xs)
     number, (_, carry), ys = metered_scan(body, state, [], loop, inputs)
-    return along(number, (carry, ys))
+    return tied(number, (carry, ys))
 
 
 def stored(
@@ -96,7 +96,9 @@ def stored_with_bars(
 
     def before(state: tuple[Any, list[Any]], position: Any) -> Any:
         number, carry = state
-        return watch(loop, number, position), carry
+        if loop.meter is not None and number is not None:
+            number = loop.meter.back.watch(number, loop.length - position, 1)
+        return number, carry
 
     state, inputs = (number, list(init)), (consts, init, xs)
     here, (number, carry), ys = metered_scan(body, state, moved, loop, inputs, before)
@@ -171,7 +173,7 @@ def forward(
 
     state, inputs = (zero(), list(init), slots), (consts, init, xs)
     number, (_, carry, slots), ys = metered_scan(body, state, [], loop, inputs)
-    return along(number, (carry, ys, slots))
+    return tied(number, (carry, ys, slots))
 
 
 def _forward_by_segments(

@@ -7,12 +7,11 @@ and it is told after each of them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
-from ...progress import Gauge, along, divisor
+from ...progress import Gauge, divisor, tied
 from ._loop import Loop
 from ._scan import Body, scan
 
@@ -102,29 +101,9 @@ def hops(
         number, state = told
         state = run(state, jnp.minimum(state[0] + gauge.every, stop))
         number = gauge.report(number, state[0], state[1], y_of(state))
-        return number, along(number, state)
+        return number, tied(number, state)
 
     return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
-
-
-def watch(loop: Loop, number: Any, position: Any) -> Any:
-    """Has the backward sweep tell that the step at a position is done.
-
-    The number of the bar is a cotangent there, of a number that means nothing.
-    """
-    if loop.meter is None or number is None:
-        return number
-    gauge = loop.meter.back
-
-    @jax.custom_vjp
-    def passed(number: Any, position: Any) -> Any:
-        return number
-
-    def back(position: Any, number: Any) -> tuple[Any, None]:
-        return gauge.report_if_due(number, loop.length - position, 1, []), None
-
-    passed.defvjp(lambda number, position: (number, position), back)
-    return passed(number, position)
 
 
 def _cut(xs: Arrays, size: int) -> list[Any]:

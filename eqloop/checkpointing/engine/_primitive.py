@@ -36,7 +36,7 @@ from ..._formula import (
 )
 from ..._lists import Arrays, Flags, pick, put, split
 from ..._recall import recall
-from ...progress import along
+from ...progress import open_back, tied
 from . import _forward
 from ._forward import Active
 from ._layout import Nested, Revolved, Stored
@@ -260,7 +260,7 @@ class Reverse(Formula):
             problem.step, problem.loop, problem.policy, self.active, consts, xs, ct_ys
         )
         cts = reverse(sweep, self.layout, slots, ct_carry)
-        return along(cts.number, (cts.consts, cts.carry, cts.xs))
+        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         inputs, _, *cts = primals
@@ -327,17 +327,15 @@ def _vjp_stored(
     number = None if problem.loop.meter is None else jnp.zeros((), jnp.float32)
     _, pull, out = jax.vjp(run, number, *select(inputs, active), has_aux=True)
     carry, ys, here = out
-    return along(here, (carry, ys)), (pull, here)
+    return tied(here, (carry, ys)), (pull, here)
 
 
 def _pull_stored(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
     """Calls what `_vjp_stored` returned, with the bar of the backward sweep."""
-    (pull, here), number = residuals, None
-    if loop.meter is not None:
-        after = [*ct_carry, *ct_ys] if here is None else [here, *ct_carry, *ct_ys]
-        number = loop.meter.back.open(after, jnp.float32)
+    pull, here = residuals
+    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
     number, *cts = pull((number, ct_carry, ct_ys))
-    return along(number, cts)
+    return tied(number, cts)
 
 
 def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
