@@ -7,10 +7,15 @@ next part of the page's program: the blocks of a page share their names.
 import doctest
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-PAGES = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+import eqloop as el
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+REFERENCE = sorted((ROOT / "docs/api").glob("*.md"))
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
@@ -37,3 +42,24 @@ def test_page(page):
         str(page), module_relative=False, globs=namespace, optionflags=flags
     )
     assert results.failed == 0
+
+
+def test_every_page_is_in_the_navigation():
+    _, navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")
+    listed = re.findall(r"[\w/]+\.md", navigation)
+    there = [str(page.relative_to(ROOT / "docs")) for page in PAGES + REFERENCE]
+    assert sorted(listed) == sorted(there)
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page.read_text() for page in REFERENCE)
+    documented = re.findall(r"^::: eqloop\.([\w.]+)$", text, re.MULTILINE)
+    assert len(documented) == len(set(documented))
+    names = {name: getattr(el, name) for name in el.__all__}
+    aliases = {"Checkpoint", "__version__"}
+    modules = {name for name, value in names.items() if isinstance(value, ModuleType)}
+    for name in names.keys() - aliases - modules:
+        assert name in documented
+    for module in modules - set(documented):
+        for name in names[module].__all__:
+            assert f"{module}.{name}" in documented
