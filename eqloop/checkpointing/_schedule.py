@@ -238,6 +238,8 @@ class Budget(AbstractSchedule):
     Plans that run each step more than a hundred times again are left out. Ask for
     these by [`Binomial`][eqloop.Binomial].
 
+    It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
+
     Args:
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
 

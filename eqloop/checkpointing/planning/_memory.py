@@ -15,6 +15,7 @@ from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._step import Step
+from ._compiled import temporary_bytes
 from ._cost import StepCost, step_cost, xs_types
 
 
@@ -148,19 +149,14 @@ class _Sample:
 def _measured(sample: _Sample) -> int:
     """What the compiled reverse sweep of a small loop takes beside its slots."""
     problem, active, layout = sample.problem, sample.active, sample.layout
-    cost = step_cost(problem, active)
-    try:
-        total = _temp_bytes(problem, active)
-    except Exception:
-        # A step with a collective, say, cannot be compiled outside of its mesh.
-        total = None
+    cost, total = step_cost(problem, active), _gradient_bytes(problem, active)
     if total is None:
         return 4 * cost.carry + 2 * cost.ct_consts + 3 * cost.residuals
     return max(total - stored_bytes(cost, layout), 0)
 
 
-def _temp_bytes(problem: Problem, active: Active) -> int | None:
-    """The temporary memory of a loop's gradient, compiled and never run."""
+def _gradient_bytes(problem: Problem, active: Active) -> int | None:
+    """The temporary memory of a loop's gradient, if it can be known."""
     step, loop = problem.step, problem.loop
 
     def gradient(inputs: Any, ct_ys: Any) -> Any:
@@ -175,8 +171,4 @@ def _temp_bytes(problem: Problem, active: Active) -> int | None:
 
     inputs = (step.const_types, step.carry_types, xs_types(problem, loop.length))
     ct_ys = [stack_type(y, loop.rows) for y in step.y_types if is_inexact(y)]
-    lowered = jax.jit(gradient).lower(inputs, ct_ys)
-    # Memory is assigned before code is generated, so that need not be good code.
-    program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})
-    analysis = program.memory_analysis()
-    return None if analysis is None else analysis.temp_size_in_bytes
+    return temporary_bytes(gradient, inputs, ct_ys)
