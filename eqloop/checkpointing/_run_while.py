@@ -3,15 +3,21 @@
 from typing import Any
 
 from .._lists import Arrays
+from ..progress import Meter
 from .engine._loop import Loop
 from .engine._problem import Problem
 from .engine._step import Step, strongly_typed
 from .whiles._layout import Bounded, Forward, Online
+from .whiles._metered import counted, start
 from .whiles._primitive import planned_while
 
 
 def run_while(
-    step: Step, consts: Arrays, init: Arrays, planner: Forward | Bounded | Online
+    step: Step,
+    consts: Arrays,
+    init: Arrays,
+    planner: Forward | Bounded | Online,
+    meter: Meter | None = None,
 ) -> list[Any]:
     """Runs a step for as long as the first leaf of the carry says so.
 
@@ -21,13 +27,16 @@ def run_while(
         init: The initial carry. Its first leaf, a boolean, says whether there is a
             first step; what each step makes of it, whether there is another.
         planner: How many steps there may be, and how they are differentiated.
+        meter: Its progress bars, if it has any.
 
     Returns:
         The final carry.
     """
-    problem = Problem(step, Loop(planner.max_steps), None, planner)
+    loop = Loop(planner.max_steps, meter=meter)
+    if meter is not None:
+        step, init = counted(step, loop).guarded(), [init[0], *start(), *init[1:]]
+    problem = Problem(step, loop, None, planner)
     # Derivatives lose weak types, and the primitive must keep the types that it has.
     consts, init = (list(map(strongly_typed, group)) for group in (consts, init))
-    if not planner.max_steps:
-        return init
-    return planned_while(problem, consts, init)
+    carry = planned_while(problem, consts, init) if planner.max_steps else init
+    return carry if meter is None else [carry[0], *carry[3:]]

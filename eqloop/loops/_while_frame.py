@@ -18,18 +18,26 @@ from jax import lax
 from .._lists import split
 from .._partition import describe, is_dynamic
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import Step, trace_step
+from ..checkpointing import Step
 from ..checkpointing.engine._step import make_step
 from ..checkpointing.whiles._varying import axes_of, vary
+from ..progress import Label
 from ._carry import Carry, types_of
+from ._settle import trace_settled
 from ._words import Words
 
 
-def _call(carry: Any, x: Any, keywords: dict[str, Any]) -> str:
-    return f"`body(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
+def _call(function: str, carry: Any) -> str:
+    return f"`{function}(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
 
 
-_WORDS = Words("the carry", "carry", "body", "step", _call)
+_WORDS = Words(
+    carry="the carry",
+    path="carry",
+    f="body",
+    step="step",
+    call=lambda carry, x, keywords: _call("body", carry),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +49,14 @@ class OpenedWhile:
         consts: The arrays that are the same for every step.
         init: Whether `cond` holds for the carry, and the leaves of it that vary.
         close: Turns the final carry, a list of arrays, into what the user gets.
+        label: Makes what is written before a progress bar of the user's function.
     """
 
     step: Step
     consts: list[Any]
     init: list[Any]
     close: Callable[[list[Any]], Any]
+    label: Callable[[Callable[[int, Any, Any], str]], Label]
 
 
 def open_while(
@@ -66,7 +76,10 @@ def open_while(
         init: The initial carry.
         is_bounded: Whether the loop stops even if `cond` always holds.
     """
-    carry, step, consts = _trace_body(owner, body, Carry.of(owner, init, _WORDS))
+    traced, step, consts = trace_settled(
+        lambda carry: _Body(owner, body, carry), Carry.of(owner, init, _WORDS), []
+    )
+    carry = traced.carry
     condition = _Condition.of(owner, cond, carry, is_bounded)
     holds = condition(condition.consts, carry.arrays)
     parts = (cond, body, carry.tree)
@@ -90,7 +103,12 @@ def open_while(
         consts=consts,
         init=init,
         close=lambda final: carry.join(final[1:]),
+        label=lambda desc: Label.of(desc, step.carry_types, [], carry.join, _no_y),
     )
+
+
+def _no_y(arrays: list[Any]) -> None:
+    """What a step returns beside the carry."""
 
 
 def _arrays(tree: Any) -> list[Any]:
@@ -99,27 +117,6 @@ def _arrays(tree: Any) -> list[Any]:
 
 def _vary(leaf: Any, axes: frozenset[str]) -> Any:
     return vary(jnp.asarray(leaf), axes) if is_dynamic(leaf) else leaf
-
-
-def _trace_body(
-    owner: str, body: Callable[..., Any], carry: Carry
-) -> tuple[Carry, Step, list[Any]]:
-    """Traces `body` until the carry that it hands back fits the one that it got."""
-    while True:
-        traced = _Body(owner, body, carry)
-        types = [jax.typeof(x) for x in carry.arrays]
-        try:
-            step, consts = trace_step(traced, types, [])
-        except Exception:
-            # What is right for an array may be wrong for a Python number.
-            if traced.has_returned or not carry.has_scalars:
-                raise
-            carry = carry.varying()
-            continue
-        settled = carry.settle(traced.new_carry)
-        if settled is carry:
-            return carry, step, consts
-        carry = settled
 
 
 class _Body:
@@ -194,7 +191,4 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
 
 
 def _note(owner: str, function: str, carry: Any) -> str:
-    return (
-        f"This was raised while {owner} traced `{function}(carry)` with\n"
-        f"  carry = {eqx.tree_pformat(carry)}"
-    )
+    return f"This was raised while {owner} traced {_call(function, carry)}"

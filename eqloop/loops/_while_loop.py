@@ -14,10 +14,15 @@ from .._typecheck import typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
+from ..progress import ProgressBar, as_progress, make_meter
 from ._while_frame import open_while
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
+
+
+def _progress() -> Any:
+    return eqx.field(default=None, static=True, converter=as_progress, kw_only=True)
 
 
 class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
@@ -28,6 +33,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
 
     cond: eqx.AbstractVar[Callable[[_Carry], Any]]
     body: eqx.AbstractVar[Callable[[_Carry], _Carry]]
+    progress: eqx.AbstractVar[ProgressBar | None]
 
     @abc.abstractmethod
     def _planner(self) -> Forward | Bounded | Online:
@@ -55,7 +61,9 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
         is_bounded = planner.max_steps < UNLIMITED
         name = type(self).__name__
         opened = open_while(name, self.cond, self.body, init, is_bounded=is_bounded)
-        return opened.close(run_while(opened.step, opened.consts, opened.init, planner))
+        meter = make_meter(name, self.progress, None, opened.label)
+        arguments = (opened.step, opened.consts, opened.init)
+        return opened.close(run_while(*arguments, planner, meter))
 
     def __check_init__(self) -> None:
         for name in ("cond", "body"):
@@ -76,6 +84,8 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
             not differentiated.
         body: From the carry to the next one. It may be any callable; if it is a module,
             then its arrays are arrays of this module, and are differentiated.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
         TypeError: If one of them is not callable. What the call raises is said there;
@@ -98,6 +108,7 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
 
     cond: Callable[[_Carry], Any]
     body: Callable[[_Carry], _Carry]
+    progress: ProgressBar | None = _progress()
 
     def _planner(self) -> Forward:
         return Forward()
@@ -118,6 +129,7 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         max_steps: The most steps that are run. The loop then stops, and returns the
             carry as it is: test `cond` of it, if that is to be an error.
         base: How many segments a level of nesting has.
+        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -141,6 +153,7 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     body: Callable[[_Carry], _Carry]
     max_steps: int = eqx.field(static=True, kw_only=True)
     base: int = eqx.field(default=16, static=True, kw_only=True)
+    progress: ProgressBar | None = _progress()
 
     def _planner(self) -> Bounded:
         return Bounded(self.max_steps, self.base)
@@ -170,6 +183,7 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
             evaluated about 4 times each.
         max_steps: The most steps that are run, if there is to be a bound. The loop then
             stops, and returns the carry as it is.
+        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -197,6 +211,7 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     body: Callable[[_Carry], _Carry]
     checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
     max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
+    progress: ProgressBar | None = _progress()
 
     def _planner(self) -> Online:
         max_steps = UNLIMITED if self.max_steps is None else self.max_steps

@@ -87,6 +87,7 @@ class Meter:
         is_known: Whether it is known beforehand how many steps there are.
         phase: The sweep that is run; empty for the loop itself.
         forward: Whether the loop itself has one. If it is run again it has not.
+        at: Where in the carry of a while loop the number of the bar is.
     """
 
     source: Source
@@ -94,6 +95,7 @@ class Meter:
     is_known: bool = True
     phase: str = ""
     forward: bool = True
+    at: int = 1
 
     @property
     def here(self) -> "Gauge | None":
@@ -143,6 +145,10 @@ class Gauge:
     every: int
     phase: str
     total: Any
+
+    def of(self, total: Any) -> "Gauge":
+        """The same, now that it is known how many steps there are."""
+        return dataclasses.replace(self, total=total)
 
     def open(self, after: Arrays, dtype: Any = jnp.int32) -> jax.Array:
         """Has the bar shown, before the first step.

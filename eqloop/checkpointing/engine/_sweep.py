@@ -39,6 +39,7 @@ class Sweep:
     Attributes:
         active: Which inputs are differentiated.
         ct_ys: The cotangents of `ys`, `None` for those that are zero.
+        count: How many steps were run, if not all that the loop may have.
     """
 
     step: Step
@@ -48,11 +49,15 @@ class Sweep:
     consts: Arrays
     xs: Arrays
     ct_ys: Sequence[Any | None]
+    count: Any = None
 
     @property
     def gauge(self) -> Gauge | None:
         """The bar of the sweep."""
-        return None if self.loop.meter is None else self.loop.meter.back
+        if self.loop.meter is None:
+            return None
+        gauge = self.loop.meter.back
+        return gauge if self.count is None else gauge.of(self.count)
 
     @property
     def walk(self) -> Walk:
@@ -92,7 +97,8 @@ class Sweep:
         )
         ct_consts, ct_carry, ct_xs = pull((cts.carry, self._ct_ys(at, count)))
         axes = pick(self.loop.x_axes, self.active.xs)
-        number, done = cts.number, self.loop.length - start
+        length = self.loop.length if self.count is None else self.count
+        number, done = cts.number, length - start
         if self.gauge is not None:
             number = self.gauge.report_if_due(number, done, count, ct_carry)
         return Cotangents(

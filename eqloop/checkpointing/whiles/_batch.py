@@ -9,6 +9,7 @@ example did run: its initial one. And an example that never runs borrows that of
 which does, with everything else that the two do not share.
 """
 
+import dataclasses
 import functools
 from typing import Any, TypeAlias
 
@@ -77,7 +78,12 @@ def _joint_problem(
     (any_type,) = jax.make_jaxpr(jnp.any)(carry_types[0]).out_avals
     guard_types = carry_types[1:] if is_guarded else []
     step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
-    return Problem(step, batched.loop, batched.policy, batched.planner)
+    loop, meter = batched.loop, batched.loop.meter
+    if meter is not None:
+        loop = dataclasses.replace(
+            loop, meter=dataclasses.replace(meter, at=meter.at + 1)
+        )
+    return Problem(step, loop, batched.policy, batched.planner)
 
 
 def _communicates(step: Step, axis_data: Any) -> bool:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ..._formula import Formula, Pushed
 from ..._lists import Arrays, pick
 from ..._recall import recall
+from ...progress import tied
 from ..engine._layout import Nested
 from ..engine._loop import stack_type
 from ..engine._primitive import PlannedLoop, Reverse
@@ -21,6 +22,7 @@ from ..engine._sweep import Sweep
 from ._batch import joint_loop, stops_apart
 from ._forward import forward, primal
 from ._layout import Online
+from ._metered import closed, opened
 from ._reverse import reverse, unconditional
 from ._varying import axes_of, check_consts, vary
 
@@ -50,11 +52,13 @@ class PlannedWhile(PlannedLoop):
     def expand(self, *inputs: Any) -> Any:
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        (consts, init, _), step = inputs, self.problem.step
+        (consts, init, _), step, loop = inputs, self.problem.step, self.problem.loop
+        init = opened(loop.meter, consts, init)
         if self.saves is None:
-            max_steps = self.problem.loop.length
-            return primal(step, max_steps, consts, init), [], []
-        carry, saved = forward(step, self.saves, consts, init)
+            carry, saved = primal(step, loop.length, consts, init), []
+        else:
+            carry, saved = forward(step, self.saves, consts, init)
+        carry, saved = closed(loop.meter, carry, (carry, saved))
         return carry, [], saved
 
     def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
@@ -97,9 +101,11 @@ class ReverseWhile(Reverse):
         problem = self.problem
         step = unconditional(problem.step)
         active = self.active._replace(carry=self.active.carry[1:])
-        sweep = Sweep(step, problem.loop, problem.policy, active, consts, [], [])
+        sweep = Sweep(
+            step, problem.loop, problem.policy, active, consts, [], [], count=slots[0]
+        )
         cts = reverse(sweep, self.layout, slots, ct_carry)
-        return cts.consts, cts.carry, cts.xs
+        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
 
 def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
