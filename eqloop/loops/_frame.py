@@ -18,10 +18,11 @@ from .._axes import as_length, common_length, resolve_axes
 from .._outputs import Outputs
 from .._partition import Rest, as_arrays, describe, flatten, paths, split
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import Loop, Step, trace_step
+from ..checkpointing import Loop, Step
 from ..checkpointing.engine._invariant import hoist
 from ..progress import Label
 from ._carry import Carry, types_of
+from ._settle import trace_settled
 from ._slices import kept_indices
 from ._words import OF_A_SCAN, Words
 
@@ -141,22 +142,7 @@ class Frame:
     ) -> tuple["_Body", Step, list[Any]]:
         """Traces `f` until the carry that it hands back fits the one that it got."""
         x_types = loop.x_types([jax.typeof(x) for x in inputs.arrays])
-        while True:
-            body = _Body(self, inputs, carry)
-            carry_types = [jax.typeof(x) for x in carry.arrays]
-            try:
-                step, consts = trace_step(body, carry_types, x_types)
-            except Exception:
-                # What is right for an array may be wrong for a Python number, which
-                # has no `.astype`: if there are any, they may have to be arrays.
-                if body.has_returned or not carry.has_scalars:
-                    raise
-                carry = carry.varying()
-                continue
-            settled = carry.settle(body.new_carry)
-            if settled is carry:
-                return body, step, consts
-            carry = settled
+        return trace_settled(lambda carry: _Body(self, inputs, carry), carry, x_types)
 
 
 @dataclasses.dataclass(frozen=True)

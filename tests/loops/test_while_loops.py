@@ -89,22 +89,23 @@ def test_a_loop_of_no_steps_and_a_carry_of_no_leaves(kind):
 @reversible
 def test_gradient_of_a_loop_of_no_steps(kind):
     loop = kind(lambda c: c[0] > 0, lambda c: (c[0] - 1, c[1] * 0))
-    assert float(jax.grad(lambda x: loop((0, x))[1])(3.0)) == 1
+    assert float(jax.jit(jax.grad(lambda x: loop((0, x))[1]))(3.0)) == 1
 
 
 # Bounds
 
 
-@pytest.mark.parametrize("max_steps", [0, 1, 2, 5, 16, 17])
+@pytest.mark.parametrize("max_steps", [0, 1, 5, 17])
 def test_a_bound_returns_the_carry_as_it_is(max_steps):
     forever = lambda carry: True
-    body = lambda x: x + 1.0
+    body = lambda x: x / 2
     bounded = el.BoundedWhileLoop(forever, body, max_steps=max_steps, base=4)
     checkpointed = el.CheckpointedWhileLoop(forever, body, max_steps=max_steps)
     few = el.CheckpointedWhileLoop(forever, body, max_steps=max_steps, checkpoints=2)
     for loop in (bounded, checkpointed, few):
-        value, slope = jax.value_and_grad(lambda x, loop=loop: loop(2 * x))(1.0)
-        assert (float(value), float(slope)) == (2.0 + max_steps, 2.0)
+        double = lambda x, loop=loop: loop(2 * x)
+        value, slope = jax.jit(jax.value_and_grad(double))(1.0)
+        assert (float(value), float(slope)) == (2 * 0.5**max_steps,) * 2
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 9, 14, 30, 33])
