@@ -132,6 +132,8 @@ class ForLoop(AbstractForLoop[_Y]):
         unroll: How many steps one iteration of the compiled loop runs; `True` for all.
         split_keys: Whether each step is given a key of its own, split from the `key` of
             the call, rather than that key itself.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
@@ -175,6 +177,7 @@ class CheckpointedForLoop(AbstractForLoop[_Y]):
         reverse: Whether to go from the last elements to the first.
         unroll: How many steps one iteration of the compiled loop runs.
         split_keys: Whether each step is given a key of its own.
+        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

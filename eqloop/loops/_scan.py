@@ -132,6 +132,8 @@ class Scan(AbstractScan[_Carry, _Y]):
         unroll: How many steps one iteration of the compiled loop runs; `True` for all.
         split_keys: Whether each step is given a key of its own, split from the `key` of
             the call, rather than that key itself.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
@@ -190,6 +192,7 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
         reverse: Whether to go from the last element of `xs` to the first.
         unroll: How many steps one iteration of the compiled loop runs.
         split_keys: Whether each step is given a key of its own.
+        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

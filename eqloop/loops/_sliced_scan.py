@@ -41,6 +41,7 @@ class SlicedScan(AbstractScan[_Carry, _Y]):
             of `ys` in the order of `xs` all the same.
         unroll: How many steps one iteration of the compiled loop runs.
         split_keys: Whether each step is given a key of its own.
+        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

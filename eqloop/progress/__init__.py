@@ -4,7 +4,7 @@ Where in a loop it reports is known to the loops; nothing here knows one.
 """
 
 from ._bar import ProgressBar, as_progress
-from ._meter import Gauge, Label, Meter, divisor, make_meter, open_back, tied
+from ._meter import Gauge, Label, Meter, make_meter, open_back, tied
 from ._mute import guarded, muted
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Meter",
     "ProgressBar",
     "as_progress",
-    "divisor",
     "guarded",
     "make_meter",
     "muted",

@@ -188,11 +188,11 @@ class Gauge:
         )
 
     def report_if_due(
-        self, number: Any, done: Any, size: int, carry: Arrays, y: Arrays = ()
+        self, number: Any, done: Any, size: Any, carry: Arrays, y: Arrays = ()
     ) -> jax.Array:
         """The same after `size` steps more, should the bar move by now."""
         tell = lambda: self.report(number, done, carry, y)
-        if size % self.every == 0:
+        if isinstance(size, int) and size % self.every == 0:
             return tell()
         is_due = done // self.every != (done - size) // self.every
         return lax.cond(is_due | (done == self.total), tell, lambda: number)
@@ -308,17 +308,12 @@ def make_meter(
     return Meter(source, every, is_known=length is not None)
 
 
-def divisor(length: int, most: int) -> int:
-    """The largest divisor of a length that is not above `most`."""
-    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
-
-
 def _default_every(total: int | None) -> int:
     """A number of steps that moves a bar some fifty times, a divisor if one is near."""
     if total is None:
         return 100
     about = -(-total // _MOVES) or 1
-    near = divisor(total, 2 * about) if total else 1
+    near = next(n for n in range(about, 0, -1) if total % n == 0)
     return near if 2 * near >= about else about
 
 

@@ -4,6 +4,7 @@ Nothing is asked at each step, if it can be helped: a loop is run in blocks of s
 and it is told after each of them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
-from ...progress import Gauge, divisor, tied
+from ...progress import Gauge, tied
 from ._loop import Loop
 from ._scan import Body, scan
 
@@ -63,14 +64,14 @@ def metered_scan(
 
 
 def _block(loop: Loop) -> int:
-    """How many steps to run at once; not more than until the bar is to move.
+    """How many steps to run at once: as many as divide the length, and `every`.
 
-    It divides the length. So the step is in the program but once, and no outputs of a
-    rest must be put behind the others, which would copy them.
+    So the bar moves when it is to, the step is in the program but once, and there are
+    no outputs of a rest to be put behind the others, which would copy them.
     """
     if loop.meter is None or loop.kept is not None:
         return 1
-    return divisor(loop.length, loop.meter.every)
+    return math.gcd(loop.length, loop.meter.every)
 
 
 def hops(
@@ -99,8 +100,11 @@ def hops(
 
     def hop(told: tuple[Any, Any]) -> tuple[Any, Any]:
         number, state = told
-        state = run(state, jnp.minimum(state[0] + gauge.every, stop))
-        number = gauge.report(number, state[0], state[1], y_of(state))
+        position = state[0]
+        due = position + gauge.every - position % gauge.every
+        state = run(state, jnp.minimum(due, stop))
+        done, carry, y = state[0], state[1], y_of(state)
+        number = gauge.report_if_due(number, done, done - position, carry, y)
         return number, tied(number, state)
 
     return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))

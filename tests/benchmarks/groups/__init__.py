@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from .._comparison import Comparison
 from ._budget import budget, million
 from ._maps import maps
+from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 from ._sliced import sliced
 from ._stacked_layers import stacked_layers
@@ -23,4 +24,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "while": whiles,
     "sliced": sliced,
     "layers": stacked_layers,
+    "progress": progress,
 }
