@@ -115,6 +115,9 @@ class AssociativeScan(AbstractTransform):
         chunks = -(-(length - 1) // self.chunk_size)
         size = -(-(length - 1) // chunks)
         step, consts = self._trace(elements, 1, size)
+        if (wider := elements.varying_as(step.y_types)) is not elements:
+            elements = wider
+            step, consts = self._trace(elements, 1, size)
         sweep = Sweep(step, elements.axes, length, size, self.reverse)
         inputs = list(map(strongly_typed, consts)), elements.arrays
         return elements.join(Prefixes(sweep, inputs)(*inputs))
@@ -184,11 +187,30 @@ class _Elements:
             for x, a in zip(self.arrays, self.axes, strict=True)
         ]
 
+    def varying_as(self, types: Sequence[Any]) -> "_Elements":
+        """These elements; in `jax.shard_map`, varying over all axes that prefixes do.
+
+        They need not by themselves, if `f` has parameters that do.
+        """
+        axes = [
+            tuple(_varying(aval) - _varying(jax.typeof(x)))
+            for aval, x in zip(types, self.arrays, strict=True)
+        ]
+        if not any(axes):
+            return self
+        arrays = [
+            lax.pcast(x, names, to="varying") if names else x
+            for x, names in zip(self.arrays, axes, strict=True)
+        ]
+        return dataclasses.replace(self, arrays=arrays)
+
     def join(self, arrays: Arrays) -> Any:
         """The tree, with other arrays."""
         return self.rest.join(
-            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-            for x, impl in zip(arrays, self.key_impls, strict=True)
+            [
+                x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+                for x, impl in zip(arrays, self.key_impls, strict=True)
+            ]
         )
 
 
@@ -240,6 +262,10 @@ def _moved(
     """Arrays with their axes moved, to the front if nothing else is said."""
     to = [0] * len(axes) if to is None else to
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
+
+
+def _varying(aval: Any) -> frozenset[Any]:
+    return aval.manual_axis_type.varying
 
 
 def _is_keys(x: Any) -> bool:

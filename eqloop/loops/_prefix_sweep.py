@@ -68,6 +68,8 @@ class Sweep:
 
     def end(self, chunk: Any) -> Any:
         """The index of the last element of a chunk that is not in the next one too."""
+        # In range for the last chunk, too: where XLA merges a slice with the slice that
+        # it is of, it does not clamp the index.
         very_last = self.length - 1 - self.first
         return jnp.where(chunk == self.count - 1, very_last, self.before(chunk + 1))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 import eqloop as el
@@ -174,6 +175,28 @@ def test_closures_are_differentiated():
 
     gradient = jax.jit(jax.grad(number), static_argnums=1)
     np.testing.assert_allclose(gradient(0.1, 2), gradient(0.1, None), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_parameters_that_vary_over_a_mesh(chunk_size):
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    scales = jnp.array([0.1, 0.2])
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i")
+    )
+    def sharded(scales, x):
+        return ours(Scaled(scales[0]), x, chunk_size=chunk_size)[None]
+
+    def plain(scales, x):
+        return jnp.stack([theirs(Scaled(scale), x) for scale in scales])
+
+    @jax.jit
+    def derive():
+        loss = lambda run: lambda *args: jnp.sum(run(*args) ** 2)
+        return [jax.grad(loss(run), (0, 1))(scales, X) for run in (sharded, plain)]
+
+    assert_close(*derive())
 
 
 def test_as_a_decorator_and_a_method():
