@@ -39,6 +39,7 @@ from .checkpointing import (
     name,
     policies,
 )
+from .debug import DebugNonFinite, NonFiniteError, breakpoint_if, error_if
 from .ir import Optimize
 from .loops import (
     AssociativeScan,
@@ -72,6 +73,7 @@ __all__ = [
     "Chunked",
     "ChunkedVmap",
     "Cond",
+    "DebugNonFinite",
     "EvalShape",
     "ForLoop",
     "ForwardGrad",
@@ -85,6 +87,7 @@ __all__ = [
     "Jvp",
     "Map",
     "Named",
+    "NonFiniteError",
     "Offload",
     "Optimize",
     "ParallelMap",
@@ -107,6 +110,8 @@ __all__ = [
     "Vmap",
     "WhileLoop",
     "__version__",
+    "breakpoint_if",
+    "error_if",
     "find_leaves",
     "frontier",
     "ir",

@@ -9,6 +9,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from .._axes import hashable_axes
+from .._positions import loop_scope
 from .._transform import AbstractTransform
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
 from ..progress import ProgressBar, as_progress, make_meter
@@ -57,15 +58,16 @@ class AbstractLoop(AbstractTransform):
         """Runs the loop: the last carry and the outputs."""
         name, length = type(self).__name__, opened.loop.length
         meter = make_meter(name, self.progress, length, opened.label)
-        carry, ys = run(
-            opened.step,
-            opened.consts,
-            opened.init,
-            opened.xs,
-            loop=dataclasses.replace(opened.loop, meter=meter),
-            schedule=self._schedule(),
-            policy=as_policy(self.policy),
-        )
+        with loop_scope(name):
+            carry, ys = run(
+                opened.step,
+                opened.consts,
+                opened.init,
+                opened.xs,
+                loop=dataclasses.replace(opened.loop, meter=meter),
+                schedule=self._schedule(),
+                policy=as_policy(self.policy),
+            )
         return opened.close(carry, ys)
 
     def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax
 from jaxtyping import PyTree
 
 from .._partition import as_arrays, describe
+from .._positions import loop_scope
 from .._typecheck import PRNGKey, enforce_annotations, typed
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
 from ._frame import Frame, Opened
@@ -257,14 +258,15 @@ class StackedLayers(eqx.Module):
     def _run(self, keep: bool, x: Any, args: tuple[Any, ...], key: Any) -> Any:
         apply = _Apply.to(args, keep=keep)
         opened = self._open(apply, x, args, key)
-        carry, ys = run(
-            opened.step,
-            opened.consts,
-            opened.init,
-            opened.xs,
-            loop=opened.loop,
-            **self._how(),
-        )
+        with loop_scope(_NAME):
+            carry, ys = run(
+                opened.step,
+                opened.consts,
+                opened.init,
+                opened.xs,
+                loop=opened.loop,
+                **self._how(),
+            )
         x, (state, every_x) = opened.close(carry, ys)
         if apply.state_at is None:
             return x, every_x

@@ -10,6 +10,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from .._partition import describe
+from .._positions import loop_scope
 from .._typecheck import typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
@@ -63,7 +64,9 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
         opened = open_while(name, self.cond, self.body, init, is_bounded=is_bounded)
         meter = make_meter(name, self.progress, None, opened.label)
         arguments = (opened.step, opened.consts, opened.init)
-        return opened.close(run_while(*arguments, planner, meter))
+        with loop_scope(name):
+            carry = run_while(*arguments, planner, meter)
+        return opened.close(carry)
 
     def __check_init__(self) -> None:
         for name in ("cond", "body"):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from .._lists import Arrays, pick
 from .._outputs import Outputs
 from .._partition import Rest
+from .._positions import loop_scope
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
@@ -145,7 +146,8 @@ class MappedCall:
         else:
             rows = f.rows(consts, xs, self.size, planner)
             rows = dataclasses.replace(rows, meter=meter)
-            sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
+            with loop_scope(self.name):
+                sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)
         return [
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)

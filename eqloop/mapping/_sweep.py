@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._lists import Arrays
+from .._positions import mark
 from ..progress import tied
 from ._chunks import Chunks
 from ._rows import Rows, along
@@ -99,6 +100,7 @@ class Sweep:
         sums, ys = state
         visits = self.visits(first)
         start = jnp.minimum(first, self.chunks.rows - size)
+        mark(start, size)
         parts = [
             _read(x, start, size, axis)
             for x, axis in zip(xs, self.rows.x_axes, strict=True)

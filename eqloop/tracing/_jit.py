@@ -7,6 +7,7 @@ from typing import Any, Literal, final, get_args
 
 import equinox as eqx
 
+from .._nonfinite import translated
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._named import check_name, name_of
@@ -61,7 +62,8 @@ class Jit(AbstractTransform):
         """Runs `f(*args, **kwargs)`, and compiles it before if need be."""
         __tracebackhide__ = True
         program = _program(self._name, self.donate)
-        return program(args[:1], (self.f, args[1:], kwargs))
+        with translated():
+            return program(args[:1], (self.f, args[1:], kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
         """The program for such arguments, not compiled yet.
@@ -127,7 +129,9 @@ class Compiled(eqx.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it."""
-        return self.compiled(args[:1], (self.f, args[1:], kwargs))
+        __tracebackhide__ = True
+        with translated():
+            return self.compiled(args[:1], (self.f, args[1:], kwargs))
 
     def memory_analysis(self) -> Any:
         """What it allocates, where the backend tells."""

@@ -81,7 +81,7 @@ class Trace(AbstractTransform):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Traced:
         """Traces `f(*args, **kwargs)`."""
-        call = _Inputs.of(self.f, args, kwargs)
+        call = Inputs.of("Trace", self.f, args, kwargs)
         count = sum(map(_is_array, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
@@ -109,14 +109,8 @@ class Trace(AbstractTransform):
             - `"passed"`: `f` only returns it, as it came;
             - `"unused"`: neither.
         """
-        call = _Inputs.of(self.f, args, kwargs)
-        names = paths(self.f, "f")
-        for name, argument in zip(argument_names(self.f, args), args, strict=True):
-            names += paths(argument, name)
-        for name, argument in sorted(kwargs.items()):
-            names += paths(argument, name)
-        usage = leaf_usage(call.trace().jaxpr)
-        return dict(zip(pick(names, call.static.rest.taken), usage, strict=True))
+        call = Inputs.of("Trace", self.f, args, kwargs)
+        return dict(zip(call.names, leaf_usage(call.trace().jaxpr), strict=True))
 
 
 @jax.tree_util.register_static
@@ -141,20 +135,35 @@ class _Static:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """The arrays of a call `(f, args, kwargs)`, and its other leaves."""
+class Inputs:
+    """The arrays of a call `(f, args, kwargs)`, and its other leaves.
+
+    Attributes:
+        arrays: The arrays.
+        names: What each of them is called.
+        static: The other leaves.
+    """
 
     arrays: list[Any]
+    names: list[str]
     static: _Static
 
     @classmethod
-    def of(cls, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Inputs":
-        call = cls(*_Static.of((f, args, kwargs)))
+    def of(
+        cls, owner: str, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "Inputs":
+        arrays, static = _Static.of((f, args, kwargs))
+        names = paths(f, "f")
+        for name, argument in zip(argument_names(f, args), args, strict=True):
+            names += paths(argument, name)
+        for name, argument in sorted(kwargs.items()):
+            names += paths(argument, name)
+        call = cls(arrays, pick(names, static.rest.taken), static)
         try:
             hash(call.static)
         except TypeError as error:
             raise TypeError(
-                f"Trace: leaves that are no arrays, and static fields, must be "
+                f"{owner}: leaves that are no arrays, and static fields, must be "
                 f"hashable, since a trace is remembered by them: {error}."
             ) from error
         return call

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
+from ..._positions import mark
 from ...progress import Gauge, Meter
 
 
@@ -81,11 +82,13 @@ class Loop:
     def x(self, xs: Arrays, position: Any) -> list[Any]:
         """The element of `xs` that the step at a position gets."""
         at = self.index(position)
+        mark(at)
         return [element(x, at, axis) for x, axis in zip(xs, self.x_axes, strict=True)]
 
     def block(self, xs: Arrays, position: Any, count: int) -> list[Any]:
         """The elements of `count` steps from a position on, as a smaller `xs`."""
         start = self.block_start(position, count)
+        mark(start, count)
         return [
             part(x, start, count, axis) for x, axis in zip(xs, self.x_axes, strict=True)
         ]

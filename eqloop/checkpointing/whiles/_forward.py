@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
+from ..._positions import is_watched, mark
 from ..engine._constant import constant
 from ..engine._forward import zero
 from ..engine._layout import Nested
@@ -24,7 +25,7 @@ _State: TypeAlias = tuple[Any, list[Any]]
 
 def primal(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any]:
     """Runs the loop and saves nothing. Returns the final carry."""
-    if max_steps == UNLIMITED:
+    if max_steps == UNLIMITED and not is_watched():
         again = lambda carry: carry[0]
         return lax.while_loop(again, _next(step, consts), list(init))
     return _run(step, consts, _start(init), max_steps)[1]
@@ -67,6 +68,7 @@ def _forward_online(
     def fill(state: tuple[_State, list[Any]]) -> tuple[_State, list[Any]]:
         (position, carry), slots = state
         slots = write(slots, carry[1:], position)
+        mark(position)
         return (position + 1, _next(step, consts)(carry)), slots
 
     goes_on = lambda whole: _goes_on(whole[0], most)
@@ -111,7 +113,11 @@ def _start(init: Arrays) -> _State:
 def _run(step: Step, consts: Arrays, state: _State, stop: Any) -> _State:
     """Runs up to a position, or until the carry says stop."""
     move = _next(step, consts)
-    body = lambda state: (state[0] + 1, move(state[1]))
+
+    def body(state: _State) -> _State:
+        mark(state[0])
+        return state[0] + 1, move(state[1])
+
     return lax.while_loop(lambda state: _goes_on(state, stop), body, state)
 
 

@@ -1,0 +1,83 @@
+"""What a loop is called and which steps it is at, told to a debugger that looks on.
+
+The loops of this library run their steps in loops of their own making, of which the
+user knows nothing. So before each step, or each block of them, they say which of the
+user's steps it is. Nothing comes of it, unless they are being traced to be watched.
+"""
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.interpreters import batching, mlir
+
+_is_watched: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "_is_watched", default=False
+)
+
+
+def mark(index: Any, count: int = 1) -> None:
+    """Says which steps are run next.
+
+    Args:
+        index: The smallest index among them: their place in the inputs of the loop.
+        count: How many there are.
+    """
+    if _is_watched.get():
+        position_p.bind(jnp.asarray(index, jnp.int32), count=count)
+
+
+def loop_scope(name: str) -> Any:
+    """The scope to run the loop of a transform in; profiles show it, too."""
+    return jax.named_scope(f"eqloop.{name}")
+
+
+def loop_name(name_stack: Any) -> str | None:
+    """The transform whose loop an equation is, if it is that of a transform.
+
+    >>> loop_name("train/transpose(jvp(eqloop.Scan))/jvp()")
+    'Scan'
+    """
+    scopes = re.findall(r"[^()/]+(?=[)/]|$)", str(name_stack))
+    is_loop = scopes and scopes[-1].startswith("eqloop.")
+    return scopes[-1].removeprefix("eqloop.") if is_loop else None
+
+
+def is_watched() -> bool:
+    """Whether what is being traced is to be watched."""
+    return _is_watched.get()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Has the loops that are traced in this context say which steps they are at."""
+    token = _is_watched.set(True)
+    try:
+        yield
+    finally:
+        _is_watched.reset(token)
+
+
+# It is for whoever reads the jaxpr; what is compiled of it is nothing.
+position_p = jex.Primitive("position")
+position_p.multiple_results = True
+position_p.def_abstract_eval(lambda index, count: [])
+
+
+def _batch(args: Any, dims: Any, count: int) -> tuple[list[Any], list[Any]]:
+    # Of examples that are at different steps, the furthest stands for all.
+    position_p.bind(jnp.max(args[0]), count=count)
+    return [], []
+
+
+def _lower(ctx: Any, index: Any, count: int) -> list[Any]:
+    return []
+
+
+batching.primitive_batchers[position_p] = _batch
+mlir.register_lowering(position_p, _lower)

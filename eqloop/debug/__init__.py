@@ -1,0 +1,10 @@
+"""Finding out what went wrong: where a number ceased to be finite, errors, breakpoints.
+
+What a program does in the absence of errors is not for here to say.
+"""
+
+from .._nonfinite import NonFiniteError
+from ._debug_non_finite import DebugNonFinite
+from ._error_if import breakpoint_if, error_if
+
+__all__ = ["DebugNonFinite", "NonFiniteError", "breakpoint_if", "error_if"]

@@ -1,0 +1,261 @@
+"""Runs the equations of one body, and looks at what they give.
+
+A body is a program, or what a loop or a branch runs. Of every number that is checked,
+and of every operand of what is checked, the least and the greatest are found; at the
+end it is seen from them which of the equations, if any, was the first to fail. So the
+body is run as it is, with a reduction beside each array that matters.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+
+from .._lists import Arrays
+from .._positions import position_p
+from ._finding import OPERANDS, Finding, either, extent, nothing
+from ._operations import SAME_NUMBERS, can_fail, is_array
+from ._sites import Argument, Frame, Place, Site, place_of, type_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """What is around an equation.
+
+    Attributes:
+        frames: The loops, the outermost first.
+        has_position: Whether the innermost of them is one of this library, that says
+            which step it is at.
+        is_backward: Whether it is part of a backward sweep.
+        is_tangent: Whether it is of a program that is being differentiated.
+        is_expanded: Whether it is part of what a primitive of this library does.
+        label: What the loop that such a primitive runs is called.
+        place: Where the function of JAX is called that has it, if there is one.
+        around: Where the loop or call is that has it.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    has_position: bool = False
+    is_backward: bool = False
+    is_tangent: bool = False
+    is_expanded: bool = False
+    label: str | None = None
+    place: Place | None = None
+    around: Place | None = None
+
+    def of(self, eqn: Any) -> Self:
+        """The scope inside an equation."""
+        stack = str(eqn.source_info.name_stack)
+        is_backward = self.is_backward or "transpose(" in stack
+        is_tangent = self.is_tangent or "jvp(" in stack
+        return dataclasses.replace(
+            self,
+            is_backward=is_backward,
+            is_tangent=is_tangent,
+            around=self.place_of(eqn),
+        )
+
+    def inside(self, frame: Frame, **changes: Any) -> Self:
+        """The scope in a loop."""
+        frames = (*self.frames, frame)
+        return dataclasses.replace(self, frames=frames, label=None, **changes)
+
+    def at_once(self, count: int) -> Self:
+        """The scope where so many steps of the innermost loop are done at once."""
+        *outer, frame = self.frames
+        frame = dataclasses.replace(frame, count=count)
+        return dataclasses.replace(self, frames=(*outer, frame))
+
+    def place_of(self, eqn: Any) -> Place | None:
+        """Where an equation was asked for."""
+        return self.place or place_of(eqn.source_info) or self.around
+
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    site: int
+    order: int
+    out: int
+    operands: list[int]
+    index: Any
+
+
+Rule = Callable[["Body", Any, Arrays, Scope], Sequence[Any]]
+
+
+class Body:
+    """One run of a body.
+
+    Attributes:
+        sites: All places of the whole program; that of number `i` is `sites[i - 1]`.
+        rules: What is done for those equations that have bodies of their own.
+        index: The index of the step that the innermost loop is at, where it says so.
+        count: How many steps are run from there.
+    """
+
+    def __init__(self, sites: list[Site | Argument], rules: dict[str, Rule]):
+        self.sites = sites
+        self.rules = rules
+        self.index: Any = None
+        self.count = 1
+        # By its identity, with the array itself, so that it stays its own.
+        self._rows: dict[int, tuple[Any, int]] = {}
+        zero = jnp.zeros((), float)
+        self._extents: list[tuple[Any, Any]] = [(zero, zero)]
+        self._checks: list[_Check] = []
+        self._findings: list[tuple[int, Finding]] = []
+        self._order = 0
+
+    def run(self, jaxpr: Any, consts: Arrays, args: Arrays, scope: Scope) -> list[Any]:
+        """Runs a jaxpr, and returns its outputs."""
+        values: dict[Any, Any] = {}
+        read = lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        for eqn in jaxpr.eqns:
+            operands = list(map(read, eqn.invars))
+            if eqn.primitive is position_p:
+                (self.index,), self.count = operands, eqn.params["count"]
+                scope = scope.at_once(self.count)
+                continue
+            outs = self._run(eqn, operands, scope)
+            values.update(zip(eqn.outvars, outs, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    def inner(
+        self, jaxpr: Any, consts: Arrays, args: Arrays, scope: Scope
+    ) -> tuple[list[Any], Finding]:
+        """Runs the body of a loop or a branch in this one."""
+        body = Body(self.sites, self.rules)
+        outs = body.run(jaxpr, consts, args, scope)
+        return outs, body.finding(scope)
+
+    def note(self, finding: Finding, scope: Scope, index: Any = None) -> None:
+        """Adds what was found in the body of a loop or a branch.
+
+        Args:
+            finding: What was found.
+            scope: The scope of the loop or the branch.
+            index: Which step the innermost loop of it is at, where that is not known.
+        """
+        index = self.index if index is None else index
+        if scope.has_position and index is not None:
+            finding = finding.at(len(scope.frames) - 1, index)
+        self._order += 1
+        self._findings.append((self._order, finding))
+
+    def check(self, site: Site, outs: Arrays, operands: Arrays) -> None:
+        """Has it looked at whether finite operands gave what is not finite."""
+        self.sites.append(site)
+        self._order += 1
+        rows = [self._row(x) for x in operands if _has_extent(x)]
+        out = self._joint_row([x for x in outs if _has_extent(x)])
+        check = _Check(len(self.sites), self._order, out, rows, self.index)
+        self._checks.append(check)
+
+    def extent(self, x: Any) -> tuple[Any, Any]:
+        """The least and the greatest number of an array."""
+        return self._extents[self._row(x)]
+
+    def finding(self, scope: Scope) -> Finding:
+        """What was found in this body."""
+        order, finding = self._own(scope)
+        for at, other in self._findings:
+            is_earlier = (other.site > 0) & (at < order)
+            finding = either(is_earlier, other, finding)
+            order = jnp.where(is_earlier, at, order)
+        return finding
+
+    def _run(self, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+        rule = self.rules.get(eqn.primitive.name)
+        if rule is not None:
+            return rule(self, eqn, operands, scope.of(eqn))
+        return self.opaque(eqn, operands, scope)
+
+    def opaque(self, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+        """Runs an equation, and checks what it gives."""
+        outs = _bind(eqn, operands)
+        if eqn.primitive.name in SAME_NUMBERS:
+            for out, operand in zip(outs, operands, strict=False):
+                if (known := self._rows.get(id(operand))) is not None:
+                    self._rows[id(out)] = out, known[1]
+        if can_fail(eqn):
+            self.check(self._site(eqn, scope.of(eqn)), outs, operands)
+        return outs
+
+    def _site(self, eqn: Any, scope: Scope) -> Site:
+        types = [type_of(x.aval) for x in eqn.invars if is_array(x.aval)]
+        return Site(
+            eqn.primitive.name,
+            scope.place_of(eqn),
+            tuple(types),
+            scope.frames,
+            scope.is_backward,
+            scope.is_tangent,
+        )
+
+    def _row(self, x: Any) -> int:
+        """The number of the extent of an array."""
+        if id(x) not in self._rows:
+            self._extents.append(extent(x))
+            self._rows[id(x)] = x, len(self._extents) - 1
+        return self._rows[id(x)][1]
+
+    def _joint_row(self, arrays: Arrays) -> int:
+        rows = list(map(self._row, arrays))
+        if len(rows) == 1:
+            return rows[0]
+        low, high = zip(*(self._extents[row] for row in rows), strict=True)
+        low, high = jnp.min(jnp.stack(low)), jnp.max(jnp.stack(high))
+        self._extents.append((low, high))
+        return len(self._extents) - 1
+
+    def _own(self, scope: Scope) -> tuple[Any, Finding]:
+        """The first check that failed, and when."""
+        never = jnp.asarray(self._order + 1, jnp.int32)
+        if not self._checks:
+            return never, nothing()
+        low, high = map(jnp.stack, zip(*self._extents, strict=True))
+        table = jnp.stack([low, high], axis=1)
+        width = max(OPERANDS, *(len(check.operands) for check in self._checks))
+        pad = lambda rows: [*rows, *[0] * (width - len(rows))]
+        results = table[np.array([check.out for check in self._checks])]
+        operands = table[np.array([pad(check.operands) for check in self._checks])]
+
+        is_nan = jnp.isnan(results).any(-1)
+        made_nan = is_nan & ~jnp.isnan(operands).any((-2, -1))
+        is_infinite = ~is_nan & ~jnp.isfinite(results).all(-1)
+        made_infinite = is_infinite & jnp.isfinite(operands).all((-2, -1))
+        failed = made_nan | made_infinite
+        which, any_failed = jnp.argmax(failed), failed.any()
+
+        of_which = lambda values: jnp.asarray(values, jnp.int32)[which]
+        site = of_which([check.site for check in self._checks])
+        order = of_which([check.order for check in self._checks])
+        ranges = jnp.concatenate(
+            [results[which][None], operands[which][:OPERANDS]], axis=0
+        )
+        found = Finding(jnp.where(any_failed, site, 0), nothing().iterations, ranges)
+        indices = [check.index for check in self._checks]
+        if scope.has_position and any(index is not None for index in indices):
+            known = [jnp.int32(-1) if index is None else index for index in indices]
+            found = found.at(len(scope.frames) - 1, jnp.stack(known)[which])
+        return jnp.where(any_failed, order, never), found
+
+
+def _bind(eqn: Any, operands: Arrays) -> Sequence[Any]:
+    """What an equation gives."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    traceback = eqn.source_info.traceback
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with source_info_util.user_context(traceback, name_stack=stack), eqn.ctx.manager:
+        outs = eqn.primitive.bind(*operands, **params)
+    return outs if eqn.primitive.multiple_results else [outs]
+
+
+def _has_extent(x: Any) -> bool:
+    return hasattr(x, "dtype") and is_array(x)

@@ -1,0 +1,152 @@
+"""A program that is checked, as a primitive of its own.
+
+Its derivatives are the checked derivatives of the program, and under `vmap` it is the
+checked program of the batch: one program, with one report.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._formula import Formula, Zero, instantiated, is_inexact, is_zero
+from .._lists import Arrays, pick, put, split
+from .._nonfinite import raise_inside
+from .._positions import is_watched
+from .._recall import recall
+from ._finding import Finding, nothing, varying
+from ._program import Program, batched, pulled, pushed
+from ._watch import Watch
+
+
+class Checked(Formula):
+    """`(when, inputs) -> outputs`; `when` is a list, empty for always."""
+
+    program: Program
+
+    def __init__(self, program: Program, inputs: Any):
+        self.in_avals = jax.tree.map(jax.typeof, inputs)
+        self.out_aval = program.out_types
+        self.params = dict(program=program)
+        self.effects = program.jaxpr.effects
+        super().__init__()
+
+    def expand(self, when: Arrays, inputs: Arrays) -> Any:
+        if (known := recall(self, [*when, *inputs])) is not None:
+            return known
+        if is_watched():  # by another one around this
+            return self.program(*inputs)
+        if not any(isinstance(x, jax.core.Tracer) for x in (*when, *inputs)):
+            return _run_now(self.program, when, inputs)
+        watch = Watch(self.program)
+        outs, finding = _run_when(watch, when, inputs)
+        return _raising(watch, finding, outs)
+
+    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        when, inputs = primals
+        moves = tuple(not is_zero(t) and is_inexact(t) for t in tangents[1])
+        program = pushed(self.program, moves)
+        args = (when, [*inputs, *pick(tangents[1], moves)])
+        outs, dots = split(Checked(program, args)(*args), len(self.out_avals_flat))
+        moves_in = [False] * len(when) + list(moves)
+        return outs, self.among_zeros(moves_in, dots)
+
+    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        when, inputs = inputs
+        marks = tuple(map(_may_move, perturbed[1], inputs))
+        wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
+        zeros = [Zero(aval.to_ct_aval()) for aval in self.in_avals_flat]
+        zeros_when, zeros = split(zeros, len(when))
+        if not (any(marks) and any(wanted)):
+            return zeros_when, zeros
+        program = pulled(self.program, marks, wanted)
+        args = (when, [*inputs, *instantiated(pick(cts, wanted))])
+        return zeros_when, put(zeros, marks, Checked(program, args)(*args))
+
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        (when, inputs), (when_dims, input_dims) = args, dims
+        if not jax.tree.leaves(input_dims):
+            program, out_dims = self.program, [None] * len(self.out_avals_flat)
+        else:
+            program = batched(self.program, axis_data, tuple(input_dims))
+            out_dims = [0] * len(self.out_avals_flat)
+        if any(dim is not None for dim in when_dims):
+            when = [jnp.any(flag) for flag in when]
+        args = (when, list(inputs))
+        return Checked(program, args)(*args), out_dims
+
+    def muted(self, backward: bool) -> Self:
+        return self.with_params(program=self.program.muted(backward))
+
+    def guarded(self) -> Self:
+        return self.with_params(program=self.program.guarded())
+
+    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+        return self.with_params(program=self.program.rewritten(rewrite))
+
+
+def _may_move(is_perturbed: Any, x: Any) -> bool:
+    return bool(is_perturbed) and is_inexact(x)
+
+
+def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:
+    """Runs a program, and looks at it if it is told to."""
+    if not when:
+        return watch(inputs)
+
+    def unwatched(inputs: Arrays) -> tuple[list[Any], Finding]:
+        return watch.program(*inputs), varying(nothing(), inputs)
+
+    def watched(inputs: Arrays) -> tuple[list[Any], Finding]:
+        outs, finding = watch(inputs)
+        return outs, varying(finding, inputs)
+
+    return lax.cond(when[0], watched, unwatched, list(inputs))
+
+
+# Where nothing is being traced, what was found is read off, and nobody calls back.
+
+
+def _run_now(program: Program, when: Arrays, inputs: Arrays) -> list[Any]:
+    watch, run = _compiled(program)
+    outs, finding = run(list(when), list(inputs))
+    if finding.site > 0:
+        raise watch.error(jax.device_get(finding))
+    return outs
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(program: Program) -> tuple[Watch, Any]:
+    watch = Watch(program)
+    run = lambda when, inputs: _run_when(watch, when, inputs)
+    return watch, jax.jit(run)
+
+
+def _raising(watch: Watch, finding: Finding, outs: list[Any]) -> list[Any]:
+    """The outputs of a program, which fails if there is a finding.
+
+    Each of them depends on the callback, so that it is called if one is used.
+    """
+
+    def fail(*finding: Any) -> Any:
+        raise_inside(watch.error(finding))
+
+    def call(finding: Finding) -> Any:
+        flag = jax.ShapeDtypeStruct((), np.bool_)
+        return jax.pure_callback(fail, flag, *finding)
+
+    has_failed = lax.cond(
+        finding.site > 0, call, lambda finding: finding.site > 0, finding
+    )
+    return [_tied(has_failed, out) for out in outs]
+
+
+def _tied(has_failed: Any, out: Any) -> Any:
+    if jnp.issubdtype(out.dtype, jax.dtypes.extended):
+        return out
+    return jnp.where(has_failed, jnp.zeros_like(out), out)

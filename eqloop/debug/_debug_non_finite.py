@@ -1,0 +1,107 @@
+"""`DebugNonFinite`: where the first NaN, or infinity, comes from."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._lists import pick
+from .._partition import describe, flatten, is_dynamic, paths, split
+from .._transform import AbstractTransform
+from ..checkpointing.engine._step import strongly_typed
+from ..tracing._trace import Inputs
+from ._checked import Checked
+from ._program import make_program
+
+
+@final
+class DebugNonFinite(AbstractTransform):
+    """Runs a function, and raises an error at the first NaN or infinity that it makes.
+
+    The error names the operation, the line that asked for it, what went in, the
+    iteration of each loop around it, and whether it was in the forward or the backward
+    sweep. It is one that turned finite numbers into a NaN or an infinity, or infinities
+    into a NaN: those that an operation is given, such as a mask of `-inf`, are no
+    error. If a result has a NaN that came with an argument, then that is named.
+
+    It may be under `jax.jit`, `jax.grad`, `jax.vmap`, in a loop, or around any of
+    these; derivatives and batches of what it runs are looked at as well. Loops are
+    looked into, and so are branches; `jax.shard_map`, kernels and callbacks are not,
+    but what they return is. Results that are selected, as by `jnp.where`, were computed
+    before: what is not selected counts. Of several DebugNonFinite around each other,
+    the outermost reports.
+
+    Args:
+        f: The function.
+        when: Whether to look. If it is `False`, nothing is done but to call `f`. It may
+            be a traced boolean: where that is false, `f` runs as it is, but the
+            program has both.
+
+    Raises:
+        TypeError: `when` is no boolean; or, when called, a static leaf is not hashable.
+        NonFiniteError: When called, or by a program that has been compiled with the
+            call in it. [`Jit`][eqloop.Jit] raises it as it is; `jax.jit` raises a
+            `jax.errors.JaxRuntimeError` with its text, as it does for all that
+            callbacks raise.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> def halve(x, _):
+        ...     return x / 2, jnp.log(x - 0.25)
+        >>> scan = el.DebugNonFinite(el.Scan(halve))
+        >>> scan(1.0, length=5)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        eqloop.NonFiniteError: `log` gave -inf.
+        ...
+          operand 0: float32[] from 0 to 0
+          in: iteration 2 of Scan
+          sweep: forward
+    """
+
+    f: Callable[..., Any]
+    when: Any = eqx.field(default=True, kw_only=True)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs `f(*args, **kwargs)`."""
+        __tracebackhide__ = True
+        if isinstance(self.when, bool | np.bool_):
+            if not self.when:
+                return self.f(*args, **kwargs)
+            when = []
+        else:
+            when = [jnp.asarray(self.when)]
+        call = Inputs.of("DebugNonFinite", self.f, args, kwargs)
+        jaxpr, out = call.trace()
+        consts = list(map(strongly_typed, jaxpr.consts))
+        arrays = list(map(strongly_typed, call.arrays))
+        is_array = [isinstance(x, jax.ShapeDtypeStruct) for x in flatten(out)[0]]
+        program = make_program(
+            jaxpr.jaxpr,
+            tuple(map(jax.typeof, consts)),
+            tuple(map(jax.typeof, arrays)),
+            ("an array that `f` closes over",) * len(consts) + tuple(call.names),
+            tuple(pick(paths(out, "the result"), is_array)),
+        )
+        inputs = (when, [*consts, *arrays])
+        outs = Checked(program, inputs)(*inputs)
+        _, rest = split(out, is_array)
+        return rest.join(outs)
+
+    def __check_init__(self) -> None:
+        when = self.when
+        if isinstance(when, bool | np.bool_):
+            return
+        if not is_dynamic(when) or when.dtype != bool or when.shape != ():
+            raise TypeError(
+                f"DebugNonFinite: `when` must be True, False or a boolean scalar, not "
+                f"{describe(when)}."
+            )

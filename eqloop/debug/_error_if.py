@@ -1,0 +1,85 @@
+"""Errors and breakpoints that depend on values."""
+
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._partition import describe, flatten, is_dynamic
+
+_T = TypeVar("_T")
+
+
+def error_if(x: _T, pred: Any, msg: str) -> _T:
+    """Raises an error where a condition holds, while a compiled program runs.
+
+    Args:
+        x: Any PyTree that has an array. The error is raised when what is returned is
+            used: so go on with that.
+        pred: Whether to raise: a boolean, or an array of them, of which any will do.
+        msg: What the error says.
+
+    Returns:
+        `x`, unchanged.
+
+    Raises:
+        TypeError: `pred` is not boolean, `msg` is no string, or `x` has no array.
+        RuntimeError: If `pred` holds. Under `jax.jit` rather than `eqloop.Jit` or
+            `equinox.filter_jit`, JAX wraps it.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> @el.Jit
+        ... def root(x):
+        ...     return jnp.sqrt(el.error_if(x, x < 0, "x must not be negative"))
+        >>> root(jnp.float32(4.0))
+        Array(2., dtype=float32)
+
+    References:
+        [`equinox.error_if`](https://docs.kidger.site/equinox/api/errors/).
+    """
+    if not isinstance(msg, str):
+        raise TypeError(f"error_if: `msg` must be a string, not {describe(msg)}.")
+    pred = _boolean("error_if", pred)
+    if not any(map(is_dynamic, flatten(x)[0])):
+        raise TypeError(
+            "error_if: `x` has no array, so that the error could not be tied to what "
+            "is computed. Pass the array that is used next, and go on with the result."
+        )
+    return eqx.error_if(x, pred, msg)
+
+
+def breakpoint_if(pred: Any) -> None:
+    """Opens the debugger of JAX where a condition holds, while a program runs.
+
+    Args:
+        pred: Whether to: a boolean, or an array of them, of which any will do.
+
+    Raises:
+        TypeError: `pred` is not boolean.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> @el.Jit
+        ... def f(x):
+        ...     y = jnp.log(x)
+        ...     el.breakpoint_if(~jnp.isfinite(y))
+        ...     return y
+        >>> f(jnp.float32(1.0))
+        Array(0., dtype=float32)
+
+    References:
+        [`equinox.debug.breakpoint_if`](https://docs.kidger.site/equinox/api/debug/).
+    """
+    eqx.debug.breakpoint_if(_boolean("breakpoint_if", pred))
+
+
+def _boolean(owner: str, pred: Any) -> Any:
+    is_array = isinstance(pred, np.bool_ | np.ndarray | jax.Array)
+    if not (isinstance(pred, bool) or (is_array and pred.dtype == bool)):
+        raise TypeError(
+            f"{owner}: `pred` must be a boolean, or an array of them, not "
+            f"{describe(pred)}."
+        )
+    return pred

@@ -1,0 +1,81 @@
+"""What has been found so far: arrays that a program carries along with its own.
+
+The place of the first operation that failed is a number, that of its `Site`. So a loop
+can carry it; and nothing is run again to find the place.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._formula import is_inexact
+from ..checkpointing.whiles._varying import axes_of, vary
+
+# How many loops around each other are told apart, and how many operands are shown.
+DEPTH = 8
+OPERANDS = 3
+
+
+class Finding(NamedTuple):
+    """The first operation that failed, if any has.
+
+    Attributes:
+        site: The number of its site; 0 if none has failed.
+        iterations: The index of each loop around it, the outermost first; -1 where it
+            is not known, or not yet.
+        ranges: The least and the greatest number of the result, then of the operands.
+    """
+
+    site: Any
+    iterations: Any
+    ranges: Any
+
+    def at(self, depth: int, index: Any) -> "Finding":
+        """The same with the index of a loop, unless it is known."""
+        is_open = (np.arange(DEPTH) == depth) & (self.iterations < 0)
+        return self._replace(iterations=jnp.where(is_open, index, self.iterations))
+
+
+def nothing() -> Finding:
+    """No operation has failed."""
+    return Finding(
+        jnp.zeros((), jnp.int32),
+        jnp.full(DEPTH, -1, jnp.int32),
+        jnp.zeros((1 + OPERANDS, 2), float),
+    )
+
+
+def first(one: Finding, other: Finding) -> Finding:
+    """The earlier of two findings, of which `one` would be the earlier."""
+    return either(one.site > 0, one, other)
+
+
+def either(is_one: Any, one: Finding, other: Finding) -> Finding:
+    """One of two findings."""
+    return jax.tree.map(lambda a, b: jnp.where(is_one, a, b), one, other)
+
+
+def varying(finding: Finding, arrays: Sequence[Any]) -> Finding:
+    """A finding that, in `shard_map`, may differ wherever some of the arrays do."""
+    axes = frozenset[str]().union(*map(axes_of, arrays))
+    return jax.tree.map(lambda x: vary(x, axes), finding)
+
+
+def extent(x: Any) -> tuple[Any, Any]:
+    """The least and the greatest number of an array; both are NaN if one is."""
+    x = jnp.asarray(x)
+    if x.size == 0:
+        return jnp.zeros((), float), jnp.zeros((), float)
+    if jnp.iscomplexobj(x):
+        parts = [extent(jnp.real(x)), extent(jnp.imag(x))]
+        (low, high), (other_low, other_high) = parts
+        return jnp.minimum(low, other_low), jnp.maximum(high, other_high)
+    if not is_inexact(x):
+        x = x.astype(float)
+    axes = tuple(range(x.ndim))
+    low, high = lax.reduce_min(x, axes), lax.reduce_max(x, axes)
+    return low.astype(float), high.astype(float)

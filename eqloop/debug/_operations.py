@@ -1,0 +1,62 @@
+"""Which operations can make a number that is not finite of numbers that are."""
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.lax import GatherScatterMode
+
+from .._formula import is_inexact
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# The very same numbers, elsewhere: the least and the greatest of them stay the same.
+SAME_NUMBERS = _named(
+    """broadcast_in_dim copy expand_dims optimization_barrier pcast pvary
+    reshape rev sharding_constraint squeeze stop_gradient transpose"""
+)
+
+# Some of the numbers, or of several arrays, or but another sign.
+_MOVES = _named(
+    """abs all_gather all_to_all argmax argmin bitcast_convert_type ceil clamp
+    concatenate conj cummax cummin device_put dynamic_slice dynamic_update_slice
+    empty floor imag iota max min neg pad pmax pmin ppermute real reduce_max
+    reduce_min round select_n sign slice sort split top_k"""
+)
+
+# Of any number, these give one between bounds.
+_BOUNDED = _named("atan atan2 erf erfc logistic random_bits tanh")
+
+_SAFE = SAME_NUMBERS | _MOVES | _BOUNDED
+
+
+def can_fail(eqn: jex.JaxprEqn) -> bool:
+    """Whether what an equation gives is to be checked."""
+    if not any(is_inexact(out.aval) for out in eqn.outvars if is_array(out.aval)):
+        return False
+    match eqn.primitive.name:
+        case "gather":  # out of bounds it may give NaN
+            return eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP
+        case "convert_element_type":
+            (operand,) = eqn.invars
+            return _greatest(operand.aval) > _greatest(eqn.outvars[0].aval)
+        case name:
+            return name not in _SAFE
+
+
+def is_array(aval: Any) -> bool:
+    """Whether values of a type are arrays of numbers; not so PRNG keys."""
+    return hasattr(aval, "dtype") and not jnp.issubdtype(
+        aval.dtype, jax.dtypes.extended
+    )
+
+
+def _greatest(aval: Any) -> float:
+    if aval.dtype == bool:
+        return 1.0
+    info = jnp.finfo if is_inexact(aval) else jnp.iinfo
+    return float(info(aval.dtype).max)
