@@ -24,8 +24,9 @@ class ProgressBar:
     derivatives.
 
     Args:
-        every: After how many steps the bar moves. By default it moves some fifty
-            times. The bar of a backward sweep moves where the schedule lets it.
+        every: After how many steps the bar moves. By default it moves some 25 times, and
+            in a loop of unknown length every 100 steps. The bar of a backward sweep
+            moves where the schedule lets it.
         desc: What is written before the bar: a string, or a function
             `desc(i, carry, y)` that returns one. It is called on the host each time
             that the bar moves, for the last step that was run, the `i`-th, with what

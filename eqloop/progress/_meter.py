@@ -23,7 +23,7 @@ from ._bar import ProgressBar
 from ._display import Source
 
 # How often a bar moves unless the user says so.
-_MOVES = 50
+_MOVES = 25
 
 _BACKWARD, _TANGENTS, _UNKNOWN = "backward", "tangents", -1
 
@@ -178,14 +178,16 @@ class Gauge:
         """
         label = None if _BACKWARD in self.phase else self.source.label
         values = [] if label is None or y is None else label.pick(carry, y)
-        token = _token([*carry, *(y or [])])
-        operands = (number, done, self.total, token, _is_first(), *map(_raw, values))
-        return jax.pure_callback(
+        message = [number, done, self.total, _is_first(), _token([*carry, *(y or [])])]
+        # In one array, since each takes its time to get to the host.
+        packed = jnp.stack([jnp.asarray(x).astype(jnp.int32) for x in message])
+        shown = jax.pure_callback(
             functools.partial(_report, self.source, self.phase),
-            jax.ShapeDtypeStruct((), number.dtype),
-            *map(lax.stop_gradient, operands),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            *map(lax.stop_gradient, (packed, *map(_raw, values))),
             vmap_method="expand_dims",
         )
+        return shown.astype(number.dtype)
 
     def report_if_due(
         self, number: Any, done: Any, size: Any, carry: Arrays, y: Arrays = ()
@@ -309,7 +311,7 @@ def make_meter(
 
 
 def _default_every(total: int | None) -> int:
-    """A number of steps that moves a bar some fifty times, a divisor if one is near."""
+    """A number of steps that moves a bar some 25 times, a divisor if there is one near."""
     if total is None:
         return 100
     about = -(-total // _MOVES) or 1
@@ -347,20 +349,16 @@ def _is_first() -> Any:
     return first
 
 
-# On the host. Under `vmap` operands have axes in front, of size one or of the batch's.
+# On the host. Under `vmap` arrays have axes in front, of size one or of the batch's.
 
 
 def _report(
-    source: Source,
-    phase: str,
-    number: np.ndarray,
-    *operands: np.ndarray,
+    source: Source, phase: str, message: np.ndarray, *values: np.ndarray
 ) -> np.ndarray:
-    done, total, _, is_first, *values = operands = tuple(map(np.asarray, operands))
+    message = np.asarray(message)
     # Of examples that stop at different times, the bar is that of the last.
-    bar, done, total = (int(np.max(x)) for x in (number, done, total))
-    if np.max(is_first):
-        bar = _display.report(source, phase, bar, done, total, values)
-    ndim = np.ndim(number)
-    batch = np.broadcast_shapes(*(x.shape[:ndim] for x in (number, *operands)))
-    return np.full(batch, bar, number.dtype)
+    number, done, total, is_first, _ = message.reshape(-1, 5).max(0).tolist()
+    if is_first:
+        arrays = tuple(map(np.asarray, values))
+        number = _display.report(source, phase, number, done, total, arrays)
+    return np.full(message.shape[:-1], number, np.int32)
