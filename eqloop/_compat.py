@@ -3,14 +3,46 @@
 Nothing else in the library asks which JAX is installed.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.core
+from jax import lax
 from jax.experimental import hijax
 
-# JAX 0.10 calls it `VJPHiPrimitive`, JAX 0.12 `HiPrim`; the methods that eqloop
-# overrides have the same signatures in both.
-HiPrimitive: type = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
+
+def _without_literals(expand: Callable[..., Any]) -> Callable[..., Any]:
+    """Stages what is a literal: JAX 0.10 cannot lower it as the output of a primitive.
+
+    An example is the cotangent 1.0 that a loop hands through from its end to its start.
+    """
+
+    def stage(x: Any) -> Any:
+        return x if isinstance(x, jax.Array) else lax.optimization_barrier(x)
+
+    @functools.wraps(expand)
+    def staged(self: Any, *args: Any) -> Any:
+        return jax.tree.map(stage, expand(self, *args))
+
+    return staged
+
+
+_VJPHiPrimitive: Any = getattr(hijax, "VJPHiPrimitive", object)
+
+
+class _HiPrimitive(_VJPHiPrimitive):
+    """As JAX 0.10 calls it, for an `expand` that returns literals as they came."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "expand" in vars(cls):
+            cls.expand = _without_literals(cls.expand)
+
+
+# JAX 0.12 has `HiPrim`; the methods that eqloop overrides have the same signatures.
+HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
 def identity(x: Any) -> Any:

@@ -219,3 +219,10 @@ def test_ordered_effects_come_in_order(schedule):
     jax.block_until_ready(jax.jit(lambda us: scan(schedule)(step, init, us))(US))
     jax.effects_barrier()
     assert seen == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=repr)
+def test_cotangents_may_be_literals(schedule):
+    add = el.Scan(lambda total, _: (total + 1.0, None), schedule=schedule)
+    loss = lambda x: add(2 * x, length=5)[0]
+    assert jax.jit(jax.value_and_grad(loss))(1.0) == (7.0, 2.0)
