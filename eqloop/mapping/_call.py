@@ -145,7 +145,7 @@ class MappedCall:
             sums, ys = f(self.size, None, consts, xs)
         else:
             rows = f.rows(consts, xs, self.size, planner)
-            rows = dataclasses.replace(rows, meter=meter)
+            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter is not None)
             with loop_scope(self.name):
                 sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)

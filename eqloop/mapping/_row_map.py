@@ -11,6 +11,7 @@ How the rows are cut is planned where the map is run, after it has been differen
 and batched.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -138,6 +139,9 @@ class RowMap(Formula):
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(rows=self.rows.again(backward))
+
+    def guarded(self) -> Self:
+        return self.with_params(rows=dataclasses.replace(self.rows, is_guarded=True))
 
     def _zero_cts(self) -> Any:
         return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)

@@ -38,6 +38,7 @@ class Rows:
             in order to find out what is returned.
         meter: The progress bars of the map, if it has any.
         is_again: Whether it is run again, so that loops in it show no bars.
+        is_guarded: Whether its callbacks close all bars when they raise.
     """
 
     f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
@@ -51,6 +52,7 @@ class Rows:
     probe: tuple[int, bool]
     meter: Meter | None = None
     is_again: bool = False
+    is_guarded: bool = False
 
     def again(self, backward: bool) -> "Rows":
         """The same to be run again: without its bars and those of loops in it.
@@ -143,7 +145,7 @@ def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
 
     xs = stacked(rows.x_types, size, rows.x_axes)
     step = make_step(flat, [*visits, *rows.const_types], [], xs)
-    if rows.meter is not None:
+    if rows.is_guarded:
         step = step.guarded()
     if rows.is_again:
         step = step.muted(backward=False)

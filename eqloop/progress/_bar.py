@@ -24,8 +24,8 @@ class ProgressBar:
     derivatives.
 
     Args:
-        every: After how many steps the bar moves. By default it moves some 25 times, and
-            in a loop of unknown length every 100 steps. The bar of a backward sweep
+        every: After how many steps the bar moves. By default it moves some 25 times,
+            and in a loop of unknown length every 100 steps. The bar of a backward sweep
             moves where the schedule lets it.
         desc: What is written before the bar: a string, or a function
             `desc(i, carry, y)` that returns one. It is called on the host each time

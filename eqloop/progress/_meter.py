@@ -311,7 +311,7 @@ def make_meter(
 
 
 def _default_every(total: int | None) -> int:
-    """A number of steps that moves a bar some 25 times, a divisor if there is one near."""
+    """A number of steps that moves a bar some 25 times, a divisor if one is near."""
     if total is None:
         return 100
     about = -(-total // _MOVES) or 1

@@ -32,9 +32,10 @@ def guarded(program: Any) -> Any:
     """
 
     def guard(eqn: Any) -> Any:
-        if not eqn.primitive.name.endswith("_callback"):
-            return eqn
-        return map_params(eqn, lambda p: _closing(p) if callable(p) else p)
+        if eqn.primitive.name.endswith("_callback"):
+            callback = _closing(eqn.params["callback"])
+            return eqn.replace(params={**eqn.params, "callback": callback})
+        return map_params(eqn, lambda p: p.guarded() if isinstance(p, Formula) else p)
 
     return map_equations(program, guard)
 

@@ -81,6 +81,11 @@ def nested(h: Any, x: Any) -> Any:
     return el.Scan(checked)(h, jnp.arange(4.0) + x)[0], None
 
 
+def mapped(h: Any, x: Any) -> Any:
+    rows = el.Map(lambda y: el.CheckpointedScan(checked)(h, y[None])[0])
+    return rows(jnp.arange(4.0) + x)[0], None
+
+
 def raising(h: Any, x: Any) -> Any:
     def callback(x: Any) -> None:
         if x > 5:
@@ -95,7 +100,7 @@ def _finished(run: Any, *args: Any) -> None:
     jax.effects_barrier()
 
 
-@pytest.mark.parametrize("f", [checked, nested, raising])
+@pytest.mark.parametrize("f", [checked, nested, mapped, raising])
 def test_a_loop_that_raises_closes_its_bar_and_the_next_starts_anew(f, recorder):
     bar = el.ProgressBar(1)
     run = jax.jit(lambda xs: el.Scan(f, progress=bar)(0.0, xs)[0])
