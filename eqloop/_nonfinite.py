@@ -1,5 +1,6 @@
 """The error of numbers that are not finite, and how it gets past XLA."""
 
+import collections
 import contextlib
 from collections.abc import Iterator
 
@@ -15,13 +16,13 @@ class NonFiniteError(jax.errors.JaxRuntimeError):
     __module__ = "eqloop"
 
 
-# What a compiled program raised last: XLA hands on but its text.
-_raised: list[NonFiniteError] = []
+# What programs raised last, one for each device maybe: XLA hands on but its text.
+_raised: collections.deque[NonFiniteError] = collections.deque(maxlen=64)
 
 
 def raise_inside(error: NonFiniteError) -> None:
     """Raises an error from a callback, so that `translated` can tell which it was."""
-    _raised[:] = [error]
+    _raised.append(error)
     raise error
 
 
@@ -30,13 +31,12 @@ def translated() -> Iterator[None]:
     """Raises the error itself, where XLA raises one that only has its text."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        last, _raised[:] = list(_raised), []
-        if isinstance(error, NonFiniteError) or not last:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        text, last = str(error), list(_raised)
+        _raised.clear()
+        found = next((raised for raised in last if str(raised) in text), error)
+        if found is error or isinstance(error, NonFiniteError):
             raise
-        if str(last[0]) not in str(error):
-            raise
-        found = last[0]
     else:
         return
-    raise found.with_traceback(None) from None
+    raise found.with_traceback(None)

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import source_info_util
 
 from .._lists import Arrays
 from .._positions import position_p
+from ..checkpointing.engine._constant import constant
 from ._finding import OPERANDS, Finding, either, extent, nothing
 from ._operations import SAME_NUMBERS, can_fail, is_array
 from ._sites import Argument, Frame, Place, Site, place_of, type_of
@@ -223,8 +223,8 @@ class Body:
         table = jnp.stack([low, high], axis=1)
         width = max(OPERANDS, *(len(check.operands) for check in self._checks))
         pad = lambda rows: [*rows, *[0] * (width - len(rows))]
-        results = table[np.array([check.out for check in self._checks])]
-        operands = table[np.array([pad(check.operands) for check in self._checks])]
+        results = table[constant([check.out for check in self._checks])]
+        operands = table[constant([pad(check.operands) for check in self._checks])]
 
         is_nan = jnp.isnan(results).any(-1)
         made_nan = is_nan & ~jnp.isnan(operands).any((-2, -1))
@@ -233,7 +233,7 @@ class Body:
         failed = made_nan | made_infinite
         which, any_failed = jnp.argmax(failed), failed.any()
 
-        of_which = lambda values: jnp.asarray(values, jnp.int32)[which]
+        of_which = lambda values: constant(values)[which]
         site = of_which([check.site for check in self._checks])
         order = of_which([check.order for check in self._checks])
         ranges = jnp.concatenate(

@@ -19,7 +19,7 @@ from .._lists import Arrays, pick, put, split
 from .._nonfinite import raise_inside
 from .._positions import is_watched
 from .._recall import recall
-from ._finding import Finding, nothing, varying
+from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program, batched, pulled, pushed
 from ._watch import Watch
 
@@ -140,6 +140,7 @@ def _raising(watch: Watch, finding: Finding, outs: list[Any]) -> list[Any]:
         flag = jax.ShapeDtypeStruct((), np.bool_)
         return jax.pure_callback(fail, flag, *finding)
 
+    finding = of_all_devices(finding)
     has_failed = lax.cond(
         finding.site > 0, call, lambda finding: finding.site > 0, finding
     )

@@ -45,8 +45,8 @@ class DebugNonFinite(AbstractTransform):
         TypeError: `when` is no boolean; or, when called, a static leaf is not hashable.
         NonFiniteError: When called, or by a program that has been compiled with the
             call in it. [`Jit`][eqloop.Jit] raises it as it is; `jax.jit` raises a
-            `jax.errors.JaxRuntimeError` with its text, as it does for all that
-            callbacks raise.
+            `jax.errors.JaxRuntimeError`, or a `ValueError`, with its text, as it does
+            for all that callbacks raise.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._formula import is_inexact
@@ -18,6 +17,8 @@ from ..checkpointing.whiles._varying import axes_of, vary
 # How many loops around each other are told apart, and how many operands are shown.
 DEPTH = 8
 OPERANDS = 3
+# More than there are.
+DEVICES = 2**31 - 1
 
 
 class Finding(NamedTuple):
@@ -36,7 +37,7 @@ class Finding(NamedTuple):
 
     def at(self, depth: int, index: Any) -> "Finding":
         """The same with the index of a loop, unless it is known."""
-        is_open = (np.arange(DEPTH) == depth) & (self.iterations < 0)
+        is_open = (lax.iota(jnp.int32, DEPTH) == depth) & (self.iterations < 0)
         return self._replace(iterations=jnp.where(is_open, index, self.iterations))
 
 
@@ -65,6 +66,21 @@ def varying(finding: Finding, arrays: Sequence[Any]) -> Finding:
     return jax.tree.map(lambda x: vary(x, axes), finding)
 
 
+def of_all_devices(finding: Finding) -> Finding:
+    """What the first device has found that has found something, in `shard_map`.
+
+    If but one of them failed, the others would wait for it for ever.
+    """
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if not axes:
+        return finding
+    finding = jax.tree.map(lambda x: vary(x, frozenset(axes)), finding)
+    rank = lax.axis_index(axes)
+    first_rank = lax.pmin(jnp.where(finding.site > 0, rank, DEVICES), axes)
+    only = lambda x: lax.psum(jnp.where(rank == first_rank, x, 0), axes)
+    return jax.tree.map(only, finding)
+
+
 def extent(x: Any) -> tuple[Any, Any]:
     """The least and the greatest number of an array; both are NaN if one is."""
     x = jnp.asarray(x)
@@ -74,8 +90,10 @@ def extent(x: Any) -> tuple[Any, Any]:
         parts = [extent(jnp.real(x)), extent(jnp.imag(x))]
         (low, high), (other_low, other_high) = parts
         return jnp.minimum(low, other_low), jnp.maximum(high, other_high)
-    if not is_inexact(x):
+    if not is_inexact(x) or x.dtype.itemsize == 1:  # which need not have an infinity
         x = x.astype(float)
-    axes = tuple(range(x.ndim))
-    low, high = lax.reduce_min(x, axes), lax.reduce_max(x, axes)
+    # In one reduction: two take XLA several times longer for a small array on a CPU.
+    ends = lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1]))
+    infinity = jnp.asarray(jnp.inf, x.dtype)
+    low, high = lax.reduce((x, x), (infinity, -infinity), ends, range(x.ndim))
     return low.astype(float), high.astype(float)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .._formula import is_inexact
 from .._lists import Arrays
 from .._nonfinite import NonFiniteError
+from ..checkpointing.engine._constant import constant
 from ._body import Body, Scope
 from ._finding import Finding, first, nothing
 from ._program import Program
@@ -58,7 +59,7 @@ class Watch:
             self._sites.append(Argument(name))
             numbers.append(len(self._sites))
         given = _have_nan(body, [arg for _, arg in named])
-        site = jnp.asarray(numbers, jnp.int32)[jnp.argmax(given)]
+        site = constant(numbers)[jnp.argmax(given)]
         is_wrong = given.any() & _have_nan(body, results).any()
         return nothing()._replace(site=jnp.where(is_wrong, site, 0))
 

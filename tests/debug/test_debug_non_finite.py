@@ -1,0 +1,310 @@
+"""What `DebugNonFinite` leaves as it is, and how its error comes out."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import eqloop as el
+
+from ..mapping.devices import mesh_of
+
+
+def step(carry: Any, x: Any) -> tuple[Any, Any]:
+    h, count = carry
+    h = jnp.tanh(h * x["w"] + 1)
+    return (h, count + 1), {"y": h[0], "even": count % 2 == 0}
+
+
+def model(scale: Any, xs: Any) -> tuple[Any, Any]:
+    carry, ys = el.CheckpointedScan(step, 2)((scale * jnp.ones(3), 0), xs)
+    kept = jnp.where(ys["even"], ys["y"], -jnp.inf)  # infinities that are meant
+    total = lax.cond(scale > 0, jnp.sum, jnp.prod, jnp.where(ys["even"], kept, 0.0))
+    rows = el.ChunkedVmap(jnp.sin, 2)(ys["y"])
+    return total + rows.sum(), {"last": carry, "name": "static"}
+
+
+XS = {"w": jnp.linspace(0.1, 2.0, 5)}
+SCALE = jnp.float32(1.5)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """What `jax.jit` logs of callbacks that raise is not of interest."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def loss(scale: Any, xs: Any) -> Any:
+    return el.DebugNonFinite(model)(scale, xs)[0]
+
+
+def plain_loss(scale: Any, xs: Any) -> Any:
+    return model(scale, xs)[0]
+
+
+def small(x: Any) -> Any:
+    step = lambda h, i: (jnp.tanh(h * x + i), None)
+    return el.CheckpointedScan(step, 2)(x, jnp.arange(3.0))[0]
+
+
+def assert_same(tree: Any, expected: Any) -> None:
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_values_and_derivatives_are_the_same() -> None:
+    run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(SCALE, XS)
+    assert_same(run(loss), run(plain_loss))
+
+
+def test_modes_of_differentiation_are_the_same() -> None:
+    def everything(f: Any) -> Any:
+        def run(x: Any, xs: Any) -> Any:
+            return (
+                jax.jvp(f, (x,), (x,)),
+                jax.vmap(jax.grad(f))(xs),
+                jax.grad(lambda xs: jax.vmap(f)(xs).sum())(xs),
+                jax.jacfwd(jax.grad(f))(x),
+                lax.scan(lambda c, x: (c, f(x)), None, xs)[1],
+            )
+
+        return jax.jit(run)(SCALE, jnp.array([0.3, 0.5]))
+
+    assert_same(everything(el.DebugNonFinite(small)), everything(small))
+
+
+def test_structure_and_static_leaves_are_the_same() -> None:
+    out = el.DebugNonFinite(model)(SCALE, XS)
+    expected = model(SCALE, XS)
+    assert jax.tree.structure(out) == jax.tree.structure(expected)
+    assert out[1]["name"] == "static"
+    assert out[1]["last"][1].dtype == expected[1]["last"][1].dtype
+
+
+def test_off_is_the_same_program() -> None:
+    off = el.DebugNonFinite(model, when=False)
+    assert str(jax.make_jaxpr(lambda s: off(s, XS)[0])(SCALE)) == str(
+        jax.make_jaxpr(lambda s: model(s, XS)[0])(SCALE)
+    )
+
+
+def test_when_may_be_traced(quiet: None) -> None:
+    @el.Jit
+    def f(x: Any, when: Any) -> Any:
+        return el.DebugNonFinite(jnp.log, when=when)(x)
+
+    assert f(jnp.zeros(()), jnp.array(False)) == -jnp.inf
+    with pytest.raises(el.NonFiniteError, match="`log` gave -inf"):
+        f(jnp.zeros(()), jnp.array(True))
+    grad = jax.grad(lambda x, when: el.DebugNonFinite(jnp.sqrt, when=when)(x))
+    assert grad(jnp.zeros(()), jnp.array(False)) == jnp.inf
+    with pytest.raises(el.NonFiniteError, match="sweep: backward"):
+        grad(jnp.zeros(()), jnp.array(True))
+    flags = jnp.array([False, True])
+    f = lambda x, when: el.DebugNonFinite(jnp.log, when=when)(x)
+    assert_same(jax.vmap(f)(jnp.ones(2), flags), jnp.zeros(2))
+    with pytest.raises(el.NonFiniteError):
+        jax.vmap(f)(jnp.zeros(2), flags)
+
+
+def test_programs_raise_and_can_be_run_again(quiet: None) -> None:
+    f = el.DebugNonFinite(lambda x: jnp.log(x) * 2)
+    for wrap, error in (
+        (el.Jit, el.NonFiniteError),
+        (jax.jit, jax.errors.JaxRuntimeError),
+        (eqx.filter_jit, jax.errors.JaxRuntimeError),
+        (lambda f: f, el.NonFiniteError),
+    ):
+        run = wrap(f)
+        for _ in range(2):
+            with pytest.raises(error, match="`log` gave -inf"):
+                jax.block_until_ready(run(jnp.zeros(())))
+            assert run(jnp.ones(())) == 0.0
+
+
+def test_lowered_and_compiled_program_raises_the_error_itself() -> None:
+    f = el.Jit(el.DebugNonFinite(lambda x: jnp.log(x) * 2))
+    compiled = f.lower(jnp.zeros(())).compile()
+    with pytest.raises(el.NonFiniteError, match="`log` gave -inf"):
+        compiled(jnp.zeros(()))
+
+
+def test_error_of_another_program_is_left_alone(quiet: None) -> None:
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.jit(el.DebugNonFinite(jnp.log))(jnp.zeros(())).block_until_ready()
+
+    @el.Jit
+    def other(x: Any) -> Any:
+        return el.error_if(x, x > 0, "mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        other(jnp.ones(()))
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    for f in (el.DebugNonFinite(jnp.log), el.Jit(el.DebugNonFinite(jnp.log))):
+        with pytest.raises(el.NonFiniteError):
+            f(jnp.zeros(()))
+    assert capfd.readouterr().err == ""
+
+
+def test_error_is_an_error_of_the_runtime() -> None:
+    assert issubclass(el.NonFiniteError, jax.errors.JaxRuntimeError)
+
+
+def test_infinities_that_are_given_are_no_error() -> None:
+    def attention(scores: Any, mask: Any) -> Any:
+        weights = jax.nn.softmax(scores + mask)
+        return weights, jax.nn.softmax(jnp.where(mask == 0, scores, -jnp.inf))
+
+    mask = jnp.array([0.0, -jnp.inf, 0.0])
+    one, other = el.DebugNonFinite(attention)(jnp.arange(3.0), mask)
+    assert_same(one, other)
+    best = el.DebugNonFinite(lambda best, x: (jnp.minimum(best, x), best))
+    assert best(jnp.inf * jnp.ones(()), jnp.ones(()))[1] == jnp.inf
+
+
+def test_argument_with_nan_is_named_if_it_reaches_a_result() -> None:
+    data = jnp.array([1.0, jnp.nan])
+    fill = el.DebugNonFinite(lambda x: jnp.where(jnp.isnan(x), 0.0, x) * 2)
+    assert_same(fill(data), jnp.array([2.0, 0.0]))
+
+    class Scale(eqx.Module):
+        weight: Any
+
+        def __call__(self, x: Any) -> Any:
+            return x["a"] * self.weight
+
+    with pytest.raises(el.NonFiniteError, match=r"x\['a'\] came in with NaN"):
+        el.DebugNonFinite(Scale(jnp.ones(2)))({"a": data})
+    with pytest.raises(el.NonFiniteError, match=r"f\.weight came in with NaN"):
+        el.DebugNonFinite(Scale(data))({"a": jnp.ones(2)})
+    f = lambda x: el.DebugNonFinite(lambda x: 2 * x)(x) * jnp.nan
+    with pytest.raises(el.NonFiniteError, match="the cotangent of the result came"):
+        jax.grad(f)(1.0)
+
+
+def test_ranges_of_operands() -> None:
+    def f(x: Any, n: Any) -> Any:
+        return x.reshape(4) / n
+
+    x, n = jnp.array([[1.0, 2], [-5, 4]]), jnp.arange(4, dtype=jnp.bfloat16)
+    with pytest.raises(el.NonFiniteError) as error:
+        el.DebugNonFinite(f)(x, n)
+    text = str(error.value)
+    assert "operand 0: float32[4] from -5 to 4" in text
+    assert "operand 1: float32[4] from 0 to 3" in text
+
+
+def test_every_kind_of_number() -> None:
+    def f(x: Any, key: Any) -> Any:
+        noise = jax.random.normal(key, (2,))
+        z = lax.complex(x, noise)
+        return jnp.abs(jnp.exp(z)), x.astype(jnp.bfloat16) / 3, key, x[:0].sum()
+
+    key = jax.random.key(0)
+    out = el.DebugNonFinite(f)(jnp.ones(2), key)
+    assert_same(out[0], f(jnp.ones(2), key)[0])
+    with pytest.raises(el.NonFiniteError, match="`exp` gave"):
+        el.DebugNonFinite(f)(jnp.full(2, 1e3), key)
+    with jax.enable_x64(True):
+        big = el.DebugNonFinite(lambda x: x * 1e200)
+        assert big(jnp.asarray(1e100, jnp.float64)) == 1e300
+        with pytest.raises(el.NonFiniteError, match="from 1e\\+200 to 1e\\+200"):
+            big(jnp.asarray(1e200, jnp.float64))
+
+
+def test_nested_ones_report_once() -> None:
+    inner = el.DebugNonFinite(lambda c, i: (c, jnp.log(jnp.abs(i - 2.0))))
+    outer = el.DebugNonFinite(lambda x: el.Scan(inner)(x, jnp.arange(4)))
+    with pytest.raises(el.NonFiniteError, match="iteration 2 of Scan"):
+        outer(1.0)
+    with pytest.raises(el.NonFiniteError, match="`log` gave -inf"):
+        el.Jit(lambda x: el.Scan(inner)(x, jnp.arange(4)))(1.0)
+
+
+def test_first_of_several_is_named() -> None:
+    def f(x: Any) -> Any:
+        early = jnp.log(x)
+        ys = lax.scan(lambda c, i: (c, c / (i - 1)), x, jnp.arange(3.0))[1]
+        return early, ys, jnp.sqrt(x - 2)
+
+    f = el.DebugNonFinite(f)
+    for x, operation in ((0.0, "log"), (1.0, "div"), (-3.0, "log")):
+        with pytest.raises(el.NonFiniteError, match=f"`{operation}`"):
+            f(jnp.float32(x))
+
+
+def test_closed_over_tracers_are_differentiated(quiet: None) -> None:
+    def f(x: Any) -> Any:
+        return el.DebugNonFinite(lambda y: jnp.sqrt(x) * y)(2.0 * x)
+
+    expected = jax.grad(lambda x: jnp.sqrt(x) * 2 * x)(4.0)
+    assert_same(jax.jit(jax.grad(f))(4.0), expected)
+    with pytest.raises(el.NonFiniteError, match="sweep: backward"):
+        el.Jit(jax.grad(f))(0.0)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_inside_shard_map(check: bool) -> None:
+    mesh, spec = mesh_of(i=2), PartitionSpec("i")
+
+    def body(c: Any, x: Any) -> tuple[Any, Any]:
+        return c, lax.psum(jnp.log(x + c), "i")
+
+    def f(x: Any) -> Any:
+        run = lambda x: el.CheckpointedScan(body, 2)(jnp.float32(0.0), x)[1]
+        while_ = lambda x: lax.while_loop(lambda y: jnp.all(y < 1), lambda y: 2 * y, x)
+        both = lambda x: (run(x), lax.psum(while_(x).sum(), "i"))
+        return el.DebugNonFinite(both)(x)
+
+    out_specs = (spec, PartitionSpec())
+    mapped = el.Jit(
+        jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=out_specs, check_vma=check)
+    )
+    assert_same(mapped(jnp.ones(6)), (jnp.zeros(6), jnp.float32(6)))
+    with pytest.raises(el.NonFiniteError, match="iteration 1 of CheckpointedScan"):
+        mapped(jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 1.0]))
+
+
+def test_progress_bars_and_effects_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x: Any) -> Any:
+        jax.debug.print("at {}", x)
+        return x * 2
+
+    el.DebugNonFinite(f)(jnp.float32(3.0))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "at 3.0\n"
+
+
+def test_is_a_transform() -> None:
+    class Model(eqx.Module):
+        weight: Any
+
+        @el.DebugNonFinite
+        def __call__(self, x: Any) -> Any:
+            return jnp.log(self.weight * x)
+
+    assert Model(jnp.ones(()))(jnp.ones(())) == 0.0
+    with pytest.raises(el.NonFiniteError):
+        Model(jnp.zeros(()))(jnp.ones(()))
+
+
+def test_error_if_and_breakpoint_if() -> None:
+    @el.Jit
+    def f(x: Any) -> Any:
+        el.breakpoint_if(x < -1)
+        return el.error_if({"x": x, "name": "x"}, x < 0, "negative")["x"]
+
+    assert f(jnp.ones(())) == 1.0
+    with pytest.raises(RuntimeError, match="negative"):
+        f(-0.5 * jnp.ones(()))
