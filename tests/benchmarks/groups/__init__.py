@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._comparison import Comparison
 from ._budget import budget, million
+from ._debug import debug
 from ._maps import maps
 from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
@@ -25,4 +26,5 @@ GROUPS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
     "sliced": sliced,
     "layers": stacked_layers,
     "progress": progress,
+    "debug": debug,
 }
