@@ -18,7 +18,10 @@ X = {"a": jnp.array([0.3, -0.7]), "b": jnp.array(1.5)}
 Y = jnp.array([0.2, 0.9, -0.4])
 Z = jnp.array([[0.5], [2.0]])
 ARGNUMS = [0, -1, (1,), (2, 0), (0, -2), "z", ("y", "x"), ("x", 1)]
-COMBINATIONS = list(itertools.product(ARGNUMS, [False, True], [False, True]))
+FLAGS = list(itertools.product([False, True], [False, True]))
+# Each way to say an argument, and each pair of flags twice; and all of them, slowly.
+SOME = [(a, *flags) for a, flags in zip(ARGNUMS, 2 * FLAGS, strict=True)]
+ALL = [(a, *flags) for a, flags in itertools.product(ARGNUMS, FLAGS)]
 POSITIONS = {"x": 0, "y": 1, "z": 2}
 
 
@@ -58,8 +61,13 @@ def with_aux(f):
     return lambda x, y, z, name="aux": (f(x, y, z), {name: z, "i": jnp.arange(3)})
 
 
+@pytest.mark.parametrize(
+    "combinations",
+    [SOME, pytest.param(ALL, marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
 @cases
-def test_all_combinations_of_settings(transform):
+def test_combinations_of_settings(transform, combinations):
     f, of_jax = DERIVATIVES[transform]
 
     def derivative(argnums, has_aux, return_value):
@@ -69,12 +77,12 @@ def test_all_combinations_of_settings(transform):
 
     @quick_jit
     def both(*args):
-        got = [derivative(*case)(*args) for case in COMBINATIONS]
-        expected = [of_jax(f, argnums=positions(a))(*args) for a, _, _ in COMBINATIONS]
+        got = [derivative(*case)(*args) for case in combinations]
+        expected = [of_jax(f, argnums=positions(a))(*args) for a, _, _ in combinations]
         return got, expected
 
     value, aux = f(X, Y, Z), {"aux": Z, "i": jnp.arange(3)}
-    for case, got, expected in zip(COMBINATIONS, *both(X, Y, Z), strict=True):
+    for case, got, expected in zip(combinations, *both(X, Y, Z), strict=True):
         _, has_aux, return_value = case
         wanted = (expected, *[value] * return_value, *[aux] * has_aux)
         assert_close(got, wanted if len(wanted) > 1 else expected)

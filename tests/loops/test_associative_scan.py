@@ -230,12 +230,12 @@ def temp_bytes(f: Any, *args: Any) -> int:
 
 
 def test_memory_is_that_of_a_chunk():
-    xs = elements(10_007)["ab"]
+    xs = elements(2_003)["ab"]
     size = sum(x.nbytes for x in xs)
     f = lambda a, b: recurrence({"ab": a}, {"ab": b})["ab"]
 
     def forward(xs):
-        return ours(f, xs, chunk_size=200)
+        return ours(f, xs, chunk_size=40)
 
     def pull(xs, cts):
         return jax.vjp(forward, xs)[1](cts)

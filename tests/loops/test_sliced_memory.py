@@ -103,6 +103,7 @@ def test_a_budget_is_kept():
     assert budget < 1000 * CARRY / 10
 
 
+@pytest.mark.slow
 def test_the_frontier_is_that_of_the_sliced_loop():
     f = lambda h, x: (jnp.sin(h + x), jnp.tanh(jnp.sin(h)) * jnp.cos(h))
     types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(WIDTH,), (1000, WIDTH)]]

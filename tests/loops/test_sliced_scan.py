@@ -68,7 +68,7 @@ def check(kept: slice, call: dict[str, Any]) -> None:
 
 
 @hypothesis.given(sliced_calls())
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=6)
 def test_agrees_with_slicing_afterwards(sliced_call):
     check(*sliced_call)
 
