@@ -20,6 +20,7 @@ PASSES: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = (
     eliminate_common_subexpressions,
     eliminate_dead_code,
 )
+"""The five passes, in the order in which `optimize` applies them."""
 
 
 @dataclasses.dataclass(frozen=True)
