@@ -41,11 +41,16 @@ class Checked(Formula):
             return known
         if is_watched():  # by another one around this
             return self.program(*inputs)
-        if not any(isinstance(x, jax.core.Tracer) for x in (*when, *inputs)):
-            return _run_now(self.program, when, inputs)
-        watch = Watch(self.program)
-        outs, finding = _run_when(watch, when, inputs)
-        return _raising(watch, finding, outs)
+        if _is_traced([*when, *inputs]):
+            watch = Watch(self.program)
+            outs, finding = _run_when(watch, when, inputs)
+            return _raising(watch, finding, outs)
+        # Nobody needs to call back: what was found can be read.
+        watch, run = _compiled(self.program)
+        outs, finding = run(list(when), list(inputs))
+        if finding.site > 0:
+            raise watch.error(jax.device_get(finding))
+        return outs
 
     def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
         when, inputs = primals
@@ -90,6 +95,13 @@ class Checked(Formula):
         return self.with_params(program=self.program.rewritten(rewrite))
 
 
+def _is_traced(inputs: Arrays) -> bool:
+    """Whether what is done with these inputs is part of a program."""
+    # In a program that is being traced, what is made of nothing is traced, too.
+    made = lax.iota(jnp.int32, 1)
+    return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
+
+
 def _may_move(is_perturbed: Any, x: Any) -> bool:
     return bool(is_perturbed) and is_inexact(x)
 
@@ -107,17 +119,6 @@ def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:
         return outs, varying(finding, inputs)
 
     return lax.cond(when[0], watched, unwatched, list(inputs))
-
-
-# Where nothing is being traced, what was found is read off, and nobody calls back.
-
-
-def _run_now(program: Program, when: Arrays, inputs: Arrays) -> list[Any]:
-    watch, run = _compiled(program)
-    outs, finding = run(list(when), list(inputs))
-    if finding.site > 0:
-        raise watch.error(jax.device_get(finding))
-    return outs
 
 
 @functools.lru_cache(maxsize=256)

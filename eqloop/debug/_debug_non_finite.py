@@ -30,10 +30,10 @@ class DebugNonFinite(AbstractTransform):
 
     It may be under `jax.jit`, `jax.grad`, `jax.vmap`, in a loop, or around any of
     these; derivatives and batches of what it runs are looked at as well. Loops are
-    looked into, and so are branches; `jax.shard_map`, kernels and callbacks are not,
-    but what they return is. Results that are selected, as by `jnp.where`, were computed
-    before: what is not selected counts. Of several DebugNonFinite around each other,
-    the outermost reports.
+    looked into, and so are branches and maps over devices; of kernels and callbacks it
+    is what they return that is looked at. Results that are selected, as by `jnp.where`,
+    were computed before: what is not selected counts. Of several DebugNonFinite around
+    each other, the outermost reports.
 
     Args:
         f: The function.

@@ -9,6 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
+from jax.sharding import PartitionSpec
 
 from .._compat import scan_counts
 from .._formula import Formula, Mapped
@@ -17,7 +18,7 @@ from .._positions import loop_name, watched
 from ..checkpointing.engine._primitive import PlannedLoop, Reverse
 from ..mapping._row_map import RowMap
 from ._body import Body, Rule, Scope
-from ._finding import Finding, first, nothing, varying
+from ._finding import Finding, first, nothing, of_all_devices, varying
 from ._sites import Frame, is_of_jax, is_ours
 
 
@@ -124,6 +125,27 @@ def _cond(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]
     return outs
 
 
+def _shard_map(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+    params = eqn.params
+    program = _closed(params["jaxpr"])
+
+    def run(*args: Any) -> Any:
+        outs, found = body.inner(program.jaxpr, program.consts, args, scope)
+        return tuple(outs), of_all_devices(found)
+
+    mapped = jax.shard_map(
+        run,
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=(tuple(params["out_specs"]), PartitionSpec()),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    outs, finding = mapped(*operands)
+    body.note(finding, scope)
+    return outs
+
+
 def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
     """What a primitive of this library does is looked at, not the primitive."""
     formula = eqn.params["_prim"]
@@ -202,6 +224,7 @@ RULES: dict[str, Rule] = {
     "while": _while,
     "cond": _cond,
     "call_hi_primitive": _formula,
+    "shard_map": _shard_map,
     **dict.fromkeys(
         ("jit", "pjit", "closed_call", "checkpoint", "remat", "remat2"), _call("jaxpr")
     ),

@@ -142,8 +142,10 @@ class Site:
             zip(self.operands, operands, strict=False)
         ):
             lines.append(f"  operand {i}: {kind} from {low:.6g} to {high:.6g}")
-        for frame, index in zip(self.frames, iterations, strict=False):
-            lines.append(f"  in: {frame.at(int(index))}")
+        at = [*map(int, iterations), *[-1] * len(self.frames)]
+        lines += [
+            f"  in: {frame.at(i)}" for frame, i in zip(self.frames, at, strict=False)
+        ]
         lines.append(f"  sweep: {self.sweep}")
         return "\n".join(lines)
 

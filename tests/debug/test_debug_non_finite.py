@@ -276,14 +276,37 @@ def test_inside_shard_map(check: bool) -> None:
         mapped(jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 1.0]))
 
 
-def test_progress_bars_and_effects_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    def f(x: Any) -> Any:
-        jax.debug.print("at {}", x)
+def test_outside_shard_map() -> None:
+    f = el.DebugNonFinite(jax.grad(lambda x: el.ParallelMap(jnp.sqrt)(x).sum()))
+    assert_same(f(jnp.ones(8)), jnp.full(8, 0.5))
+    with pytest.raises(el.NonFiniteError, match="`div` gave inf"):
+        f(jnp.arange(8.0))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, el.Jit])
+def test_effects_are_kept(wrap: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    def step(i: Any, x: Any) -> Any:
+        jax.debug.print("{}", x, ordered=True)
         return x * 2
 
-    el.DebugNonFinite(f)(jnp.float32(3.0))
+    f = wrap(el.DebugNonFinite(lambda x: lax.fori_loop(0, 2, step, x)))
+    assert f(3.0) == 12.0
     jax.effects_barrier()
-    assert capfd.readouterr().out == "at 3.0\n"
+    assert capfd.readouterr().out == "3.0\n6.0\n"
+
+
+def test_progress_bars_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    scan = el.DebugNonFinite(el.CheckpointedScan(step, progress=True))
+    jax.block_until_ready(scan((jnp.ones(3), 0), XS))
+    jax.effects_barrier()
+    assert "5/5" in capfd.readouterr().err
+
+
+def test_passes_on_the_program_keep_it() -> None:
+    f = el.Optimize(el.DebugNonFinite(lambda x: jnp.log(x * 1)))
+    assert f(jnp.ones(())) == 0.0
+    with pytest.raises(el.NonFiniteError, match="`log`"):
+        el.Jit(f)(jnp.zeros(()))
 
 
 def test_is_a_transform() -> None:
