@@ -8,7 +8,7 @@ body is run as it is, with a reduction beside each array that matters.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -19,60 +19,8 @@ from .._positions import position_p
 from ..checkpointing.engine._constant import constant
 from ._finding import OPERANDS, Finding, either, extent, nothing
 from ._operations import SAME_NUMBERS, can_fail, is_array
-from ._sites import Argument, Frame, Place, Site, place_of, type_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """What is around an equation.
-
-    Attributes:
-        frames: The loops, the outermost first.
-        has_position: Whether the innermost of them is one of this library, that says
-            which step it is at.
-        is_backward: Whether it is part of a backward sweep.
-        is_tangent: Whether it is of a program that is being differentiated.
-        is_expanded: Whether it is part of what a primitive of this library does.
-        label: What the loop that such a primitive runs is called.
-        place: Where the function of JAX is called that has it, if there is one.
-        around: Where the loop or call is that has it.
-    """
-
-    frames: tuple[Frame, ...] = ()
-    has_position: bool = False
-    is_backward: bool = False
-    is_tangent: bool = False
-    is_expanded: bool = False
-    label: str | None = None
-    place: Place | None = None
-    around: Place | None = None
-
-    def of(self, eqn: Any) -> Self:
-        """The scope inside an equation."""
-        stack = str(eqn.source_info.name_stack)
-        is_backward = self.is_backward or "transpose(" in stack
-        is_tangent = self.is_tangent or "jvp(" in stack
-        return dataclasses.replace(
-            self,
-            is_backward=is_backward,
-            is_tangent=is_tangent,
-            around=self.place_of(eqn),
-        )
-
-    def inside(self, frame: Frame, **changes: Any) -> Self:
-        """The scope in a loop."""
-        frames = (*self.frames, frame)
-        return dataclasses.replace(self, frames=frames, label=None, **changes)
-
-    def at_once(self, count: int) -> Self:
-        """The scope where so many steps of the innermost loop are done at once."""
-        *outer, frame = self.frames
-        frame = dataclasses.replace(frame, count=count)
-        return dataclasses.replace(self, frames=(*outer, frame))
-
-    def place_of(self, eqn: Any) -> Place | None:
-        """Where an equation was asked for."""
-        return self.place or place_of(eqn.source_info) or self.around
+from ._scope import Scope
+from ._sites import Argument, Site, type_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,17 +82,10 @@ class Body:
         outs = body.run(jaxpr, consts, args, scope)
         return outs, body.finding(scope)
 
-    def note(self, finding: Finding, scope: Scope, index: Any = None) -> None:
-        """Adds what was found in the body of a loop or a branch.
-
-        Args:
-            finding: What was found.
-            scope: The scope of the loop or the branch.
-            index: Which step the innermost loop of it is at, where that is not known.
-        """
-        index = self.index if index is None else index
-        if scope.has_position and index is not None:
-            finding = finding.at(len(scope.frames) - 1, index)
+    def note(self, finding: Finding, scope: Scope) -> None:
+        """Adds what was found in the body of a loop or a branch of this scope."""
+        if scope.has_position and self.index is not None:
+            finding = finding.at(len(scope.frames) - 1, self.index)
         self._order += 1
         self._findings.append((self._order, finding))
 

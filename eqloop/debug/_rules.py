@@ -17,8 +17,9 @@ from .._lists import Arrays, split
 from .._positions import loop_name, watched
 from ..checkpointing.engine._primitive import PlannedLoop, Reverse
 from ..mapping._row_map import RowMap
-from ._body import Body, Rule, Scope
+from ._body import Body, Rule
 from ._finding import Finding, first, nothing, of_all_devices, varying
+from ._scope import Scope
 from ._sites import Frame, is_of_jax, is_ours
 
 

@@ -9,10 +9,11 @@ from .._formula import is_inexact
 from .._lists import Arrays
 from .._nonfinite import NonFiniteError
 from ..checkpointing.engine._constant import constant
-from ._body import Body, Scope
+from ._body import Body
 from ._finding import Finding, first, nothing
 from ._program import Program
 from ._rules import RULES
+from ._scope import Scope
 from ._sites import Argument, Site
 
 
