@@ -14,16 +14,16 @@ NAMES = re.findall(
     r"\w+",
     """
     GradientTransform ProgressBar StateFinder StatefulFunction StatefulMapping
-    algebraic_simplification bounded_while_loop breakpoint_if check check_error checkify checkpoint
-    checkpointed_for_loop checkpointed_scan common_subexpression_elimination cond
-    constant_fold copy_propagation dead_code_elimination debug_nan debug_nan_if draw
-    draw_dot_graph
+    algebraic_simplification bounded_while_loop breakpoint_if check check_error
+    checkify checkpoint checkpointed_for_loop checkpointed_scan
+    common_subexpression_elimination cond constant_fold copy_propagation
+    dead_code_elimination debug_nan debug_nan_if draw draw_dot_graph
     eqns_to_closed_jaxpr eqns_to_jaxpr eval_shape fn_to_python_code for_loop fwd_grad
     grad hessian ifelse in_new_state_probe inline_jit jacfwd jacobian jacrev
-    jaxpr_to_python_code jit jit_error_if jvp make_jaxpr map named_call named_scope optimize_jaxpr
-    pmap2 pmap2_new_states register_prim_handler remat scan shard_map sofo_grad switch
-    unvmap vector_grad view_pydot vjp vmap vmap2 vmap2_new_states vmap_new_states
-    while_loop
+    jaxpr_to_python_code jit jit_error_if jvp make_jaxpr map named_call named_scope
+    optimize_jaxpr pmap2 pmap2_new_states register_prim_handler remat scan shard_map
+    sofo_grad switch unvmap vector_grad view_pydot vjp vmap vmap2 vmap2_new_states
+    vmap_new_states while_loop
     """,
 )
 

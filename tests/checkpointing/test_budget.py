@@ -33,7 +33,7 @@ def check(f, init, xs, nbytes, policy=None):
     return plan
 
 
-@pytest.mark.parametrize("name", ["recurrent", "gru"])
+@pytest.mark.parametrize("name", ["recurrent"])
 def test_a_budget_holds(name):
     args = STEPS[name](LENGTHS[name])
     smallest = least(*args)

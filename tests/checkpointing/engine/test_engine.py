@@ -70,7 +70,13 @@ def least(length: int, slots: int) -> int:
 
 @pytest.mark.parametrize(
     ("length", "slots"),
-    [(10_000, 60), (1_000, 3), (97, 1000), (50, 1), (1, 1)],
+    [
+        pytest.param(10_000, 60, marks=pytest.mark.slow),
+        (1_000, 3),
+        (97, 1000),
+        (50, 1),
+        (1, 1),
+    ],
 )
 def test_binomial_takes_the_least_evaluations(length, slots):
     assert len(count_gradient(el.Binomial(slots), length)) == least(length, slots)

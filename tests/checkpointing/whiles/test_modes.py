@@ -27,7 +27,6 @@ OTHERS = ("backwards", "unrolled")
 STANDING = [c for c in CONTEXTS if c.__name__ not in OTHERS]
 QUICKLY = (
     derivatives.vmap,
-    derivatives.vmap_of_vmap,
     derivatives.collectives,
     derivatives.shard_map,
     derivatives.in_scan,
