@@ -1,6 +1,5 @@
 """What all tests share: the devices, hypothesis's profile, and a bounded cache."""
 
-import itertools
 from collections.abc import Iterator
 
 import hypothesis
@@ -18,15 +17,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("eqloop")
 
 
-_modules = itertools.count(1)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
-    """Hands back the memory of the programs of every so many modules of tests.
-
-    Not of each: they have the programs of single operations in common.
-    """
+    """Hands back the memory of a module's programs once its tests are through."""
     yield
-    if next(_modules) % 8 == 0:
-        jax.clear_caches()
+    jax.clear_caches()

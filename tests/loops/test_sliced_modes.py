@@ -52,8 +52,7 @@ def check(mode: Any, context: Any, kept: slice, schedule: Any) -> None:
 # The slow test tries all of them.
 SOME = (
     (derivatives.linearize, derivatives.plain),
-    (derivatives.hessian, derivatives.backwards),
-    (derivatives.forward_over_reverse, derivatives.collectives),
+    (derivatives.forward_over_reverse, derivatives.backwards),
     (derivatives.reverse_over_reverse, derivatives.plain),
     (derivatives.grad, derivatives.vmap),
     (derivatives.grad, derivatives.shard_map),

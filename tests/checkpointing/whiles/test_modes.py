@@ -32,7 +32,6 @@ QUICKLY = (
     derivatives.in_scan,
     derivatives.in_cond,
     derivatives.in_checkpoint,
-    derivatives.nested,
 )
 FORWARD = ("primal", "jvp", "linearize", "jacfwd")
 
