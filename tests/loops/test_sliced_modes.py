@@ -60,6 +60,7 @@ SOME = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "context"), SOME, ids=name)
 def test_modes_and_contexts(mode, context):
     turn = SOME.index((mode, context))

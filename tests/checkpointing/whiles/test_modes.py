@@ -90,6 +90,7 @@ def test_forward_modes_of_a_loop_without_bounds(mode):
     check(mode, derivatives.vmap, el.WhileLoop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", QUICKLY, ids=name)
 def test_contexts(context):
     turn = QUICKLY.index(context)
