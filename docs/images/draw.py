@@ -1,4 +1,4 @@
-"""Draws the pictures of `docs/memory.md`: `python docs/images/draw.py`."""
+"""Draws the pictures of `docs/guides/memory.md`: `python docs/images/draw.py`."""
 
 from pathlib import Path
 

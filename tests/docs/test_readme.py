@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import eqloop as el
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_example():

@@ -6,7 +6,7 @@ from pathlib import Path
 import eqloop as el
 from eqloop import ir
 
-PAGE = Path(__file__).parent.parent / "docs" / "coming_from_brainstate.md"
+PAGE = Path(__file__).parents[2] / "docs/coming_from/brainstate.md"
 
 # The names of `brainstate.transform` 0.5.4, but for those of its checkify's sets of
 # checks, and for `sofo_grad`, which its documentation has as well.

@@ -14,9 +14,10 @@ import pytest
 
 import eqloop as el
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-REFERENCE = sorted((ROOT / "docs/api").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+REFERENCE = sorted((DOCS / "api").glob("*.md"))
+PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
@@ -34,7 +35,7 @@ def programs(page: Path) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_page(page):
     namespace = {"__name__": page.stem}
     exec(compile(programs(page), page, "exec"), namespace)
@@ -48,7 +49,7 @@ def test_page(page):
 def test_every_page_is_in_the_navigation():
     _, navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")
     listed = re.findall(r"[\w/]+\.md", navigation)
-    there = [str(page.relative_to(ROOT / "docs")) for page in PAGES + REFERENCE]
+    there = [str(page.relative_to(DOCS)) for page in PAGES + REFERENCE]
     assert sorted(listed) == sorted(there)
 
 
