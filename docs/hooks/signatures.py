@@ -1,0 +1,60 @@
+"""An extension of griffe: how transforms are called.
+
+griffe reads the source without running it, and does not know that the fields of an
+`equinox.Module` are the arguments of its class. Python does.
+"""
+
+import importlib
+import inspect
+from typing import Any
+
+import equinox as eqx
+import griffe
+
+
+class ModuleSignatures(griffe.Extension):
+    """Gives each class of modules the `__init__` that it has when it is run."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Called once all of the package has been read."""
+        for found in list(_classes(pkg)):
+            module = importlib.import_module(found.module.path)
+            value = getattr(module, found.name, None)
+            if isinstance(value, type) and issubclass(value, eqx.Module):
+                found.set_member("__init__", _init(pkg, found, value))
+
+
+def _classes(module: griffe.Module):
+    for member in module.members.values():
+        if member.is_alias:
+            continue
+        if member.is_module:
+            yield from _classes(member)
+        elif member.is_class:
+            yield member
+
+
+def _init(pkg: griffe.Module, found: griffe.Class, value: type) -> griffe.Function:
+    annotations = dict(_annotations(pkg, value))
+    parameters = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_only)]
+    for name, parameter in inspect.signature(value).parameters.items():
+        lacks = parameter.default is inspect.Parameter.empty
+        parameters.append(
+            griffe.Parameter(
+                name,
+                annotation=annotations.get(name),
+                kind=griffe.ParameterKind(parameter.kind.description),
+                default=None if lacks else repr(parameter.default),
+            )
+        )
+    return griffe.Function(
+        "__init__", parameters=griffe.Parameters(*parameters), parent=found
+    )
+
+
+def _annotations(pkg: griffe.Module, value: type):
+    for base in reversed(value.__mro__):
+        if base.__module__.partition(".")[0] == pkg.name:
+            path = f"{base.__module__}.{base.__qualname__}".partition(".")[2]
+            for name, attribute in pkg[path].attributes.items():
+                yield name, attribute.annotation
