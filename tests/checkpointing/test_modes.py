@@ -9,6 +9,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
 from . import derivatives
 from .derivatives import (
     CONTEXTS,
@@ -74,7 +75,18 @@ def test_without_jit(mode):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("context", CONTEXTS[1:], ids=name)
+# What these are like is tried in other contexts.
+SLOW = (
+    derivatives.unrolled,
+    derivatives.vmap_of_vmap,
+    derivatives.in_fori_loop,
+    derivatives.in_checkpoint,
+)
+
+
+@pytest.mark.parametrize(
+    "context", [slow(c) if c in SLOW else c for c in CONTEXTS[1:]], ids=name
+)
 def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)

@@ -7,16 +7,12 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
 from .memory import gradient
 from .steps import recurrent
 
-SCHEDULES = [
-    el.Recursive(3),
-    el.Chunked(4),
-    el.Binomial(4),
-    el.Binomial(4, block=3),
-    el.Budget("8KiB"),
-]
+SCHEDULES = [el.Recursive(3), el.Chunked(4), el.Binomial(4)]
+MORE = [el.Binomial(4, block=3), slow(el.Budget("8KiB"), id="a budget")]
 
 
 def stacked_loss(schedule, reverse=False):
@@ -35,15 +31,15 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", SCHEDULES + MORE, ids=repr)
 def test_gradients_agree(schedule):
     args = recurrent(31, width=8)
     expected = gradient(None)(*args)
     assert_close(jax.jit(gradient(el.Offload(schedule)))(*args), expected)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=repr)
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("reverse", [slow(False), True])
 def test_gradients_agree_with_outputs(schedule, reverse):
     args = recurrent(31, width=8)
     loss = stacked_loss(el.Offload(schedule), reverse)
@@ -62,7 +58,7 @@ def test_under_vmap():
     assert_close(run(el.Offload(el.Binomial(3)))(inits), run(None)(inits))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:3], ids=repr)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_slots_are_on_the_host(schedule):
     args = recurrent(31, width=8)
     plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])

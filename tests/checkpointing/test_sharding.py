@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from ..marks import slow
+
 DEVICES = 8
 LENGTH, WIDTH = 9, 16
 
@@ -80,16 +82,19 @@ def moves(f: Any, *args: Any) -> frozenset[str]:
     return frozenset(MOVES.findall(f.lower(*args).compile().as_text()))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize(
-    ("step", "axis_type"),
+    ("step", "axis_type", "schedule"),
     [
-        (dense, AxisType.Auto),
-        (dense, AxisType.Explicit),
-        (stencil, AxisType.Auto),  # `jnp.roll` has no rule for explicit axes
+        (dense, AxisType.Auto, SCHEDULES[0]),
+        slow(dense, AxisType.Auto, SCHEDULES[1]),
+        slow(dense, AxisType.Explicit, SCHEDULES[0]),
+        (dense, AxisType.Explicit, SCHEDULES[1]),
+        # `jnp.roll` has no rule for explicit axes.
+        slow(stencil, AxisType.Auto, SCHEDULES[0]),
+        (stencil, AxisType.Auto, SCHEDULES[1]),
     ],
 )
-def test_a_state_stays_where_it_is(step, schedule, axis_type):
+def test_a_state_stays_where_it_is(step, axis_type, schedule):
     mesh = mesh_of(axis_type)
     with jax.set_mesh(mesh):
         run = jax.jit(gradient(step, scan(schedule)))

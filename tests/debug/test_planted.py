@@ -15,6 +15,8 @@ from jax import lax
 
 import eqloop as el
 
+from ..marks import slow
+
 FORWARD, DIFFERENTIATED = "forward", "forward, as it is differentiated"
 BACKWARD = "backward"
 
@@ -318,7 +320,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Each of them is like another one, and takes longer to compile than most.
+SLOW = {"while 2", "deep 2", "deep 3", "root of a nested Scan", "root of blocks"}
+
+
+@pytest.mark.parametrize("name", [slow(n, id=n) if n in SLOW else n for n in CASES])
 def test_first_is_named(name: str) -> None:
     case = CASES[name]
     f, args = el.DebugNonFinite(case.f), case.args

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import eqloop as el
 
 from ..mapping.devices import mesh_of
+from ..marks import slow
 
 LENGTH, BATCH, WIDTH = 12, 8, 16
 
@@ -105,7 +106,7 @@ def moved(text: str) -> set[tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [slow("batch"), slow("hidden"), "both"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_nothing_moves_that_lax_scan_would_not_move(schedule, layout):
     found, text = compiled(schedule, layout)

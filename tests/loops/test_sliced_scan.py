@@ -16,17 +16,11 @@ from hypothesis import strategies as st
 import eqloop as el
 
 from ..checkpointing.engine.test_engine import Counter
+from ..marks import slow
 from .test_scan import assert_close, calls, lax_scan, step, weigh
 
-SCHEDULES = (
-    el.StoreAll(),
-    el.Recursive(3),
-    el.Chunked(4),
-    el.Binomial(3),
-    el.Binomial(2, block=3),
-    el.Offload(el.Binomial(3)),
-    el.Budget("1 MiB"),
-)
+QUICK = (el.Recursive(3), el.Chunked(4), el.Binomial(2, block=3), el.Budget("1 MiB"))
+SLOW = (el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))
 name = lambda value: getattr(value, "__name__", str(value))
 
 
@@ -136,20 +130,20 @@ def expected() -> Any:
     return gradients(slice_of_everything)(arguments())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", [*QUICK, *map(slow, SLOW)], ids=str)
 def test_values_and_gradients_under_every_schedule(schedule):
     run = lambda *args: sliced(*args[:-1], reverse=args[-1], schedule=schedule)
     assert_close(gradients(run)(arguments()), expected())
 
 
 def test_blocks_of_which_a_policy_keeps_the_residuals():
-    settings = {"schedule": SCHEDULES[1], "policy": el.policies.save_everything}
+    settings = {"schedule": el.Recursive(3), "policy": el.policies.save_everything}
     run = lambda *args: sliced(*args[:-1], reverse=args[-1], **settings)
     assert_close(gradients(run)(arguments()), expected())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", QUICK + SLOW, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_every_slice_of_five_steps(schedule, reverse):
     bounds = (None, *range(-6, 7))

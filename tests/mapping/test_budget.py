@@ -10,6 +10,7 @@ from jax import lax
 import eqloop as el
 from eqloop.mapping import _planner
 
+from ..marks import slow
 from .test_chunked_vmap import assert_close
 
 
@@ -100,7 +101,7 @@ def check(f, shape, divide, sizes):
         assert programs(f, shape, larger)[kind] > budget
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ["mlp", slow("attention"), "recurrent", "pairs"])
 def test_fits_and_uses_at_least_half(name, sizes):
     check(*FUNCTIONS[name], 20, sizes)
 

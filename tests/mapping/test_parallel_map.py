@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..marks import slow
 from .devices import (
     DEVICES,
     assert_trees_close,
@@ -70,10 +71,10 @@ def with_derivatives(cell_map, x, shared, key):
     [
         (0, None),
         (1, 3),
-        (8, 1),
-        (9, None),
+        slow(8, 1),
+        slow(9, None),
         (19, 2),
-        (40, el.Budget("64KiB")),
+        slow(40, el.Budget("64KiB")),
     ],
 )
 def test_is_vmap_with_its_derivatives(rows, chunk_size):

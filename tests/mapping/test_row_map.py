@@ -11,6 +11,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
+from ..marks import slow
+
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
 X = jnp.sin(jnp.arange(15.0)).reshape(5, 3)
 
@@ -135,7 +137,9 @@ def test_is_vmap_however_it_is_mapped(mode):
         assert_close(value, expected_in(mode, name == "nested"))
 
 
-@pytest.mark.parametrize("mode", ["jvp", "jacfwd", "hessian", "reverse over reverse"])
+@pytest.mark.parametrize(
+    "mode", ["jvp", "jacfwd", slow("hessian"), slow("reverse over reverse")]
+)
 def test_without_jit(mode):
     assert_close(MODES[mode](CHUNKED["overlapping"]), expected_in(mode, False))
 

@@ -14,6 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqloop as el
 
+from ..marks import slow
+
 LENGTH = 12
 W = jax.random.normal(jax.random.key(0), (3, 3))
 H = jnp.linspace(0.5, 1.0, 3)
@@ -91,13 +93,12 @@ CONTEXTS: dict[str, tuple[Callable[[Loop], Any], list[Any]]] = {
 
 
 def cases() -> Iterator[Any]:
-    """All contexts for two schedules, and for the others those that are quick."""
+    """All contexts for one schedule, and for the others those that are quick."""
     for schedule in SCHEDULES:
         for context in CONTEXTS:
-            is_slow = schedule in SCHEDULES[2:] and context not in ("jit", "grad")
-            marks = [pytest.mark.slow] if is_slow else []
-            name = f"{schedule}-{context}"
-            yield pytest.param(schedule, context, marks=marks, id=name)
+            quick = schedule == el.Recursive(3) or context in ("jit", "grad")
+            case = pytest.param if quick else slow
+            yield case(schedule, context, id=f"{schedule}-{context}")
 
 
 @pytest.mark.parametrize(("schedule", "context"), list(cases()))
