@@ -55,13 +55,20 @@ def axes_tree(spec: Any) -> Any:
 
 
 def resolve_axes(
-    tree: Any, spec: Any, *, tree_name: str, spec_name: str, new: bool = False
+    owner: str,
+    tree: Any,
+    spec: Any,
+    *,
+    tree_name: str,
+    spec_name: str,
+    new: bool = False,
 ) -> list[Axis]:
     """The axis of every leaf of a tree, counted from the front, or `None`.
 
     Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
 
     Args:
+        owner: The name of the transform, for error messages.
         tree: Any PyTree.
         spec: A prefix tree of `int`, `None` and callables `leaf -> int | None`.
         tree_name: What the tree is called in error messages (`"xs"`).
@@ -79,14 +86,14 @@ def resolve_axes(
 
     >>> import jax.numpy as jnp
     >>> tree = {"a": jnp.zeros((2, 3)), "b": "static"}
-    >>> resolve_axes(tree, -1, tree_name="xs", spec_name="in_axes")
+    >>> resolve_axes("Scan", tree, -1, tree_name="xs", spec_name="in_axes")
     [1, None]
     """
     leaves, _ = flatten(tree)
     names = paths(tree, tree_name)
-    specs = broadcast_prefix(axes_tree(spec), tree, tree_name, spec_name)
+    specs = broadcast_prefix(owner, axes_tree(spec), tree, tree_name, spec_name)
     return [
-        _resolve(leaf, name, *spec, extra=int(new))
+        _resolve(owner, leaf, name, *spec, extra=int(new))
         for leaf, name, spec in zip(leaves, names, specs, strict=True)
     ]
 
@@ -142,7 +149,12 @@ def as_length(name: str, length: Any) -> int | None:
 
 
 def broadcast_prefix(
-    spec: Any, tree: Any, tree_name: str, spec_name: str, noun: str = "axis"
+    owner: str,
+    spec: Any,
+    tree: Any,
+    tree_name: str,
+    spec_name: str,
+    noun: str = "axis",
 ) -> list[tuple[Any, str]]:
     """For every leaf of a tree, the leaf of the prefix tree above it, and its path.
 
@@ -154,9 +166,9 @@ def broadcast_prefix(
         subtrees = spec_treedef.flatten_up_to(tree)
     except ValueError as error:
         raise ValueError(
-            f"{spec_name}={spec!r} is not a prefix of {tree_name}, whose structure is "
-            f"{flatten(tree)[1]}. Give one {noun} for all leaves, or the same "
-            f"containers as in {tree_name}, from the top down. ({error})"
+            f"{owner}: {spec_name}={spec!r} is not a prefix of {tree_name}, whose "
+            f"structure is {flatten(tree)[1]}. Give one {noun} for all leaves, or the "
+            f"same containers as in {tree_name}, from the top down. ({error})"
         ) from error
     broadcast: list[tuple[Any, str]] = []
     for leaf, path, subtree in zip(
@@ -166,12 +178,14 @@ def broadcast_prefix(
     return broadcast
 
 
-def _resolve(leaf: Any, name: str, spec: AxisSpec, spec_name: str, extra: int) -> Axis:
+def _resolve(
+    owner: str, leaf: Any, name: str, spec: AxisSpec, spec_name: str, extra: int
+) -> Axis:
     axis = spec(leaf) if callable(spec) else spec
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
         raise TypeError(
-            f"{spec_name} must be an int, None, or a callable from a leaf to either, "
-            f"but for {name} it is {axis!r}, of type {type(axis).__name__}."
+            f"{owner}: {spec_name} must be an int, None, or a callable from a leaf to "
+            f"either, but for {name} it is {axis!r}, of type {type(axis).__name__}."
         )
     if axis is None or not is_dynamic(leaf):
         return None
@@ -179,7 +193,8 @@ def _resolve(leaf: Any, name: str, spec: AxisSpec, spec_name: str, extra: int) -
     if not -ndim <= axis < ndim:
         allowed = f"the axes {-ndim} to {ndim - 1}" if ndim else "no axis"
         raise ValueError(
-            f"{spec_name} gives axis {axis} for {name}, which is {describe(leaf)} and "
-            f"has {allowed}. Give it an axis that it has, or None."
+            f"{owner}: {spec_name} gives axis {axis} for {name}, which is "
+            f"{describe(leaf)} and has {allowed}. Give it an axis that it has, or "
+            f"None."
         )
     return axis % ndim

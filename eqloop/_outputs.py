@@ -26,11 +26,12 @@ class Outputs:
 
     @classmethod
     def of(
-        cls, tree: Any, out_axes: Any, *, name: str, scalars: bool = False
+        cls, owner: str, tree: Any, out_axes: Any, *, name: str, scalars: bool = False
     ) -> tuple[list[Any], Self]:
         """The arrays of a tree, and what else there is to it.
 
         Args:
+            owner: The name of the transform, for error messages.
             tree: What a function returned.
             out_axes: A prefix tree of axes for it.
             name: What it is called in error messages.
@@ -38,7 +39,7 @@ class Outputs:
         """
         tree = as_arrays(tree, scalars=scalars)
         axes = resolve_axes(
-            tree, out_axes, tree_name=name, spec_name="out_axes", new=True
+            owner, tree, out_axes, tree_name=name, spec_name="out_axes", new=True
         )
         dynamic = [is_dynamic(leaf) for leaf in flatten(tree)[0]]
         arrays, rest = split(tree, dynamic)

@@ -44,11 +44,21 @@ def typed(fn: _Function) -> _Function:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             # jaxtyping's own error does not say what it was that was called.
-            call = f"{fn.__qualname__}{without_annotations(signature)}"
-            raise TypeError(f"{call}: {error}.") from None
+            raise TypeError(f"{_as_called(fn, args)}: {error}.") from None
         return checked()(*args, **kwargs)
 
     return typing.cast(_Function, call)
+
+
+def _as_called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """A function and its parameters, as whoever calls it sees them."""
+    signature = without_annotations(inspect.signature(fn))
+    parameters = list(signature.parameters.values())
+    if not (args and parameters and parameters[0].name == "self"):
+        return f"{fn.__qualname__}{signature}"
+    method = "" if fn.__name__ == "__call__" else f".{fn.__name__}"
+    signature = signature.replace(parameters=parameters[1:])
+    return f"{type(args[0]).__name__}{method}{signature}"
 
 
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:

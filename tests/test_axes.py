@@ -18,7 +18,9 @@ from eqloop._axes import (
 
 
 def resolve(tree, spec, **settings):
-    return resolve_axes(tree, spec, tree_name="xs", spec_name="in_axes", **settings)
+    return resolve_axes(
+        "Scan", tree, spec, tree_name="xs", spec_name="in_axes", **settings
+    )
 
 
 TREE = {"a": jnp.zeros((2, 3)), "b": (np.zeros(4), "static", None)}

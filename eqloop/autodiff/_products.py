@@ -123,8 +123,9 @@ def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None
     ):
         if tangent is not None and not _fits(leaf, tangent):
             raise TypeError(
-                f"Jvp: the tangent of {name} must be as it is, {describe(leaf)}, but "
-                f"it is {describe(tangent)}. Give None for what is not moved."
+                f"Jvp: the tangent of {name}, which is {describe(leaf)}, cannot be "
+                f"{describe(tangent)}. A tangent has the shape and dtype of what it "
+                f"moves; for what is not moved it is None."
             )
 
 

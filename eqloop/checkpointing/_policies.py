@@ -246,8 +246,8 @@ def as_policy(
     if not callable(policy):
         raise TypeError(
             f"A policy must be one of `eqloop.policies`, one of "
-            f"`jax.checkpoint_policies`, or the name of one, but {policy!r} is a "
-            f"{type(policy).__name__}. {_the_names()}"
+            f"`jax.checkpoint_policies`, or the name of one, not {policy!r} of "
+            f"type {type(policy).__name__}. {_the_names()}"
         )
     return policy
 

@@ -335,7 +335,9 @@ class Offload(AbstractSchedule):
                 "`el.policies.offload_names`."
             )
         if isinstance(self.schedule, Offload):
-            raise ValueError(f"Offload: {self.schedule!r} is on the host already.")
+            raise ValueError(
+                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
+            )
         if self.memory_kind != "pinned_host":
             raise ValueError(
                 f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "

@@ -160,7 +160,7 @@ class _Elements:
 
     @classmethod
     def of(cls, xs: Any, axis: int) -> "_Elements":
-        axes = resolve_axes(xs, axis, tree_name="xs", spec_name="axis")
+        axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
         arrays, rest = take_out(xs, [a is not None for a in axes])
         names = pick(paths(xs, "xs"), rest.taken)
         found = tuple(a for a in axes if a is not None)

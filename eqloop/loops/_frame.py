@@ -117,8 +117,12 @@ class Frame:
         return Opened(step, consts, arrays, inputs.arrays, loop, close, label)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> "_Inputs":
-        axes = resolve_axes(f, self.f_axes, tree_name="f", spec_name="f_axes")
-        axes += resolve_axes(xs, self.in_axes, tree_name="xs", spec_name="in_axes")
+        axes = resolve_axes(
+            self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
+        )
+        axes += resolve_axes(
+            self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
+        )
         leaves, _ = flatten((f, xs))
         names = paths(f, "f") + paths(xs, "xs")
         sizes = {
@@ -181,7 +185,9 @@ class _Body:
         self.has_returned = True
         new_carry, y = _pair(self.frame.name, out)
         self.new_carry = types_of(new_carry)
-        y, self.outputs = Outputs.of(y, self.frame.out_axes, name="ys", scalars=True)
+        y, self.outputs = Outputs.of(
+            self.frame.name, y, self.frame.out_axes, name="ys", scalars=True
+        )
         return self.carry.take(new_carry), y
 
     def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:

@@ -12,7 +12,7 @@ from .._axes import hashable_axes
 from .._positions import loop_scope
 from .._transform import AbstractTransform
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
-from ..progress import ProgressBar, as_progress, make_meter
+from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._frame import Frame, Opened
 from ._settings import check_bool, check_schedule, check_unroll
 
@@ -105,6 +105,7 @@ class AbstractLoop(AbstractTransform):
         name = type(self).__name__
         check_schedule(name, self.schedule)
         check_unroll(name, self.unroll)
+        check_progress(name, self.progress)
         for setting in ("reverse", "split_keys"):
             check_bool(name, setting, getattr(self, setting))
         if self.f_transform is not None and not callable(self.f_transform):

@@ -174,7 +174,8 @@ class StackedLayers(eqx.Module):
         depth = len(self)
         if not -depth <= number < depth:
             raise IndexError(
-                f"{_NAME}: there is no layer {number}, as there are {depth} layers."
+                f"{_NAME}: there is no layer {number}, as there are {depth} layers, "
+                f"counted from 0."
             )
         return layer_at(self.layers, number)
 

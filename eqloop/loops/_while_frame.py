@@ -177,7 +177,7 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
             raise ValueError(
                 f"{owner}: `cond` returned the constant True, so the loop would never "
                 f"stop. Return an array that depends on the carry, as in `x > 0`, or "
-                f"bound the number of steps with `max_steps`."
+                f"bound the number of steps, as `el.BoundedWhileLoop` does."
             )
         return jnp.asarray(out)
     is_array = isinstance(out, jax.Array | np.ndarray)

@@ -15,7 +15,7 @@ from .._typecheck import typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
-from ..progress import ProgressBar, as_progress, make_meter
+from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._while_frame import open_while
 
 _Carry = TypeVar("_Carry")
@@ -76,6 +76,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
                     f"{type(self).__name__}: `{name}` must be callable, but "
                     f"{describe(function)} is not."
                 )
+        check_progress(type(self).__name__, self.progress)
 
 
 @final

@@ -62,7 +62,7 @@ def open_arguments(
         if _is_split(argument, value, kwargs, specs):
             continue
         spec, spec_name = specs[argument]
-        found = resolve_axes(value, spec, tree_name=argument, spec_name=spec_name)
+        found = resolve_axes(name, value, spec, tree_name=argument, spec_name=spec_name)
         axes[argument] = found
         for path, leaf, axis in zip(
             paths(value, argument), flatten(value)[0], found, strict=True

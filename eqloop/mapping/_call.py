@@ -229,5 +229,5 @@ class Row:
         with explained(note):
             out = enforce_annotations(self.f)(*args, **kwargs)
         out, self.reductions = resolve_reductions(self.name, out, self.reduce)
-        arrays, self.outputs = Outputs.of(out, self.out_axes, name="out")
+        arrays, self.outputs = Outputs.of(self.name, out, self.out_axes, name="out")
         return arrays

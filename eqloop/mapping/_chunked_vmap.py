@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._axes import axes_tree, hashable_axes
 from .._transform import AbstractTransform
 from ..checkpointing import Budget, as_policy
-from ..progress import ProgressBar, as_progress
+from ..progress import ProgressBar, as_progress, check_progress
 from ._call import open_call
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
@@ -129,6 +129,7 @@ class ChunkedVmap(AbstractTransform):
     def __check_init__(self) -> None:
         check_reduce("ChunkedVmap", axes_tree(self.reduce))
         check_flag("ChunkedVmap", "exact", self.exact)
+        check_progress("ChunkedVmap", self.progress)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs `f` for every row of its arguments."""

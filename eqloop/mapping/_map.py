@@ -7,7 +7,7 @@ from typing import Any, final
 import equinox as eqx
 
 from .._transform import AbstractTransform
-from ..progress import ProgressBar, as_progress
+from ..progress import ProgressBar, as_progress, check_progress
 from ._call import open_call
 from ._planner import AtMost
 from ._settings import as_count
@@ -68,6 +68,9 @@ class Map(AbstractTransform):
     progress: ProgressBar | None = eqx.field(
         default=None, static=True, converter=as_progress, kw_only=True
     )
+
+    def __check_init__(self) -> None:
+        check_progress("Map", self.progress)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -38,7 +38,7 @@ def resolve_reductions(name: str, out: Any, spec: Any) -> tuple[Any, list[Reduct
         each of its arrays.
     """
     leaves, treedef = flatten(out)
-    specs = broadcast_prefix(spec, out, "out", "reduce", noun="reduction")
+    specs = broadcast_prefix(name, spec, out, "out", "reduce", noun="reduction")
     reductions: list[Reduction] = []
     for index, (path, (how, _)) in enumerate(
         zip(paths(out, "out"), specs, strict=True)

@@ -38,7 +38,7 @@ def resolve_specs(
             has axes, or names no axis of the mesh.
     """
     prefix = broadcast_prefix(
-        axes_tree(specs), tree, tree_name, spec_name, noun="PartitionSpec"
+        "ShardMap", axes_tree(specs), tree, tree_name, spec_name, noun="PartitionSpec"
     )
     resolved: Resolved = {}
     for path, leaf, (spec, spec_path) in zip(

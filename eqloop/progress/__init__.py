@@ -3,7 +3,7 @@
 Where in a loop it reports is known to the loops; nothing here knows one.
 """
 
-from ._bar import ProgressBar, as_progress
+from ._bar import ProgressBar, as_progress, check_progress
 from ._meter import Gauge, Label, Meter, make_meter, open_back, tied
 from ._mute import guarded, muted
 
@@ -13,6 +13,7 @@ __all__ = [
     "Meter",
     "ProgressBar",
     "as_progress",
+    "check_progress",
     "guarded",
     "make_meter",
     "muted",

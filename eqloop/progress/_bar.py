@@ -72,20 +72,24 @@ class ProgressBar:
             )
 
 
-def as_progress(progress: Any) -> ProgressBar | None:
-    """The bar that a setting `progress` means."""
-    if progress is None or progress is False:
+def as_progress(progress: Any) -> Any:
+    """The bar that a setting `progress` means; what means none stays as it is."""
+    if progress is False:
         return None
     if progress is True:
         return ProgressBar()
-    if isinstance(progress, ProgressBar):
-        return progress
     if isinstance(progress, type) or not hasattr(progress, "__index__"):
-        raise TypeError(
-            f"`progress` must be `True`, an int (after how many steps the bar moves) "
-            f"or an `el.ProgressBar(...)`, not {describe(progress)}."
-        )
+        return progress
     return ProgressBar(operator.index(progress))
+
+
+def check_progress(owner: str, progress: Any) -> None:
+    """Sees to it that `as_progress` has made a bar, or `None`, of a setting."""
+    if not (progress is None or isinstance(progress, ProgressBar)):
+        raise TypeError(
+            f"{owner}: `progress` must be `True`, an int (after how many steps the bar "
+            f"moves) or an `el.ProgressBar(...)`, not {describe(progress)}."
+        )
 
 
 def _check_count(name: str, value: Any, least: int, meaning: str) -> None:

@@ -209,12 +209,12 @@ WRONG = {
     "a tangent of another shape": (
         lambda: el.Jvp(total)((X,), (jnp.ones(2),)),
         TypeError,
-        ["tangent of primals[0] must be as it is, float32[3], but it is float32[2]"],
+        ["tangent of primals[0], which is float32[3], cannot be float32[2]. A tangent"],
     ),
     "a tangent of an integer": (
         lambda: el.Jvp(total)((X, 2), (None, 1.0)),
         TypeError,
-        ["tangent of primals[1]", "Give None"],
+        ["tangent of primals[1]", "for what is not moved it is None"],
     ),
 }
 

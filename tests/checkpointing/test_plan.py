@@ -1,5 +1,7 @@
 """Plans: what runs, exactly counted, and how it is shown."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -125,3 +127,10 @@ def test_pictures():
     assert star.get_xdata() == [plan.peak_bytes]
     with pytest.raises(ValueError, match="Draw the plan of a shorter loop"):
         el.Scan(f).plan(init, jax.ShapeDtypeStruct((10**6, 32), jnp.float32)).plot()
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    plan = el.Scan(lambda h, x: (h * x, None)).plan(1.0, jnp.ones(3))
+    with pytest.raises(ImportError, match=r"pip install 'eqloop\[plot\]'"):
+        plan.plot()

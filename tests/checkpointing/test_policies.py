@@ -217,7 +217,7 @@ def test_as_policy_knows_every_name_in_jax():
             ["no policy named 'dots_savable'", "Did you mean 'dots_saveable'?"],
         ),
         ("xyz", ValueError, ["named 'xyz'. The names are 'save_nothing'"]),
-        (3, TypeError, ["but 3 is a int", "'save_dots'", "`save_names`"]),
+        (3, TypeError, ["not 3 of type int", "'save_dots'", "`save_names`"]),
         (
             "save_only_these_names",
             ValueError,

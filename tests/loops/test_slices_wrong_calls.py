@@ -118,8 +118,7 @@ WRONG = {
     "xs by keyword": (
         lambda: el.ForLoop(jnp.sin)(xs=XS),
         TypeError,
-        "AbstractForLoop.__call__(self, *xs, length=None, key=None): got an unexpected "
-        "keyword argument 'xs'.",
+        "ForLoop(*xs, length=None, key=None): got an unexpected keyword argument 'xs'.",
     ),
     "annotation": (
         lambda: el.ForLoop(annotated)(jnp.ones((5, 2))),

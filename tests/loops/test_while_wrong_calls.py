@@ -92,7 +92,7 @@ WRONG = {
         ValueError,
         "WhileLoop: `cond` returned the constant True, so the loop would never stop. "
         "Return an array that depends on the carry, as in `x > 0`, or bound the number "
-        "of steps with `max_steps`.",
+        "of steps, as `el.BoundedWhileLoop` does.",
     ),
     "always, with slots": (
         lambda: el.CheckpointedWhileLoop(lambda c: True, keep)(ZEROS),

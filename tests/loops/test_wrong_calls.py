@@ -287,12 +287,19 @@ WRONG = {
         TypeError,
         "parameter 'key'.\nActual value: f32[3]",
     ),
+    "the type of a key of floats": (
+        lambda: el.Scan(keep).plan(
+            0.0, XS, key=jax.ShapeDtypeStruct((3,), jnp.float32)
+        ),
+        TypeError,
+        "Scan: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
+        "float32[3].",
+    ),
     # Arguments
     "length by position": (
         lambda: el.Scan(keep)(0.0, XS, 4),
         TypeError,
-        "__call__(self, init, xs=None, *, length=None, key=None): too many positional "
-        "arguments.",
+        "Scan(init, xs=None, *, length=None, key=None): too many positional arguments.",
     ),
     "no init": (
         lambda: el.Scan(keep)(xs=XS),

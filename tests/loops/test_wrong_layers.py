@@ -180,7 +180,7 @@ WRONG = {
     "out of range": (
         lambda: el.StackedLayers(Layer(X))[3],
         IndexError,
-        "StackedLayers: there is no layer 3, as there are 3 layers.",
+        "StackedLayers: there is no layer 3, as there are 3 layers, counted from 0.",
     ),
     "index": (
         lambda: el.StackedLayers(Layer(X))["a"],

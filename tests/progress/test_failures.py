@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 from eqloop.progress import _display
+from eqloop.progress._meter import Label
 
 IDENTITY = lambda h, x: (h, None)
 WRONG = [
@@ -33,7 +34,12 @@ WRONG = [
     (
         lambda: el.WhileLoop(lambda h: h < 1, lambda h: h, progress=1.5),
         TypeError,
-        "`progress` must be `True`",
+        "WhileLoop: `progress` must be `True`",
+    ),
+    (
+        lambda: el.ChunkedVmap(jnp.sin, 2, progress="yes"),
+        TypeError,
+        "ChunkedVmap: `progress` must be `True`",
     ),
     (
         lambda: el.Scan(IDENTITY, progress=el.ProgressBar(total=3))(0, length=4),
@@ -114,6 +120,12 @@ def test_a_loop_that_raises_closes_its_bar_and_the_next_starts_anew(f, recorder)
     assert first.counts == last.counts == [0, 1, 2, 3]
     assert failed.n < 10
     assert failed.closed
+
+
+def test_what_desc_must_return():
+    label = Label(lambda i, carry, y: i, (), (), lambda carry: carry, lambda y: y)
+    with pytest.raises(TypeError, match="`desc` must return a string, but it returned"):
+        label(1, [])
 
 
 def test_what_desc_returns_is_checked(recorder):
