@@ -1,14 +1,49 @@
-"""`python -m tests.benchmarks`: prints every comparison as Markdown."""
+"""`python -m tests.benchmarks`: measures every comparison, and prints it as Markdown.
+
+With `--write docs/benchmarks.md` it writes the page of the documentation as well.
+"""
 
 import argparse
+import datetime
 import sys
+from pathlib import Path
 
-from ._report import heading, section
+from . import _report as report
+from ._comparison import Comparison
+from ._machine import environment, watch
+from ._results import Environment, Record, data_of, load, merged, save
 from .groups import GROUPS
 
 
 def main() -> int:
     """Runs the groups asked for; with `--check`, fails if one misses its bounds."""
+    options = _options()
+    if not options.write:
+        return _run(options)
+    # Needs matplotlib: better missed now than when all is measured.
+    from ._page import write
+
+    status = _run(options)
+    write(options.write)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.render:
+        return 0
+    holds = True
+    where = environment()
+    print(report.environment(where), flush=True)
+    for name in options.only:
+        record = _measure(where, _comparisons(name, options.quick))
+        holds = holds and all(outcome.holds for outcome in record.outcomes)
+        if options.write:
+            data = data_of(options.write)
+            save(merged(load(data), name, record), data)
+    return int(options.check and not holds)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     parser.add_argument(
         "--only",
@@ -18,19 +53,46 @@ def main() -> int:
         help=f"groups to run, of {', '.join(GROUPS)}",
     )
     parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="write this page, its pictures, and its figures; the figures of groups "
+        "that are not run, and of other platforms, stay as they are",
+    )
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="measure nothing: write the page from the figures that there are",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the first comparison of each group, once: to see that it runs",
+    )
+    parser.add_argument(
         "--check", action="store_true", help="exit with 1 if a bound is missed"
     )
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in GROUPS]:
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
-    print(heading(), flush=True)
-    holds = True
-    for name in options.only:
-        for comparison in GROUPS[name]():
-            outcome = comparison.run()
-            holds = holds and outcome.holds
-            print(section(outcome), flush=True)
-    return int(options.check and not holds)
+    if options.render and not options.write:
+        parser.error("--render needs --write, with the page to be written")
+    return options
+
+
+def _comparisons(name: str, quick: bool) -> list[Comparison]:
+    comparisons = list(GROUPS[name].comparisons())
+    return [comparisons[0].once()] if quick else comparisons
+
+
+def _measure(where: Environment, comparisons: list[Comparison]) -> Record:
+    elsewhere = watch()
+    outcomes = []
+    for comparison in comparisons:
+        outcomes.append(comparison.run())
+        print(report.section(outcomes[-1], level=2), flush=True)
+    today = datetime.date.today().isoformat()
+    return Record(where, today, elsewhere(), tuple(outcomes))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from ._claims import Claim
-from ._measure import Case, Measurement, Skipped, measure
+from ._measure import Case, Measurement, measure
+from ._results import Outcome, Row, Verdict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,6 +22,7 @@ class Comparison:
         tolerance: results differ from the reference by at most this.
         rounds: how many times every case is run.
         compile_rounds: how many times every case is compiled.
+        size: where this stands on the horizontal axis, if its group is drawn.
     """
 
     title: str
@@ -27,61 +31,50 @@ class Comparison:
     tolerance: float = 1e-4
     rounds: int = 15
     compile_rounds: int = 1
+    size: int | None = None
 
-    def run(self) -> "Outcome":
-        """Measures the cases."""
-        rows = measure(
+    def once(self) -> "Comparison":
+        """The same with each case compiled and run once: to see that all of it runs."""
+        return dataclasses.replace(self, rounds=1, compile_rounds=1)
+
+    def run(self) -> Outcome:
+        """Measures the cases; a claim stands where its cases could all be measured."""
+        found = measure(
             self.cases, rounds=self.rounds, compile_rounds=self.compile_rounds
         )
-        return Outcome(self, rows)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Verdict:
-    """What a claim came to."""
-
-    claim: Claim
-    figure: float
-
-    @property
-    def holds(self) -> bool:
-        return self.figure <= self.claim.at_most
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a comparison measured."""
-
-    comparison: Comparison
-    rows: dict[str, Measurement | Skipped]
-
-    @property
-    def measured(self) -> dict[str, Measurement]:
-        """The rows that were not skipped."""
-        return {
-            name: row for name, row in self.rows.items() if isinstance(row, Measurement)
+        measured = {
+            name: one for name, one in found.items() if isinstance(one, Measurement)
         }
+        return Outcome(
+            title=self.title,
+            size=self.size,
+            rounds=self.rounds,
+            tolerance=self.tolerance,
+            rows=tuple(
+                _row(case, measured[case.name])
+                for case in self.cases
+                if case.name in measured
+            ),
+            skipped=tuple(
+                (case.name, case.requires or "")
+                for case in self.cases
+                if case.name not in measured
+            ),
+            verdicts=tuple(
+                Verdict(claim.text, claim.figure(measured), claim.at_most, claim.unit)
+                for claim in self.claims
+                if all(name in measured for name in claim.cases)
+            ),
+        )
 
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """The claims whose cases were all measured."""
-        measured = self.measured
-        return [
-            Verdict(claim, claim.figure(measured))
-            for claim in self.comparison.claims
-            if all(name in measured for name in claim.cases)
-        ]
 
-    @property
-    def disagreeing(self) -> list[str]:
-        """The cases whose results are not the reference's."""
-        return [
-            name
-            for name, row in self.measured.items()
-            if row.error > self.comparison.tolerance
-        ]
-
-    @property
-    def holds(self) -> bool:
-        """Whether all results agree and every claim holds."""
-        return not self.disagreeing and all(v.holds for v in self.verdicts)
+def _row(case: Case, measurement: Measurement) -> Row:
+    return Row(
+        name=case.name,
+        line=case.line,
+        seconds=float(np.median(measurement.seconds)),
+        quartiles=tuple(np.quantile(measurement.seconds, [0.25, 0.75]).tolist()),
+        compile_seconds=float(np.median(measurement.compile_seconds)),
+        temp_bytes=measurement.temp_bytes,
+        error=measurement.error,
+    )

@@ -20,12 +20,14 @@ class Loop:
     """A way to run a step over `xs`.
 
     Args:
-        name: how tables call it.
+        name: how tables call it, with its settings.
+        line: how plots call it, whatever its settings.
         run: `(f, init, xs) -> (carry, ys)`.
         requires: the package that it is from, if that may be missing.
     """
 
     name: str
+    line: str
     run: Callable[..., Any]
     requires: str | None = None
 
@@ -33,21 +35,42 @@ class Loop:
         self, use: Callable[[Callable[..., Any]], Any], args: tuple[Any, ...]
     ) -> Case:
         """The case that makes some `use` of this loop: its gradient, say."""
-        return Case(self.name, use(self.run), args, self.requires)
+        return Case(self.name, use(self.run), args, self.requires, self.line)
 
 
 def ours(schedule: AbstractSchedule) -> Loop:
     """This project's scan under a schedule."""
+    name = _spelled(schedule)
     return Loop(
-        repr(schedule),
+        name,
+        "Budget" if isinstance(schedule, el.Budget) else name,
         lambda f, init, xs: el.Scan(f, schedule=schedule)(init, xs),
     )
 
 
-def _peer(name: str, run: Callable[..., Any], requires: str | None = None) -> Loop:
+def _spelled(schedule: Any) -> str:
+    """A schedule as one writes it down, without the names of its settings."""
+    settings = [getattr(schedule, field.name) for field in dataclasses.fields(schedule)]
+    match schedule:
+        case el.Budget(nbytes) if nbytes % 1024 == 0:
+            settings = [_binary(nbytes)]
+        case el.Binomial(checkpoints, block=1):
+            settings = [checkpoints]
+    return f"{type(schedule).__name__}({', '.join(map(repr, settings))})"
+
+
+def _binary(nbytes: int) -> str:
+    mebi = 2**20
+    return f"{nbytes // 1024}KiB" if nbytes % mebi else f"{nbytes // mebi}MiB"
+
+
+def _peer(
+    name: str, line: str, run: Callable[..., Any], requires: str | None = None
+) -> Loop:
     """A loop that wants a hashable function, which a module of arrays is not."""
     return Loop(
         name,
+        line,
         lambda f, init, xs: run(lambda carry, x: f(carry, x), init, xs),
         requires,
     )
@@ -55,7 +78,7 @@ def _peer(name: str, run: Callable[..., Any], requires: str | None = None) -> Lo
 
 def lax_scan() -> Loop:
     """JAX's own scan: every residual of every step is stored."""
-    return _peer("`lax.scan`", lax.scan)
+    return _peer("`lax.scan`", "lax.scan", lax.scan)
 
 
 def lax_scan_of_remat() -> Loop:
@@ -64,7 +87,8 @@ def lax_scan_of_remat() -> Loop:
     def run(f, init, xs):
         return lax.scan(jax.checkpoint(f, prevent_cse=False), init, xs)
 
-    return _peer("`lax.scan`, `jax.checkpoint` on the step", run)
+    name = "`lax.scan`, `jax.checkpoint` on the step"
+    return _peer(name, "jax.checkpoint", run)
 
 
 def nested(*lengths: int) -> Loop:
@@ -80,7 +104,7 @@ def nested(*lengths: int) -> Loop:
         n = len(lengths)
         return carry, jax.tree.map(lambda y: y.reshape(flat + y.shape[n:]), ys)
 
-    return _peer(f"nested by hand, {' x '.join(map(str, lengths))}", run)
+    return _peer(f"nested by hand, {' x '.join(map(str, lengths))}", "by hand", run)
 
 
 def _checkpointed_scan(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +120,7 @@ def equinox(checkpoints: int | None = None) -> Loop:
         return eqxi.scan(f, init, xs, kind="checkpointed", checkpoints=checkpoints)
 
     slots = "default slots" if checkpoints is None else f"{checkpoints} slots"
-    return _peer(f"Equinox internal, {slots}", run)
+    return _peer(f"Equinox internal, {slots}", "Equinox", run)
 
 
 def powerpax(chunk_size: int) -> Loop:
@@ -107,7 +131,7 @@ def powerpax(chunk_size: int) -> Loop:
 
         return powerpax.checkpoint_chunked_scan(f, init, xs, chunk_size=chunk_size)
 
-    return _peer(f"powerpax, chunks of {chunk_size}", run, "powerpax")
+    return _peer(f"powerpax, chunks of {chunk_size}", "powerpax", run, "powerpax")
 
 
 def brainstate(base: int) -> Loop:
@@ -118,4 +142,4 @@ def brainstate(base: int) -> Loop:
 
         return brainstate.transform.checkpointed_scan(f, init, xs, base=base)
 
-    return _peer(f"brainstate, base {base}", run, "brainstate")
+    return _peer(f"brainstate, base {base}", "brainstate", run, "brainstate")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,12 +24,14 @@ class Case:
         fn: any function of PyTrees of arrays that `jax.jit` takes.
         args: its arguments.
         requires: the package that `fn` comes from, if it is not this one or JAX.
+        line: the line of a plot that it belongs to, if it is drawn.
     """
 
     name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     requires: str | None = None
+    line: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,11 +124,21 @@ def _compile(
     programs = {}
     for turn in range(rounds):
         for row, case in enumerate(cases):
-            jax.clear_caches()
+            _forget()
             start = time.perf_counter()
             programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
             seconds[row, turn] = time.perf_counter() - start
     return seconds, programs
+
+
+def _forget() -> None:
+    """Empties JAX's caches, and those in which this project keeps what it planned."""
+    jax.clear_caches()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "eqloop":
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def _seconds(program: jax.stages.Compiled, *args: Any) -> float:

@@ -1,97 +1,88 @@
-"""Comparisons as Markdown."""
+"""Comparisons and their circumstances as Markdown."""
 
-import datetime
-import importlib.metadata
-import os
-import pathlib
-import platform
 from collections.abc import Iterable, Sequence
 
-import jax
-import numpy as np
+from ._results import Environment, Outcome, Row, Verdict
 
-from ._comparison import Outcome, Verdict
-from ._measure import Measurement, Skipped
-
-PACKAGES = ("jax", "jaxlib", "equinox", "eqloop", "powerpax", "brainstate", "netket")
+# So many claims stand in the open; more are folded away.
+_CLAIMS_SHOWN = 3
 
 
-def heading() -> str:
-    """The machine, the versions and the date: without them figures mean nothing."""
-    device = jax.devices()[0]
+def environment(of: Environment) -> str:
+    """The machine, the versions and the commit, as a list."""
+    packages = ", ".join(f"{name} {version}" for name, version in of.packages.items())
     return "\n".join(
         (
-            "# Benchmarks",
-            "",
-            f"- {datetime.date.today().isoformat()}",
-            f"- {device.platform}: {_processor()}, {os.cpu_count()} cores; "
-            f"{len(jax.devices())} x {device.device_kind}",
-            f"- Python {platform.python_version()}; "
-            + ", ".join(_version(package) for package in PACKAGES),
-            "",
+            f"- {of.machine}",
+            f"- Python {of.python}; {packages}",
+            f"- commit `{of.commit}`",
         )
     )
 
 
-def section(outcome: Outcome) -> str:
-    """One comparison: a table of its rows, then one of its claims."""
-    rows = _table(
+def section(outcome: Outcome, *, level: int = 4) -> str:
+    """One comparison: a heading, a table of its rows, and what came of its claims."""
+    rows = table(
         ("", "time", "temporary memory", "trace and compile", "difference"),
-        [(name, *_cells(row)) for name, row in outcome.rows.items()],
+        [(row.name, *_cells(row)) for row in outcome.rows],
     )
-    claims = _table(
-        ("claim", "measured", "at most", ""),
-        [_claim_cells(verdict) for verdict in outcome.verdicts],
-    )
-    parts = [f"## {outcome.comparison.title}", rows]
-    if outcome.verdicts:
-        parts.append(claims)
+    runs = "One run." if outcome.rounds == 1 else f"Medians of {outcome.rounds} runs."
+    parts = [f"{'#' * level} {outcome.title}", rows, runs]
+    if outcome.skipped:
+        names = ", ".join(f"{name} (no {package})" for name, package in outcome.skipped)
+        parts.append(f"Not run, see the extra `bench`: {names}.")
     if outcome.disagreeing:
         names = ", ".join(outcome.disagreeing)
         parts.append(f"**These do not compute what the first row does: {names}.**")
+    if outcome.verdicts:
+        parts.append(_claims(outcome.verdicts))
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(row: Measurement | Skipped) -> tuple[str, ...]:
-    if isinstance(row, Skipped):
-        return (f"skipped: no {row.requires}, see the extra `bench`", "", "", "")
-    return (
-        f"{np.median(row.seconds) * 1e3:.2f} ms",
-        _megabytes(row.temp_bytes),
-        f"{np.median(row.compile_seconds):.2f} s",
-        f"{row.error:.1e}",
-    )
-
-
-def _claim_cells(verdict: Verdict) -> tuple[str, ...]:
-    claim = verdict.claim
-    return (
-        claim.text,
-        f"{verdict.figure:.3g}{claim.unit}",
-        f"{claim.at_most:.3g}{claim.unit}",
-        "holds" if verdict.holds else "**misses**",
-    )
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3f} MB"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _version(package: str) -> str:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} not installed"
+def folded(summary: str, text: str) -> str:
+    """Text that is shown when its summary is clicked."""
+    start = f'<details markdown="1">\n<summary>{summary}</summary>'
+    return f"{start}\n\n{text.rstrip()}\n\n</details>"
 
 
-def _processor() -> str:
-    """The processor's name: Linux keeps it where `platform` does not look."""
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor() or platform.machine()
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        milliseconds(row.seconds),
+        f"{row.temp_bytes / 1e6:.3f} MB",
+        f"{row.compile_seconds:.2f} s",
+        f"{row.error:.0e}" if row.error else "0",
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration, to three digits and no finer than a microsecond."""
+    value = seconds * 1e3
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _claims(verdicts: Sequence[Verdict]) -> str:
+    """A table of the claims; of many, one of those that are missed and the rest."""
+    header = ("claim", "measured", "at most", "")
+    rows = [_claim_cells(verdict) for verdict in verdicts]
+    if len(verdicts) <= _CLAIMS_SHOWN:
+        return table(header, rows)
+    missed = [verdict for verdict in verdicts if not verdict.holds]
+    held = len(verdicts) - len(missed)
+    summary = f"{held} of {len(verdicts)} claims hold"
+    parts = [table(header, map(_claim_cells, missed))] if missed else []
+    return "\n\n".join([*parts, folded(summary, table(header, rows))])
+
+
+def _claim_cells(verdict: Verdict) -> tuple[str, ...]:
+    return (
+        verdict.text,
+        f"{verdict.figure:.3g}{verdict.unit}",
+        f"{verdict.at_most:.3g}{verdict.unit}",
+        "holds" if verdict.holds else "**misses**",
+    )

@@ -42,7 +42,7 @@ def million() -> Sequence[Comparison]:
 
 def _sweep(title: str, args: tuple[Any, ...]) -> Comparison:
     plain = loops.lax_scan()
-    scans = {nbytes: loops.ours(el.Budget(nbytes)) for nbytes in _budgets(args)}
+    scans = {nbytes: loops.ours(el.Budget(nbytes)) for nbytes in budgets(args)}
     growing = itertools.pairwise(scan.name for scan in scans.values())
     return Comparison(
         f"Budgets: {title}",
@@ -56,7 +56,7 @@ def _sweep(title: str, args: tuple[Any, ...]) -> Comparison:
     )
 
 
-def _budgets(args: tuple[Any, ...]) -> list[int]:
+def budgets(args: tuple[Any, ...]) -> list[int]:
     """From the least that is feasible, then powers of two up to 64 MiB, in bytes."""
     cell, init, xs = args
     plans = el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)

@@ -14,7 +14,8 @@ from .._claims import compile_ratio
 from .._comparison import Comparison
 from .._measure import Case
 
-DEPTH, WIDTH, HEADS, LENGTH = 24, 64, 4, 32
+DEPTHS = (3, 6, 12, 24)
+WIDTH, HEADS, LENGTH = 64, 4, 32
 
 
 class Block(eqx.Module):
@@ -41,7 +42,11 @@ def stacked_layers() -> Sequence[Comparison]:
 
     Both are given a list of layers, so that the stacking is part of what is measured.
     """
-    layers = [Block(key=key) for key in jr.split(jr.key(0), DEPTH)]
+    return [_of_depth(depth) for depth in DEPTHS]
+
+
+def _of_depth(depth: int) -> Comparison:
+    layers = [Block(key=key) for key in jr.split(jr.key(0), depth)]
     weights, static = eqx.partition(layers, eqx.is_array)
     args = (weights, jr.normal(jr.key(1), (LENGTH, WIDTH)))
     mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
@@ -52,17 +57,17 @@ def stacked_layers() -> Sequence[Comparison]:
 
         return jax.grad(loss)
 
-    return [
-        Comparison(
-            f"Gradient of the weights: {DEPTH} transformer layers, width {WIDTH}",
-            [
-                Case("Python loop", gradient(_in_turn), args),
-                Case("StackedLayers", gradient(_stacked), args),
-            ],
-            [compile_ratio("StackedLayers", "Python loop", 0.25)],
-            compile_rounds=3,
-        )
-    ]
+    plain, ours = "Python loop", "StackedLayers"
+    return Comparison(
+        f"Gradient of the weights: {depth} transformer layers, width {WIDTH}",
+        [
+            Case(plain, gradient(_in_turn), args, line=plain),
+            Case(ours, gradient(_stacked), args, line=ours),
+        ],
+        [compile_ratio(ours, plain, 0.25)] if depth == max(DEPTHS) else [],
+        compile_rounds=3,
+        size=depth,
+    )
 
 
 def _in_turn(layers: Sequence[Block], x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,0 +1,134 @@
+"""The page of benchmarks: everything in the results, in words, pictures and tables."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ._drawing import save
+from ._plots import PICTURES, Picture
+from ._report import environment, folded, section
+from ._results import Record, Results, data_of, load
+from .groups import GROUPS
+
+_PICTURES = "images/benchmarks"
+
+# Other programs than the one measured slow it down when they keep more cores busy.
+_BUSY = 0.1
+
+_INTRODUCTION = """\
+# Benchmarks
+
+Gradients through long loops, maps in chunks and the rest, beside the other libraries
+that do the same. This page is written by
+
+```sh
+python -m pip install -e '.[bench]'
+python -m tests.benchmarks --write docs/benchmarks.md
+```
+
+which measures everything anew, on the machine that it runs on. The figures behind it
+are in [benchmarks.json](benchmarks.json).
+
+## How this is measured
+
+- **Side by side.** The rows of a table solve the same problem, in float32, from the
+  same inputs. They are run in one process in turn, A B C A B C …, after one run of each
+  that does not count. A time is the median of a row's runs. Where a ratio of two times
+  is claimed, it is the median of the ratios within a turn: what slows the machine down
+  for a while slows both.
+- **Time** is that of a compiled program whose inputs are on the device, until all of
+  its results are there.
+- **Temporary memory** is what XLA allocates for the program beside its inputs and
+  results, by its own analysis.
+- **Trace and compile** starts from nothing: JAX's caches are emptied before, and so are
+  those in which eqloop keeps its plans.
+- **Difference** is the greatest difference of a result from that of the first row with
+  the same inputs, relative to the greatest entry of that array. A row that computes
+  something else is named below its table.
+- **Peers** are called as their documentation has it. Their versions are pinned in the
+  extra `bench`. Equinox's scan and while loop are internal to Equinox, and may change.
+- **Claims** are the bounds that this project has set itself. All are listed, and those
+  that are missed stand in the open.
+
+The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
+little in a step, so that what a loop itself costs shows.
+"""
+
+_PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
+
+_NO_ACCELERATOR = """\
+## On a GPU
+
+Not measured yet. The command above, run on a machine that has one, adds this section
+and leaves the one above as it is.
+"""
+
+
+def write(page: Path) -> None:
+    """Writes a page and its pictures from its results."""
+    results = load(data_of(page))
+    page.write_text(text(results))
+    folder = page.parent / _PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for platform, groups in results.items():
+        for name, record in groups.items():
+            for picture in PICTURES.get(name, ()):
+                save(picture, record.outcomes, folder / _file(platform, picture))
+
+
+def text(results: Results) -> str:
+    """The page."""
+    parts = [_INTRODUCTION]
+    parts += (
+        _platform(platform, results[platform])
+        for platform in _PLATFORMS
+        if platform in results
+    )
+    if not set(results) - {"cpu"}:
+        parts.append(_NO_ACCELERATOR)
+    return "\n".join(parts)
+
+
+def _platform(platform: str, groups: Mapping[str, Record]) -> str:
+    """The section of one platform: what was measured on, then its groups in order."""
+    known = {name: groups[name] for name in GROUPS if name in groups}
+    parts = [f"## {_PLATFORMS[platform]}", *_circumstances(known)]
+    parts += (_group(platform, name, record) for name, record in known.items())
+    return "\n\n".join(parts) + "\n"
+
+
+def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
+    """Machine, versions, commit and date; once, where all groups share them."""
+    shared: dict[str, list[str]] = {}
+    for name, record in groups.items():
+        measured = f"Measured on {record.date}:\n\n{environment(record.environment)}"
+        shared.setdefault(measured, []).append(GROUPS[name].title)
+    for measured, titles in shared.items():
+        yield measured if len(shared) == 1 else f"{'; '.join(titles)}. {measured}"
+    busiest = max((record.busy or 0.0 for record in groups.values()), default=0.0)
+    if busiest >= _BUSY:
+        yield (
+            "**The machine was not quiet**: other programs kept up to "
+            f"{busiest:.1f} of its cores busy meanwhile. Times are longer than they "
+            "need be, and ratios less certain."
+        )
+
+
+def _group(platform: str, name: str, record: Record) -> str:
+    """A group: its pictures with the tables folded away, or else its tables."""
+    group = GROUPS[name]
+    tables = "\n".join(map(section, record.outcomes))
+    parts = [f"### {group.title}", group.about]
+    if drawn := PICTURES.get(name, ()):
+        parts += (_image(platform, picture) for picture in drawn)
+        parts.append(folded("The figures", tables))
+    else:
+        parts.append(tables.rstrip())
+    return "\n\n".join(parts)
+
+
+def _image(platform: str, picture: Picture) -> str:
+    return f"![{picture.alt}]({_PICTURES}/{_file(platform, picture)})"
+
+
+def _file(platform: str, picture: Picture) -> str:
+    return f"{platform}_{picture.name}.svg"

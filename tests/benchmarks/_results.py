@@ -1,0 +1,184 @@
+"""What was measured, as plain data: kept in a file, so that pages are made from it.
+
+A page's results go by platform, such as `cpu` or `gpu`, and then by group. Measuring
+some groups anew replaces those, and leaves the others as they were.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one case took: medians over its rounds.
+
+    Attributes:
+        name: what tables call it.
+        line: the line of a plot that it belongs to.
+        seconds: a run.
+        quartiles: of the seconds.
+        compile_seconds: tracing, lowering and compiling.
+        temp_bytes: what XLA allocates besides arguments and results.
+        error: the greatest difference of a result from the reference, relative to the
+            greatest entry of that array of the reference.
+    """
+
+    name: str
+    line: str
+    seconds: float
+    quartiles: tuple[float, ...]
+    compile_seconds: float
+    temp_bytes: int
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a claim came to: a figure, and the bound that was to hold for it."""
+
+    text: str
+    figure: float
+    at_most: float
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        return self.figure <= self.at_most
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a comparison measured.
+
+    Attributes:
+        title: its heading.
+        size: where it stands on the horizontal axis, if its group is drawn.
+        rounds: how many times every case was run.
+        tolerance: results differ from the reference by at most this.
+        rows: what was measured.
+        skipped: cases that could not be run, each with the package it lacked.
+        verdicts: what the claims came to.
+    """
+
+    title: str
+    size: int | None
+    rounds: int
+    tolerance: float
+    rows: tuple[Row, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def disagreeing(self) -> list[str]:
+        """The cases whose results are not the reference's."""
+        return [row.name for row in self.rows if row.error > self.tolerance]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all results agree and every claim holds."""
+        return not self.disagreeing and all(v.holds for v in self.verdicts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """Without which figures mean nothing.
+
+    Attributes:
+        platform: `cpu`, `gpu` or `tpu`.
+        machine: the processors, in words.
+        python: its version.
+        packages: their versions; what is not installed is not there.
+        commit: the last one to the code that was measured; `-dirty` if it was changed
+            since.
+    """
+
+    platform: str
+    machine: str
+    python: str
+    packages: Mapping[str, str]
+    commit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A group's comparisons, and the circumstances.
+
+    Attributes:
+        environment: where it was measured.
+        date: when.
+        busy: how many cores other programs kept busy meanwhile; `None` if unknown.
+        outcomes: what the comparisons measured.
+    """
+
+    environment: Environment
+    date: str
+    busy: float | None
+    outcomes: tuple[Outcome, ...]
+
+
+Results = Mapping[str, Mapping[str, Record]]
+
+
+def data_of(page: Path) -> Path:
+    """Where the results are that a page is made from: beside it."""
+    return page.with_suffix(".json")
+
+
+def merged(results: Results, group: str, record: Record) -> Results:
+    """The results with one group measured anew."""
+    platform = record.environment.platform
+    return {**results, platform: {**results.get(platform, {}), group: record}}
+
+
+def load(path: Path) -> Results:
+    """What `save` wrote; nothing, if there is no such file yet."""
+    if not path.exists():
+        return {}
+    return {
+        platform: {name: _record(record) for name, record in groups.items()}
+        for platform, groups in json.loads(path.read_text()).items()
+    }
+
+
+def save(results: Results, path: Path) -> None:
+    """Writes the results as JSON."""
+    data = {
+        platform: {name: dataclasses.asdict(record) for name, record in groups.items()}
+        for platform, groups in results.items()
+    }
+    path.write_text(json.dumps(_rounded(data), indent=1) + "\n")
+
+
+def _record(data: dict[str, Any]) -> Record:
+    return Record(
+        environment=Environment(**data["environment"]),
+        date=data["date"],
+        busy=data["busy"],
+        outcomes=tuple(map(_outcome, data["outcomes"])),
+    )
+
+
+def _outcome(data: dict[str, Any]) -> Outcome:
+    return Outcome(
+        **data
+        | {
+            "rows": tuple(
+                Row(**row | {"quartiles": tuple(row["quartiles"])})
+                for row in data["rows"]
+            ),
+            "skipped": tuple(map(tuple, data["skipped"])),
+            "verdicts": tuple(Verdict(**verdict) for verdict in data["verdicts"]),
+        }
+    )
+
+
+def _rounded(data: Any) -> Any:
+    """Five digits are more than a measurement has."""
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, tuple | list):
+        return [_rounded(value) for value in data]
+    return float(f"{data:.5g}") if isinstance(data, float) else data
