@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     dataclass_transform,
@@ -15,7 +18,50 @@ from typing import (
 
 import equinox as eqx
 
-_Transform = TypeVar("_Transform", bound="AbstractTransform")
+# The parameters and the result of a function; those with `New`, in an `_of`.
+P = ParamSpec("P")
+R = TypeVar("R")
+NewP = ParamSpec("NewP")
+NewR = TypeVar("NewR")
+_Instance = TypeVar("_Instance")
+_InstanceIn = TypeVar("_InstanceIn", contravariant=True)
+_Transform = TypeVar("_Transform")
+_TransformOut = TypeVar("_TransformOut", covariant=True)
+
+
+def setting(
+    *,
+    default: Any,
+    converter: Callable[[Any], Any] | None = None,
+    static: bool = True,
+    kw_only: bool = True,
+) -> Any:
+    """A field that is given by keyword, and static unless something else is said."""
+    return eqx.field(
+        default=default, converter=converter, static=static, kw_only=kw_only
+    )
+
+
+# What type checkers are told. A class that is generic in its function says in `_of`,
+# which is not there when the program runs, what it is for which function: only so can
+# the type of a transform follow from a function that is given later.
+
+
+class _Makes(Protocol[P, _TransformOut]):
+    """A class of transforms."""
+
+    @staticmethod
+    def _of(*args: P.args, **kwargs: P.kwargs) -> _TransformOut: ...
+
+
+class _Binds(Protocol[_InstanceIn, P, R, _TransformOut]):
+    """A transform of a function whose first argument is bound in methods."""
+
+    @property
+    def f(self) -> Callable[Concatenate[_InstanceIn, P], R]: ...
+
+    @property
+    def _of(self) -> Callable[[Callable[P, R]], _TransformOut]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +91,7 @@ else:
     _ModuleMeta = type(eqx.Module)
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field, eqx.field))
+@dataclass_transform(field_specifiers=(dataclasses.field, eqx.field, setting))
 class _TransformMeta(_ModuleMeta):
     # In Equinox `__new__` must return an instance of the class, so it is here that a
     # call which lacks `f` is told from one that has it.
@@ -55,7 +101,13 @@ class _TransformMeta(_ModuleMeta):
         cls: type[_Transform], f: Callable[..., Any], *args: Any, **settings: Any
     ) -> _Transform: ...
     @overload
-    def __call__(cls: type[_Transform], **settings: Any) -> Decorator: ...
+    def __call__(
+        cls: _Makes[P, _Transform], **settings: Any
+    ) -> Callable[P, _Transform]: ...
+    @overload
+    def __call__(
+        cls: type[_Transform], **settings: Any
+    ) -> Callable[[Callable[..., Any]], _Transform]: ...
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         __tracebackhide__ = True
         if args or "f" in settings:
@@ -110,7 +162,17 @@ class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignor
         _, *parameters = signature.parameters.values()
         return signature.replace(parameters=parameters)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Self:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: _Binds[_Instance, P, R, _Transform],
+        instance: _Instance,
+        owner: type | None = None,
+    ) -> _Transform: ...
+    @overload
+    def __get__(self, instance: Any, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
         return dataclasses.replace(self, f=_bind(self.f, instance, owner))

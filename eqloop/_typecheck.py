@@ -12,7 +12,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import jaxtyping
@@ -20,6 +20,14 @@ import numpy as np
 from jaxtyping import Array, Key, UInt32, jaxtyped
 
 PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
+
+# To type checkers what these are in JAX and jaxtyping is unknown.
+if TYPE_CHECKING:
+    PyTree: TypeAlias = Any
+    ShapeDtypeStruct: TypeAlias = Any
+else:
+    from jax import ShapeDtypeStruct as ShapeDtypeStruct
+    from jaxtyping import PyTree as PyTree
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -2,21 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, final
 
 import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import PyTree
 
 from .._axes import resolve_axes
 from .._lists import Arrays, pick, split
 from .._partition import Rest, as_arrays, describe, flatten, paths
 from .._partition import split as take_out
-from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations, explained, typed
+from .._transform import AbstractTransform, setting
+from .._typecheck import PyTree, enforce_annotations, explained, typed
 from ..checkpointing import Step, trace_step
 from ..checkpointing.engine._step import strongly_typed
 from ._carry import types_of
@@ -24,11 +23,16 @@ from ._mismatch import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
 from ._settings import check_bool
 
+_X = TypeVar("_X")
+_NewX = TypeVar("_NewX")
 _NAME = "AssociativeScan"
+
+# A function, or a method, which `self` is bound to later.
+_Joining = Callable[[_X, _X], _X] | Callable[[Any, _X, _X], _X]
 
 
 @final
-class AssociativeScan(AbstractTransform):
+class AssociativeScan(AbstractTransform, Generic[_X]):
     """As `jax.lax.associative_scan`: every prefix under an associative function.
 
     Of elements `a`, `b`, `c`, ... the prefixes are `a`, `f(a, b)`, `f(f(a, b), c)`, and
@@ -79,10 +83,15 @@ class AssociativeScan(AbstractTransform):
         Blelloch, *Prefix sums and their applications*, 1990.
     """
 
-    f: Callable[[Any, Any], Any]
-    axis: int = eqx.field(default=0, static=True, kw_only=True)
-    reverse: bool = eqx.field(default=False, static=True, kw_only=True)
-    chunk_size: int | None = eqx.field(default=None, static=True, kw_only=True)
+    f: _Joining[_X]  # pyright: ignore[reportIncompatibleMethodOverride]
+    axis: int = setting(default=0)
+    reverse: bool = setting(default=False)
+    chunk_size: int | None = setting(default=None)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: _Joining[_NewX], /) -> "AssociativeScan[_NewX]": ...
 
     def __check_init__(self) -> None:
         check_bool(_NAME, "reverse", self.reverse)
@@ -97,7 +106,7 @@ class AssociativeScan(AbstractTransform):
             )
 
     @typed
-    def __call__(self, xs: PyTree) -> Any:
+    def __call__(self, xs: PyTree) -> _X:
         """Finds the prefixes.
 
         Args:
@@ -218,7 +227,7 @@ class _Elements:
 class _Combine:
     """`f` on lists of arrays, each with its elements along its own axis."""
 
-    f: Callable[[Any, Any], Any]
+    f: Callable[..., Any]
     elements: _Elements
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:

@@ -2,13 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Generic, SupportsIndex, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, final
 
 import equinox as eqx
-import jax
-from jaxtyping import PyTree
 
-from .._typecheck import PRNGKey, enforce_annotations, typed
+from .._transform import NewR
+from .._typecheck import (
+    PRNGKey,
+    PyTree,
+    ShapeDtypeStruct,
+    enforce_annotations,
+    typed,
+)
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._frame import Opened
 from ._loop import AbstractLoop
@@ -52,7 +57,7 @@ class AbstractForLoop(AbstractLoop, Generic[_Y]):
         self,
         *xs: PyTree,
         length: SupportsIndex | None = None,
-        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
         """The plan that a gradient of the call would run by, without running anything.
 
@@ -153,6 +158,11 @@ class ForLoop(AbstractForLoop[_Y]):
         (1000,)
     """
 
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[..., NewR], /) -> "ForLoop[NewR]": ...
+
     def _default_schedule(self) -> AbstractSchedule:
         return StoreAll()
 
@@ -196,6 +206,11 @@ class CheckpointedForLoop(AbstractForLoop[_Y]):
     """
 
     base: int = eqx.field(default=16, static=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[..., NewR], /) -> "CheckpointedForLoop[NewR]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
         return Recursive(self.base)

@@ -6,20 +6,15 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import equinox as eqx
-from jaxtyping import PyTree
 
 from .._axes import hashable_axes
 from .._positions import loop_scope
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, setting
+from .._typecheck import PyTree
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._frame import Frame, Opened
 from ._settings import check_bool, check_schedule, check_unroll
-
-
-def setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
-    """A static field that is given by keyword."""
-    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
 
 
 class AbstractLoop(AbstractTransform):
@@ -30,17 +25,17 @@ class AbstractLoop(AbstractTransform):
     """
 
     f: Callable[..., Any]
-    schedule: AbstractSchedule | None = setting(None)
+    schedule: AbstractSchedule | None = setting(default=None)
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
-    in_axes: PyTree[Any] = setting(eqx.if_array(0), hashable_axes)
-    out_axes: PyTree[Any] = setting(eqx.if_array(0), hashable_axes)
-    f_axes: PyTree[Any] = setting(None, hashable_axes)
-    f_transform: Callable[[Any], Any] | None = setting(None)
-    reverse: bool = setting(False)
-    unroll: int | bool = setting(1)
-    split_keys: bool = setting(True)
-    progress: ProgressBar | None = setting(None, as_progress)
+    policy: Any = setting(default=None, converter=as_policy, static=False)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    f_axes: PyTree = setting(default=None, converter=hashable_axes)
+    f_transform: Callable[[Any], Any] | None = setting(default=None)
+    reverse: bool = setting(default=False)
+    unroll: int | bool = setting(default=1)
+    split_keys: bool = setting(default=True)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
     @abc.abstractmethod
     def _default_schedule(self) -> AbstractSchedule:
@@ -106,8 +101,8 @@ class AbstractLoop(AbstractTransform):
         check_schedule(name, self.schedule)
         check_unroll(name, self.unroll)
         check_progress(name, self.progress)
-        for setting in ("reverse", "split_keys"):
-            check_bool(name, setting, getattr(self, setting))
+        for flag in ("reverse", "split_keys"):
+            check_bool(name, flag, getattr(self, flag))
         if self.f_transform is not None and not callable(self.f_transform):
             raise TypeError(
                 f"{name}: `f_transform` must be a function from f to f, or None, not "

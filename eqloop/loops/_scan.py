@@ -3,25 +3,39 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, SupportsIndex, TypeVar, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    SupportsIndex,
+    TypeVar,
+    final,
+)
 
 import equinox as eqx
-import jax
-from jaxtyping import PyTree
 
-from .._typecheck import PRNGKey, typed
+from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._frame import Opened
 from ._loop import AbstractLoop
 
 _Carry = TypeVar("_Carry")
 _Y = TypeVar("_Y")
+NewCarry = TypeVar("NewCarry")
+NewY = TypeVar("NewY")
+
+# A function, or a method, which `self` is bound to later.
+Stepping = (
+    Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
+    | Callable[Concatenate[Any, _Carry, Any, ...], tuple[_Carry, _Y]]
+)
 
 
 class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
     """A loop over the leading axis of arrays, that carries a state along."""
 
-    f: Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
+    f: Stepping[_Carry, _Y]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @abc.abstractmethod
     def _kept(self) -> slice | None:
@@ -64,7 +78,7 @@ class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
         xs: PyTree = None,
         *,
         length: SupportsIndex | None = None,
-        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
         """The plan that a gradient of the call would run by, without running anything.
 
@@ -164,6 +178,11 @@ class Scan(AbstractScan[_Carry, _Y]):
         [`flax.linen.scan`](https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/transformations.html).
     """
 
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Stepping[NewCarry, NewY], /) -> "Scan[NewCarry, NewY]": ...
+
     def _default_schedule(self) -> AbstractSchedule:
         return StoreAll()
 
@@ -214,6 +233,13 @@ class CheckpointedScan(AbstractScan[_Carry, _Y]):
     """
 
     base: int = eqx.field(default=16, static=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(
+            f: Stepping[NewCarry, NewY], /
+        ) -> "CheckpointedScan[NewCarry, NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
         return Recursive(self.base)

@@ -1,19 +1,20 @@
 """`SlicedScan`: a scan that keeps a slice of its outputs."""
 
 import functools
-from typing import TypeVar, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
+from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
-from ._loop import setting
-from ._scan import AbstractScan
+from ._scan import AbstractScan, NewCarry, NewY, Stepping
 from ._slices import as_index
 
 _Carry = TypeVar("_Carry")
 _Y = TypeVar("_Y")
 
 
-def _index(name: str) -> int | None:
-    return setting(None, functools.partial(as_index, "SlicedScan", name))
+def _index(name: str) -> Callable[[Any], int | None]:
+    return functools.partial(as_index, "SlicedScan", name)
 
 
 @final
@@ -65,9 +66,14 @@ class SlicedScan(AbstractScan[_Carry, _Y]):
         `powerpax.sliced_scan`, which has the same meaning.
     """
 
-    start: int | None = _index("start")
-    stop: int | None = _index("stop")
-    step: int | None = _index("step")
+    start: int | None = setting(default=None, converter=_index("start"))
+    stop: int | None = setting(default=None, converter=_index("stop"))
+    step: int | None = setting(default=None, converter=_index("step"))
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Stepping[NewCarry, NewY], /) -> "SlicedScan[NewCarry, NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
         return StoreAll()

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, final
 
 import equinox as eqx
-from jaxtyping import PyTree
 
 from .._partition import describe
 from .._positions import loop_scope
-from .._typecheck import typed
+from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
@@ -20,10 +19,6 @@ from ._while_frame import open_while
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
-
-
-def _progress() -> Any:
-    return eqx.field(default=None, static=True, converter=as_progress, kw_only=True)
 
 
 class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
@@ -112,7 +107,9 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
 
     cond: Callable[[_Carry], Any]
     body: Callable[[_Carry], _Carry]
-    progress: ProgressBar | None = _progress()
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Forward:
         return Forward()
@@ -157,7 +154,9 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     body: Callable[[_Carry], _Carry]
     max_steps: int = eqx.field(static=True, kw_only=True)
     base: int = eqx.field(default=16, static=True, kw_only=True)
-    progress: ProgressBar | None = _progress()
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Bounded:
         return Bounded(self.max_steps, self.base)
@@ -215,7 +214,9 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     body: Callable[[_Carry], _Carry]
     checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
     max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
-    progress: ProgressBar | None = _progress()
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Online:
         max_steps = UNLIMITED if self.max_steps is None else self.max_steps

@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, SupportsIndex, final
 
 from .._partition import describe
 
@@ -72,13 +72,13 @@ class ProgressBar:
             )
 
 
-def as_progress(progress: Any) -> Any:
+def as_progress(progress: ProgressBar | SupportsIndex | None) -> Any:
     """The bar that a setting `progress` means; what means none stays as it is."""
     if progress is False:
         return None
     if progress is True:
         return ProgressBar()
-    if isinstance(progress, type) or not hasattr(progress, "__index__"):
+    if isinstance(progress, type) or not isinstance(progress, SupportsIndex):
         return progress
     return ProgressBar(operator.index(progress))
 
