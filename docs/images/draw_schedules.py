@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 import eqloop as el
 from eqloop.checkpointing import AbstractSchedule
@@ -63,7 +65,7 @@ def residuals(events: list[Event]) -> Iterator[Span]:
         yield event.position + 0.5, since[event.position] + 1, time
 
 
-def draw_plan(ax: mpl.axes.Axes, plan: el.Plan, width: int) -> None:
+def draw_plan(ax: Axes, plan: el.Plan, width: int) -> None:
     """The space-time diagram of one plan."""
     events = list(history(plan.layout))
     spans = carries(events) if plan.slots else residuals(events)
@@ -90,7 +92,7 @@ def draw_plan(ax: mpl.axes.Axes, plan: el.Plan, width: int) -> None:
     )
 
 
-def draw_online(ax: mpl.axes.Axes, slots: int, length: int) -> None:
+def draw_online(ax: Axes, slots: int, length: int) -> None:
     """Which carries a loop of unknown length has stored, as it goes on."""
     layout = Online(length, slots)
     shown = [(t, [float(s) for s in range(t + 1)]) for t in range(slots)]
@@ -111,7 +113,7 @@ def draw_online(ax: mpl.axes.Axes, slots: int, length: int) -> None:
     ax.set_title(f"{slots} slots", fontsize="medium", loc="left")
 
 
-def save(figure: mpl.figure.Figure, name: str) -> None:
+def save(figure: Figure, name: str) -> None:
     """Writes a picture beside this file, the same bytes each time."""
     figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})
     pyplot.close(figure)
