@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.extend.core as jex
 from jax import lax
 from jax.experimental import hijax
 
@@ -52,6 +53,35 @@ def identity(x: Any) -> Any:
     (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
     """
     return getattr(x, "val", x) if isinstance(x, jax.core.Tracer) else x
+
+
+# The equations that run a program once, and the parameter that holds it.
+CALLS: dict[str, str] = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    # Of a scan inside `jax.checkpoint`, and of custom derivatives.
+    "closed_call": "call_jaxpr",  # JAX 0.10
+    "eval_jaxpr": "call_jaxpr",  # JAX 0.12
+}
+
+
+def is_open(program: Any) -> bool:
+    """Whether a program lacks the values of its constants: never so in JAX 0.12."""
+    is_closed = isinstance(program, jex.ClosedJaxpr)  # JAX 0.12: the same as `Jaxpr`
+    return isinstance(program, jex.Jaxpr) and not is_closed
+
+
+def close(program: Any) -> jex.ClosedJaxpr:
+    """A program in an equation, which has no constants if it is open (JAX 0.10).
+
+    It is the same object each time, so that what is called twice stays shared.
+    """
+    return _close(program) if is_open(program) else program
+
+
+@functools.lru_cache(maxsize=1024)
+def _close(program: jex.Jaxpr) -> jex.ClosedJaxpr:
+    return jex.ClosedJaxpr(program, ())
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
-from .._compat import scan_counts
+from .._compat import CALLS, close, scan_counts
 from .._formula import Formula, Mapped
 from .._lists import Arrays, split
 from .._positions import loop_name, watched
@@ -27,7 +27,7 @@ def _call(param: str) -> Rule:
     """The program is run as part of the body that calls it."""
 
     def rule(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
-        program = _closed(eqn.params[param])
+        program = close(eqn.params[param])
         if is_of_jax(program.jaxpr):
             # What JAX has traced it remembers, with the line that first called it.
             scope = dataclasses.replace(scope, place=scope.place_of(eqn))
@@ -128,7 +128,7 @@ def _cond(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]
 
 def _shard_map(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
     params = eqn.params
-    program = _closed(params["jaxpr"])
+    program = close(params["jaxpr"])
 
     def run(*args: Any) -> Any:
         outs, found = body.inner(program.jaxpr, program.consts, args, scope)
@@ -214,22 +214,12 @@ def _inside(
     return scope, lambda finding, count: finding
 
 
-def _closed(program: Any) -> Any:
-    if isinstance(program, jex.ClosedJaxpr):
-        return program
-    return jex.ClosedJaxpr(program, ())
-
-
 RULES: dict[str, Rule] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
     "call_hi_primitive": _formula,
     "shard_map": _shard_map,
-    **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "checkpoint", "remat", "remat2"), _call("jaxpr")
-    ),
-    **dict.fromkeys(
-        ("custom_jvp_call", "custom_vjp_call", "core_call"), _call("call_jaxpr")
-    ),
+    **{name: _call(param) for name, param in CALLS.items()},
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _call("call_jaxpr")),
 }

@@ -6,7 +6,7 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from .._compat import scan_counts
+from .._compat import CALLS, scan_counts
 from ._rewriter import Rewriter
 from ._walk import Closed, Rewrite, check_closed, inner, is_array, rewrite_everywhere
 
@@ -77,7 +77,7 @@ def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
     name = eqn.primitive.name
     if name in _IDENTITIES and _IDENTITIES[name](eqn.params):
         yield eqn.outvars[0], eqn.invars[0]
-    elif name in ("jit", "remat2", "checkpoint", "closed_call"):
+    elif name in CALLS:
         (jaxpr,) = inner(eqn)
         yield from _handed_on(jaxpr, eqn.invars, eqn.outvars)
     elif name == "cond":

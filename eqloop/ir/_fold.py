@@ -8,7 +8,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
-from .._compat import scan_counts
+from .._compat import CALLS, scan_counts
 from ._primitives import FOLDABLE, GENERATORS
 from ._rewriter import Rewriter
 from ._walk import (
@@ -136,7 +136,7 @@ def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
     Those alone that are the same each time the jaxpr is run.
     """
     name, params, invars = eqn.primitive.name, eqn.params, eqn.invars
-    if name in ("jit", "remat2", "checkpoint", "closed_call"):
+    if name in CALLS:
         return [invars]
     if name == "cond":
         return [invars[1:]] * len(params["branches"])

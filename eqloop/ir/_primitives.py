@@ -40,4 +40,4 @@ FOLDABLE = UNARY | BINARY | _STRUCTURAL
 GENERATORS = _named("broadcast_in_dim iota")
 
 # Equal equations that must stay two: to merge them would undo what they are for.
-DISTINCT = _named("checkpoint create_token optimization_barrier remat2 rng_uniform")
+DISTINCT = _named("create_token optimization_barrier remat2 rng_uniform")

@@ -1,6 +1,5 @@
 """Jaxprs as trees: which equations hold jaxprs of their own, and rewriting those."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -9,6 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend.core import primitives
 
+from .._compat import CALLS, close, is_open
 from .._formula import Formula
 
 Closed: TypeAlias = jex.ClosedJaxpr
@@ -22,13 +22,11 @@ _CALLS = frozenset(
         primitives.cond_p,
         primitives.custom_jvp_call_p,
         primitives.custom_vjp_call_p,
-        primitives.jit_p,
-        primitives.remat_p,
         primitives.scan_p,
         primitives.while_p,
     }
 )
-_CALL_NAMES = frozenset({"closed_call", "shard_map"})
+_CALL_NAMES = frozenset({*CALLS, "shard_map"})
 
 
 def is_call(eqn: jex.JaxprEqn) -> bool:
@@ -95,7 +93,7 @@ def check_closed(jaxpr: Any, name: str) -> None:
         return
     hint = (
         "close it, `jax.extend.core.ClosedJaxpr(jaxpr, consts)`"
-        if isinstance(jaxpr, jex.Jaxpr)
+        if is_open(jaxpr)
         else "trace the function first, `jax.make_jaxpr(f)(*args)`"
         if callable(jaxpr)
         else "`jax.make_jaxpr(f)(*args)` gives one"
@@ -125,22 +123,11 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-def _close(jaxpr: Any) -> Closed:
-    if isinstance(jaxpr, jex.ClosedJaxpr):
-        return jaxpr
-    return _close_open(jaxpr)
-
-
-@functools.lru_cache(maxsize=1024)
-def _close_open(jaxpr: jex.Jaxpr) -> Closed:
-    return jex.ClosedJaxpr(jaxpr, ())
-
-
 def _map_param(param: Any, rewrite: Rewrite) -> Any:
     if isinstance(param, jex.ClosedJaxpr):
         return rewrite(param)
-    if isinstance(param, jex.Jaxpr):
-        closed = _close(param)
+    if is_open(param):
+        closed = close(param)
         new = rewrite(closed)
         return param if new is closed else new.jaxpr
     # A tuple of branches; a named tuple is not one of ours to rebuild.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.extend.core as jex
 
-from .._compat import scan_counts
+from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
 from .._lists import pick, split
 
@@ -44,7 +44,7 @@ def leaf_usage(jaxpr: jex.ClosedJaxpr) -> list[Usage]:
 
 def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
     """What is asked of the inputs of a jaxpr, if this is asked of its outputs."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # of a closed one
+    jaxpr = close(jaxpr).jaxpr
     asked: dict[Any, _Asked] = {}
 
     def ask(atoms: Sequence[Any], many: Sequence[_Asked]) -> None:
@@ -128,7 +128,7 @@ def _cond(eqn: Any, outs: _Many) -> _Many:
 
 def _handed_on(jaxpr: Any) -> list[int | None]:
     """For each output of a jaxpr, which input it is, if it is one."""
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    jaxpr = close(jaxpr).jaxpr
     at = {variable: i for i, variable in enumerate(jaxpr.invars)}
     is_literal = lambda atom: isinstance(atom, jex.Literal)
     return [None if is_literal(out) else at.get(out) for out in jaxpr.outvars]
@@ -156,10 +156,7 @@ _RULES: dict[str, Callable[[Any, _Many], _Many]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
-    **dict.fromkeys(
-        ("jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "shard_map"),
-        _call("jaxpr"),
-    ),
+    "shard_map": _call("jaxpr"),
+    **{name: _call(param) for name, param in CALLS.items()},
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _call("call_jaxpr")),
-    "core_call": _call("call_jaxpr"),
 }

@@ -170,7 +170,7 @@ def _marks_out(
     is_marked = lambda atom: not isinstance(atom, jex.Literal) and atom in marked
     for eqn in jaxpr.eqns:
         inputs = [is_marked(atom) for atom in eqn.invars]
-        if eqn.primitive.name in ("jit", "pjit"):
+        if eqn.primitive.name == "jit":
             inner = eqn.params["jaxpr"].jaxpr
             outs = _marks_out(inner, inputs, through, axis_name)
         elif _reduces(eqn, axis_name):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.extend.core as jex
 
-from ..._compat import scan_counts
+from ..._compat import CALLS, scan_counts
 from ..._formula import Formula
 from ..._lists import split
 from .._walk import Closed, inner
@@ -238,13 +238,11 @@ def _assign_groups(
 
 
 STATEMENTS: dict[str, Statement] = {
+    **dict.fromkeys(CALLS, _call),
     "call_hi_primitive": _formula,
-    "checkpoint": _checkpoint,
-    "closed_call": _call,
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,
-    "jit": _call,
     "optimization_barrier": _barrier,
     "remat2": _checkpoint,
     "scan": _scan,

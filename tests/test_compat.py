@@ -1,0 +1,95 @@
+"""One file alone knows which JAX is installed; what it names is met in each."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+from eqloop import _compat, ir
+
+HOME = Path(el.__file__).parent
+COMPAT = HOME / "_compat.py"
+# Imported where they are used, since they need not be there.
+OPTIONAL = {"import tqdm", "import pydot", "from matplotlib"}
+# Whose attributes differ between versions, by the names that they go by here.
+FOREIGN = {"eqx", "hijax", "jax", "jex", "jnp", "lax", "mlir", "primitives"}
+
+
+def branches(code: str) -> Iterator[int]:
+    """The lines that ask which version is installed, or what there is in it."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="sys"), attr="version_info"):
+                yield node.lineno
+            case ast.Attribute(attr="__version__"):
+                yield node.lineno
+            case ast.Call(
+                func=ast.Name(id="hasattr" | "getattr"),
+                args=[place, ast.Constant(), *_],
+            ) if ast.unparse(place).partition(".")[0] in FOREIGN:
+                yield node.lineno
+            case ast.Try(body=[ast.Import() | ast.ImportFrom() as first, *_]):
+                if not ast.unparse(first).startswith(tuple(OPTIONAL)):
+                    yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "jax.__version__ > '0.12'",
+        "sys.version_info >= (3, 12)",
+        "hasattr(jax.core, 'Tracer')",
+        "getattr(hijax, 'HiPrim', None)",
+        "try:\n    from jax import a\nexcept ImportError:\n    a = None",
+    ],
+)
+def test_branches_are_found(code: str):
+    assert list(branches(code))
+
+
+def test_no_other_file_asks_for_versions():
+    modules = [path for path in HOME.rglob("*.py") if path != COMPAT]
+    found = [
+        (path.name, line) for path in modules for line in branches(path.read_text())
+    ]
+    assert found == []
+
+
+def test_each_difference_names_a_version():
+    text = COMPAT.read_text()
+    lines, end = text.splitlines(), 0
+    for node in ast.parse(text).body:
+        # From the end of the one before, since comments stand above.
+        start, end = end, node.end_lineno or 0
+        match node:
+            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                if not name.startswith("_"):
+                    assert "JAX 0." in "\n".join(lines[start:end]), name
+
+
+def gradient(w: jax.Array, x: jax.Array) -> jax.Array:
+    def loss(w):
+        step = lambda carry, _: (jnp.sin(carry @ (w @ w)), None)
+        return jax.lax.scan(step, x, None, length=3)[0].sum()
+
+    # The part of the scan that depends on `w` alone becomes a call.
+    return jax.grad(jax.checkpoint(loss, policy=el.policies.save_dots))(w)
+
+
+W, X = jnp.eye(3) / 2, jnp.ones(3)
+
+
+def test_a_call_that_each_version_names_otherwise():
+    jaxpr = jax.make_jaxpr(gradient)(W, X)
+    (name,) = {"closed_call", "eval_jaxpr"} & {e.primitive.name for e in jaxpr.eqns}
+    assert name in _compat.CALLS
+    assert el.Trace(gradient).leaf_usage(W, X) == {"w": "read", "x": "read"}
+    expected: Any = jax.jit(gradient)(W, X)
+    assert jnp.allclose(el.DebugNonFinite(gradient)(W, X), expected)
+    assert jnp.allclose(ir.Optimize(gradient)(W, X), expected)
+    assert "def " in ir.to_python(gradient)(W, X)
