@@ -3,16 +3,16 @@
 import abc
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic
 
 from .._lists import Arrays
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, P, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_call
-from ._settings import check_flag, setting
+from ._settings import check_flag
 
 
-class AbstractDerivative(AbstractTransform):
+class AbstractDerivative(AbstractTransform, Generic[P]):
     """A function whose call gives a derivative of `f` at the arguments.
 
     What is differentiated are the floating-point and complex arrays of the arguments
@@ -30,10 +30,10 @@ class AbstractDerivative(AbstractTransform):
     differentiates `Call.run` of it, and closes it with `_results`.
     """
 
-    f: Callable[..., Any]
-    argnums: Argnums = setting(0, as_argnums)
-    has_aux: bool = setting(False)
-    return_value: bool = setting(False)
+    f: Callable[P, Any]
+    argnums: Argnums = setting(default=0, converter=as_argnums)
+    has_aux: bool = setting(default=False)
+    return_value: bool = setting(default=False)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from .._lists import Arrays
+from .._transform import setting
 from ._call import Call
 from ._complex import check_reverse
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count, setting
+from ._settings import as_count, check_count
 
 
 @final
-class ForwardGrad(AbstractDerivative):
+class ForwardGrad(AbstractDerivative[...]):
     r"""An estimate of the gradient from derivatives in random directions.
 
     It is the mean of $(\nabla f \cdot v)\, v$ over directions $v$ of independent
@@ -55,7 +56,7 @@ class ForwardGrad(AbstractDerivative):
         backpropagation](https://arxiv.org/abs/2202.08587), 2022.
     """
 
-    tangents: int = setting(1, as_count)
+    tangents: int = setting(default=1, converter=as_count)
 
     @property
     def __signature__(self) -> inspect.Signature:

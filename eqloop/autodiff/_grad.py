@@ -1,16 +1,18 @@
 """`Grad` and `VectorGrad`: gradients, in reverse mode."""
 
-from typing import Any, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import jax.numpy as jnp
 
 from .._lists import Arrays
 from .._partition import describe
+from .._transform import NewP, P, setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractDerivative
-from ._settings import check_flag, setting
+from ._settings import check_flag
 
 
 def check_scalar(call: Call, value: Any) -> None:
@@ -26,7 +28,7 @@ def check_scalar(call: Call, value: Any) -> None:
 
 
 @final
-class Grad(AbstractDerivative):
+class Grad(AbstractDerivative[P]):
     """The gradient of a function whose value is a scalar, as `jax.grad`.
 
     Args:
@@ -75,9 +77,15 @@ class Grad(AbstractDerivative):
         [`jax.grad`](https://docs.jax.dev/en/latest/_autosummary/jax.grad.html).
     """
 
-    holomorphic: bool = setting(False)
+    f: Callable[P, Any]
+    holomorphic: bool = setting(default=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "Grad[NewP]": ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Differentiates `f(*args, **kwargs)`."""
         call = self._open(args, kwargs)
         return self._results(call, *_pull_ones(call))
@@ -91,7 +99,7 @@ class Grad(AbstractDerivative):
 
 
 @final
-class VectorGrad(AbstractDerivative):
+class VectorGrad(AbstractDerivative[P]):
     """The gradient of the sum of all that a function returns.
 
     Where each number of the value depends on one number of the argument only, as for a
@@ -118,9 +126,15 @@ class VectorGrad(AbstractDerivative):
         Array([0., 2., 4.], dtype=float32)
     """
 
-    holomorphic: bool = setting(False)
+    f: Callable[P, Any]
+    holomorphic: bool = setting(default=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "VectorGrad[NewP]": ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Differentiates `f(*args, **kwargs)`."""
         call = self._open(args, kwargs)
         return self._results(call, *_pull_ones(call))

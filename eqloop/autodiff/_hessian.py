@@ -1,19 +1,21 @@
 """`Hessian`: all second derivatives, forward mode over reverse mode."""
 
 import itertools
-from typing import Any, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
 
 from .._lists import Arrays
+from .._transform import NewP, P, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
 from ._derivative import AbstractDerivative
-from ._settings import as_count, check_chunk_size, check_flag, setting
+from ._settings import as_count, check_chunk_size, check_flag
 
 
 @final
-class Hessian(AbstractDerivative):
+class Hessian(AbstractDerivative[P]):
     """The second derivatives of a function, as `jax.hessian`.
 
     Args:
@@ -50,10 +52,16 @@ class Hessian(AbstractDerivative):
         [`jax.hessian`](https://docs.jax.dev/en/latest/_autosummary/jax.hessian.html).
     """
 
-    chunk_size: int | Budget | None = setting(None, as_count)
-    holomorphic: bool = setting(False)
+    f: Callable[P, Any]
+    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    holomorphic: bool = setting(default=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "Hessian[NewP]": ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Differentiates `f(*args, **kwargs)` twice."""
         call = self._open(args, kwargs)
 

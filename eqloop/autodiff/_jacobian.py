@@ -2,32 +2,34 @@
 
 import abc
 import functools
-from typing import Any, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 
+from .._transform import NewP, P, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value, is_complex
 from ._derivative import AbstractDerivative
-from ._settings import as_count, check_chunk_size, check_flag, setting
+from ._settings import as_count, check_chunk_size, check_flag
 
 
-class AbstractJacobian(AbstractDerivative):
+class AbstractJacobian(AbstractDerivative[P]):
     """The derivatives of all that `f` returns by each of the numbers it is given.
 
     A final class says in which mode.
     """
 
-    chunk_size: int | Budget | None = setting(None, as_count)
-    holomorphic: bool = setting(False)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    holomorphic: bool = setting(default=False)
 
     @abc.abstractmethod
     def _is_forward(self, call: Call) -> bool:
         """Whether to take the derivative in forward mode."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Differentiates `f(*args, **kwargs)`."""
         call = self._open(args, kwargs)
         check, blocks_of = check_reverse, by_rows
@@ -48,7 +50,7 @@ class AbstractJacobian(AbstractDerivative):
 
 
 @final
-class JacRev(AbstractJacobian):
+class JacRev(AbstractJacobian[P]):
     """The Jacobian in reverse mode, as `jax.jacrev`: one sweep for each output.
 
     Reverse mode is for functions that return fewer numbers than they are given.
@@ -93,12 +95,19 @@ class JacRev(AbstractJacobian):
         #680](https://github.com/pytorch/functorch/issues/680).
     """
 
+    f: Callable[P, Any]
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "JacRev[NewP]": ...
+
     def _is_forward(self, call: Call) -> bool:
         return False
 
 
 @final
-class JacFwd(AbstractJacobian):
+class JacFwd(AbstractJacobian[P]):
     """The Jacobian in forward mode, as `jax.jacfwd`: one sweep for each input.
 
     Forward mode is for functions that are given fewer numbers than they return. It
@@ -133,12 +142,19 @@ class JacFwd(AbstractJacobian):
         [`jax.jacfwd`](https://docs.jax.dev/en/latest/_autosummary/jax.jacfwd.html).
     """
 
+    f: Callable[P, Any]
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "JacFwd[NewP]": ...
+
     def _is_forward(self, call: Call) -> bool:
         return True
 
 
 @final
-class Jacobian(AbstractJacobian):
+class Jacobian(AbstractJacobian[P]):
     """The Jacobian, in the mode that takes fewer sweeps.
 
     Forward mode if `f` is given no more numbers than it returns, reverse mode
@@ -166,6 +182,13 @@ class Jacobian(AbstractJacobian):
         >>> el.Jacobian(lambda x: jnp.stack([x, x**2]))(3.0)
         Array([1., 6.], dtype=float32, weak_type=True)
     """
+
+    f: Callable[P, Any]
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "Jacobian[NewP]": ...
 
     def _is_forward(self, call: Call) -> bool:
         outs, _ = jax.eval_shape(call.run, call.arrays)

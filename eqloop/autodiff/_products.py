@@ -3,21 +3,21 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax.numpy as jnp
 
 from .._differences import structure_differences
 from .._partition import describe, flatten, paths
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R, setting
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
-from ._settings import check_flag, setting
+from ._settings import check_flag
 
 
 @final
-class Vjp(AbstractTransform):
+class Vjp(AbstractTransform, Generic[P]):
     """The value of a function, and what pulls cotangents back, as `equinox.filter_vjp`.
 
     Args:
@@ -43,14 +43,19 @@ class Vjp(AbstractTransform):
         [`equinox.filter_vjp`](https://docs.kidger.site/equinox/api/transformations/).
     """
 
-    f: Callable[..., Any]
-    has_aux: bool = setting(False)
+    f: Callable[P, Any]
+    has_aux: bool = setting(default=False)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, Any], /) -> "Vjp[NewP]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Runs `f(*args, **kwargs)`, and keeps what `pull` needs."""
         f = functools.partial(enforce_annotations(self.f), **kwargs)
         return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
@@ -60,7 +65,7 @@ class Vjp(AbstractTransform):
 
 
 @final
-class Jvp(AbstractTransform):
+class Jvp(AbstractTransform, Generic[R]):
     """The value of a function and its tangent, as `equinox.filter_jvp`.
 
     Args:
@@ -85,11 +90,16 @@ class Jvp(AbstractTransform):
         [`equinox.filter_jvp`](https://docs.kidger.site/equinox/api/transformations/).
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., R]
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[..., NewR], /) -> "Jvp[NewR]": ...
 
     def __call__(
         self, primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any
-    ) -> tuple[Any, Any]:
+    ) -> tuple[R, Any]:
         """Differentiates `f(*primals, **kwargs)` in the direction of the tangents.
 
         Args:

@@ -1,23 +1,15 @@
 """What the settings of derivatives may be."""
 
 import operator
-from collections.abc import Callable
-from typing import Any
-
-import equinox as eqx
+from typing import Any, SupportsIndex
 
 from .._partition import describe
 from ..checkpointing import Budget
 
 
-def setting(default: Any, converter: Callable[[Any], Any] | None = None) -> Any:
-    """A static field that is given by keyword."""
-    return eqx.field(default=default, converter=converter, static=True, kw_only=True)
-
-
-def as_count(count: Any) -> Any:
+def as_count(count: SupportsIndex | Budget | None) -> Any:
     """Makes an `int` of what can be used as one: the converter of such a setting."""
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
+    if isinstance(count, bool) or not isinstance(count, SupportsIndex):
         return count
     return operator.index(count)
 

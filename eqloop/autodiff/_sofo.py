@@ -9,17 +9,18 @@ import jax.numpy as jnp
 
 from .._lists import Arrays
 from .._partition import describe
+from .._transform import setting
 from ._call import Call
 from ._complex import check_forward, check_reverse
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count, setting
+from ._settings import as_count, check_count
 from ._sofo_loss import new_axes
 
 
 @final
-class SofoGrad(AbstractDerivative):
+class SofoGrad(AbstractDerivative[...]):
     r"""The direction of a Gauss-Newton step within a random subspace.
 
     Second-order forward-mode optimisation (SOFO): `tangents` random directions, the
@@ -89,8 +90,8 @@ class SofoGrad(AbstractDerivative):
         neuroscience](https://openreview.net/forum?id=Pox8jNQOo5), NeurIPS 2024.
     """
 
-    tangents: int = setting(32, as_count)
-    damping: Any = eqx.field(default=1e-3, kw_only=True)
+    tangents: int = setting(default=32, converter=as_count)
+    damping: Any = setting(default=1e-3, static=False)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -67,7 +67,7 @@ class SofoLoss(AbstractTransform):
 
     f: Callable[..., Any]
 
-    def __call__(self, prediction: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, prediction: Any, /, *args: Any, **kwargs: Any) -> jax.Array:
         """The loss of a prediction.
 
         Args:

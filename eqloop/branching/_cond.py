@@ -1,18 +1,19 @@
 """`Cond`: one of two functions, as `jax.lax.cond` chooses."""
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Generic, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._partition import describe
+from .._transform import R
 from ._branches import check_branch, run_one
 
 
 @final
-class Cond(eqx.Module):
+class Cond(eqx.Module, Generic[R]):
     """As `jax.lax.cond`: runs one of two functions, as a condition says.
 
     Both are traced, whatever the condition is, so both must return the same: the same
@@ -50,14 +51,14 @@ class Cond(eqx.Module):
         [`jax.lax.cond`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.cond.html).
     """
 
-    true_f: Callable[..., Any]
-    false_f: Callable[..., Any]
+    true_f: Callable[..., R]
+    false_f: Callable[..., R]
 
     def __check_init__(self) -> None:
         check_branch("Cond", "true_f", self.true_f)
         check_branch("Cond", "false_f", self.false_f)
 
-    def __call__(self, pred: Any, /, *operands: Any, **keywords: Any) -> Any:
+    def __call__(self, pred: Any, /, *operands: Any, **keywords: Any) -> R:
         """Runs `true_f(*operands)` if `pred`, and `false_f(*operands)` otherwise.
 
         Args:

@@ -1,20 +1,21 @@
 """`IfElse`: the function whose condition holds."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Generic, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._partition import describe, is_dynamic
+from .._transform import R
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named
 
 
 @final
-class IfElse(eqx.Module):
+class IfElse(eqx.Module, Generic[R]):
     """Runs the function whose condition holds: `if`, `elif`, ..., `else`.
 
     All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
@@ -53,7 +54,7 @@ class IfElse(eqx.Module):
         Array(1, dtype=int32, weak_type=True)
     """
 
-    branches: Sequence[Callable[..., Any]]
+    branches: Sequence[Callable[..., R]]
     check_conditions: bool = eqx.field(default=True, static=True, kw_only=True)
 
     def __check_init__(self) -> None:
@@ -64,7 +65,7 @@ class IfElse(eqx.Module):
                 f"{self.check_conditions!r}."
             )
 
-    def __call__(self, conditions: Any, /, *operands: Any, **keywords: Any) -> Any:
+    def __call__(self, conditions: Any, /, *operands: Any, **keywords: Any) -> R:
         """Runs `branches[i](*operands)` for the `i` with `conditions[i]`.
 
         Args:

@@ -1,18 +1,19 @@
 """`Switch`: one of several functions, as `jax.lax.switch` chooses."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Generic, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._partition import describe
+from .._transform import R
 from ._branches import Branches, check_branch, run_one
 
 
 @final
-class Switch(eqx.Module):
+class Switch(eqx.Module, Generic[R]):
     """As `jax.lax.switch`: runs one of several functions, as an index says.
 
     All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
@@ -43,12 +44,12 @@ class Switch(eqx.Module):
         [`jax.lax.switch`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.switch.html).
     """
 
-    branches: Sequence[Callable[..., Any]]
+    branches: Sequence[Callable[..., R]]
 
     def __check_init__(self) -> None:
         check_branches("Switch", self.branches)
 
-    def __call__(self, index: Any, /, *operands: Any, **keywords: Any) -> Any:
+    def __call__(self, index: Any, /, *operands: Any, **keywords: Any) -> R:
         """Runs `branches[index](*operands)`.
 
         Args:

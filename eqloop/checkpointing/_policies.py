@@ -9,12 +9,11 @@ can be the setting of a module under `jax.jit` without being a reason to recompi
 
 import difflib
 from collections.abc import Callable, Hashable
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import equinox as eqx
 import jax
 from jax import ad_checkpoint, checkpoint_policies
-from jaxtyping import PyTree
 
 __all__ = [
     "Policy",
@@ -29,6 +28,8 @@ __all__ = [
     "save_names",
     "save_nothing",
 ]
+
+_Tree = TypeVar("_Tree")
 
 
 @final
@@ -191,7 +192,7 @@ def either(
     return Policy(rule, f"either({a!r}, {b!r})", "either", a, b)
 
 
-def name(x: PyTree[Any], name: str) -> PyTree[Any]:
+def name(x: _Tree, name: str) -> _Tree:
     """Tags the arrays of a PyTree, for a policy to refer to them.
 
     Args:

@@ -3,13 +3,13 @@
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
 
 from .._partition import Rest, as_arrays, flatten, is_dynamic, split
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R
 from .._typecheck import enforce_annotations
 from ._policies import Policy, as_policy
 
@@ -27,7 +27,7 @@ def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 
 @final
-class Remat(AbstractTransform):
+class Remat(AbstractTransform, Generic[P, R]):
     """Runs a function, computing its residuals again when it is differentiated.
 
     The values that reverse-mode differentiation needs from inside `f` are not stored
@@ -70,7 +70,7 @@ class Remat(AbstractTransform):
         ...     return jnp.sin(jnp.sin(x))
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     policy: Policy | Callable[..., Any] | None = eqx.field(
         default=None, converter=as_policy, kw_only=True
     )
@@ -79,11 +79,16 @@ class Remat(AbstractTransform):
         default=(), static=True, converter=_as_argnums, kw_only=True
     )
 
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Remat[NewP, NewR]": ...
+
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`."""
         static = self._static_positions(len(args))
         fixed = {i: arg for i, arg in enumerate(args) if i in static}

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from .._lists import pick
 from .._partition import describe, flatten, is_dynamic, paths, split
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R
 from ..checkpointing.engine._step import strongly_typed
 from ..tracing._trace import Inputs
 from ._checked import Checked
@@ -19,7 +19,7 @@ from ._program import make_program
 
 
 @final
-class DebugNonFinite(AbstractTransform):
+class DebugNonFinite(AbstractTransform, Generic[P, R]):
     """Runs a function, and raises an error at the first NaN or infinity that it makes.
 
     The error names the operation, the line that asked for it, what went in, the
@@ -63,14 +63,19 @@ class DebugNonFinite(AbstractTransform):
           sweep: forward
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     when: Any = eqx.field(default=True, kw_only=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "DebugNonFinite[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`."""
         __tracebackhide__ = True
         if isinstance(self.when, bool | np.bool_):

@@ -1,13 +1,13 @@
 """`Optimize`: a function that runs what the passes have made of it."""
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax.core
 import jax.extend.core as jex
 
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R
 from ._optimize import PASSES, check_passes, optimize
 from ._trace import trace
 
@@ -18,7 +18,7 @@ def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
 
 
 @final
-class Optimize(AbstractTransform):
+class Optimize(AbstractTransform, Generic[P, R]):
     """Runs a function as the passes of `eqloop.ir` have rewritten it.
 
     Called as `f` is. `f` is traced with the arrays among its arguments, and with its
@@ -41,12 +41,17 @@ class Optimize(AbstractTransform):
         { lambda ; a:f32[]. let b:f32[] = sin a; c:f32[] = add b b in (c,) }
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     passes: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = eqx.field(
         default=PASSES, converter=_as_passes, kw_only=True, static=True
     )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Optimize[NewP, NewR]": ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f`, rewritten."""
         jaxpr, leaves, rest = trace(self.f, args, kwargs)
         jaxpr = optimize(jaxpr, self.passes)

@@ -4,15 +4,20 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, SupportsIndex, final
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
 
 from .._partition import as_arrays, describe
 from .._positions import loop_scope
-from .._typecheck import PRNGKey, enforce_annotations, typed
+from .._typecheck import (
+    PRNGKey,
+    PyTree,
+    ShapeDtypeStruct,
+    enforce_annotations,
+    typed,
+)
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
 from ._frame import Frame, Opened
 from ._layer_state import check_returned, state_of, with_array_state
@@ -20,11 +25,13 @@ from ._settings import check_schedule, check_unroll
 from ._stack import count, layer_at, stack
 from ._words import Words
 
+_Layer = TypeVar("_Layer")
+_NewLayer = TypeVar("_NewLayer")
 _NAME = "StackedLayers"
 
 
 @final
-class StackedLayers(eqx.Module):
+class StackedLayers(eqx.Module, Generic[_Layer]):
     """Layers, one applied after the other, that differ in their parameters alone.
 
     The layers are held as one, whose arrays have a leading axis with an entry for each
@@ -78,7 +85,7 @@ class StackedLayers(eqx.Module):
         in Equinox's tricks.
     """
 
-    layers: Any
+    layers: _Layer
     schedule: AbstractSchedule | None = eqx.field(
         default=None, static=True, kw_only=True
     )
@@ -100,12 +107,12 @@ class StackedLayers(eqx.Module):
     @classmethod
     def init(
         cls,
-        make: Callable[..., Any],
+        make: Callable[..., _NewLayer],
         depth: SupportsIndex,
         *,
         key: PRNGKey,
         **settings: Any,
-    ) -> Self:
+    ) -> "StackedLayers[_NewLayer]":
         """Makes layers that have keys of their own.
 
         Args:
@@ -124,10 +131,12 @@ class StackedLayers(eqx.Module):
         """
         keys = jax.random.split(key, _as_depth(depth))
         make_one = lambda key: as_arrays(with_array_state(_make(make, key)))
-        return cls(eqx.filter_vmap(make_one)(keys), **settings)
+        return StackedLayers(eqx.filter_vmap(make_one)(keys), **settings)
 
     @classmethod
-    def from_layers(cls, layers: Sequence[Any], **settings: Any) -> Self:
+    def from_layers(
+        cls, layers: Sequence[_NewLayer], **settings: Any
+    ) -> "StackedLayers[_NewLayer]":
         """Stacks layers that there are already.
 
         Args:
@@ -150,18 +159,22 @@ class StackedLayers(eqx.Module):
             )
         if not layers:
             raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
-        return cls(stack(f"{_NAME}.from_layers", layers), **settings)
+        return StackedLayers(stack(f"{_NAME}.from_layers", layers), **settings)
 
-    def unstack(self) -> list[Any]:
+    def unstack(self) -> list[_Layer]:
         """The layers, one by one."""
         return [layer_at(self.layers, i) for i in range(len(self))]
 
     def __len__(self) -> int:
         return count(_NAME, self.layers)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_Layer]:
         return iter(self.unstack())
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> _Layer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return dataclasses.replace(self, layers=layer_at(self.layers, index))
@@ -232,7 +245,7 @@ class StackedLayers(eqx.Module):
         self,
         x: PyTree,
         *args: PyTree,
-        key: PRNGKey | jax.ShapeDtypeStruct | None = None,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
         """The plan that a gradient of the call would run by, without running anything.
 

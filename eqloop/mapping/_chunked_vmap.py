@@ -2,19 +2,19 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
-from jaxtyping import PyTree
 
 from .._axes import axes_tree, hashable_axes
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._call import open_call
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
-from ._settings import as_count, axes_setting, check_flag, setting
+from ._settings import as_count, check_flag
 
 
 def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
@@ -25,7 +25,7 @@ def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
 
 
 @final
-class ChunkedVmap(AbstractTransform):
+class ChunkedVmap(AbstractTransform, Generic[P, R]):
     """Vectorises a function over at most so many rows at once.
 
     As `equinox.filter_vmap`, with the memory of one chunk rather than of all rows, also
@@ -108,19 +108,20 @@ class ChunkedVmap(AbstractTransform):
         (64, 2)
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     chunk_size: int | Budget = eqx.field(static=True, converter=_as_chunk_size)
-    in_axes: PyTree[Any] = axes_setting()
-    out_axes: PyTree[Any] = axes_setting()
-    reduce: PyTree[Any] = eqx.field(
-        default=None, static=True, converter=hashable_axes, kw_only=True
-    )
-    exact: bool = setting(False)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    reduce: PyTree = setting(default=None, converter=hashable_axes)
+    exact: bool = setting(default=False)
     # No static field, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
-    progress: ProgressBar | None = eqx.field(
-        default=None, static=True, converter=as_progress, kw_only=True
-    )
+    policy: Any = setting(default=None, converter=as_policy, static=False)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "ChunkedVmap[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -131,7 +132,7 @@ class ChunkedVmap(AbstractTransform):
         check_flag("ChunkedVmap", "exact", self.exact)
         check_progress("ChunkedVmap", self.progress)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments."""
         call = open_call(
             "ChunkedVmap",

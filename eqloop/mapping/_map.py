@@ -2,29 +2,29 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 
 import equinox as eqx
 
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R, setting
 from ..progress import ProgressBar, as_progress, check_progress
 from ._call import open_call
 from ._planner import AtMost
 from ._settings import as_count
 
 
-def _as_batch_size(size: Any) -> int | None:
+def _as_batch_size(size: SupportsIndex | None) -> int | None:
     if size is None:
         return None
     return as_count("Map", "batch_size", "the number of rows to map at once", size)
 
 
-def _as_unroll(unroll: Any) -> int:
+def _as_unroll(unroll: SupportsIndex) -> int:
     return as_count("Map", "unroll", "the number of rows in an iteration", unroll)
 
 
 @final
-class Map(AbstractTransform):
+class Map(AbstractTransform, Generic[P, R]):
     """Runs a function for one row after the other.
 
     As `jax.lax.map`, with leaves of any kind, and in the memory of one row also when it
@@ -60,14 +60,15 @@ class Map(AbstractTransform):
         [`jax.lax.map`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.map.html).
     """
 
-    f: Callable[..., Any]
-    batch_size: int | None = eqx.field(
-        default=None, static=True, converter=_as_batch_size, kw_only=True
-    )
-    unroll: int = eqx.field(default=1, static=True, converter=_as_unroll, kw_only=True)
-    progress: ProgressBar | None = eqx.field(
-        default=None, static=True, converter=as_progress, kw_only=True
-    )
+    f: Callable[P, R]
+    batch_size: int | None = setting(default=None, converter=_as_batch_size)
+    unroll: int = setting(default=1, converter=_as_unroll)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Map[NewP, NewR]": ...
 
     def __check_init__(self) -> None:
         check_progress("Map", self.progress)
@@ -76,7 +77,7 @@ class Map(AbstractTransform):
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *xs: Any, **kwargs: Any) -> Any:
+    def __call__(self, *xs: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments."""
         axes = eqx.if_array(0)
         call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)

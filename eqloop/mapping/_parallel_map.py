@@ -1,24 +1,25 @@
 """`ParallelMap`: `jax.vmap` with its rows on the devices of a mesh."""
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
-from .._transform import AbstractTransform
+from .._axes import hashable_axes
+from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._arguments import open_arguments
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
-from ._settings import as_count, axes_setting, setting
+from ._settings import as_count
 from ._split_rows import SplitRows
 
 
-def _as_devices(devices: Any) -> tuple[Any, ...] | None:
+def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
     if devices is None:
         return None
     devices = tuple(devices)
@@ -37,7 +38,7 @@ def _as_devices(devices: Any) -> tuple[Any, ...] | None:
     return devices
 
 
-def _as_chunk_size(size: Any) -> int | Budget | None:
+def _as_chunk_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
     if size is None or isinstance(size, Budget):
         return size
     what = "the number of rows that a device maps at once, or a `Budget`"
@@ -45,7 +46,7 @@ def _as_chunk_size(size: Any) -> int | Budget | None:
 
 
 @final
-class ParallelMap(AbstractTransform):
+class ParallelMap(AbstractTransform, Generic[P, R]):
     """Vectorises a function over rows that are on many devices, each its share of them.
 
     As `equinox.filter_vmap`. The rows of the arguments are split evenly over the
@@ -111,17 +112,18 @@ class ParallelMap(AbstractTransform):
         maps one row a device.
     """
 
-    f: Callable[..., Any]
-    mesh: SomeMesh | None = setting(None)
-    devices: Sequence[Any] | None = eqx.field(
-        default=None, converter=_as_devices, static=True, kw_only=True
-    )
-    axis_name: Hashable = setting(None)
-    in_axes: PyTree[Any] = axes_setting()
-    out_axes: PyTree[Any] = axes_setting()
-    chunk_size: int | Budget | None = eqx.field(
-        default=None, converter=_as_chunk_size, static=True, kw_only=True
-    )
+    f: Callable[P, R]
+    mesh: SomeMesh | None = setting(default=None)
+    devices: Sequence[Any] | None = setting(default=None, converter=_as_devices)
+    axis_name: Hashable = setting(default=None)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    chunk_size: int | Budget | None = setting(default=None, converter=_as_chunk_size)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "ParallelMap[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -135,7 +137,7 @@ class ParallelMap(AbstractTransform):
                 "devices: `jax.make_mesh(..., devices=...)`."
             )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments."""
         mesh = self._mesh()
         axis = self._axis(mesh)

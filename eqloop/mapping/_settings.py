@@ -3,22 +3,7 @@
 import operator
 from typing import Any
 
-import equinox as eqx
-
-from .._axes import hashable_axes
 from .._partition import describe
-
-
-def axes_setting() -> Any:
-    """A field for a prefix tree of axes: by default the leading ones of arrays."""
-    return eqx.field(
-        default=eqx.if_array(0), static=True, converter=hashable_axes, kw_only=True
-    )
-
-
-def setting(default: Any) -> Any:
-    """A static field."""
-    return eqx.field(default=default, static=True, kw_only=True)
 
 
 def as_count(owner: str, name: str, what: str, value: Any, least: int = 1) -> int:

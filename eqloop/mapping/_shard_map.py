@@ -2,25 +2,24 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
 from jax.sharding import PartitionSpec
-from jaxtyping import PyTree
 
 from .._axes import axes_tree, hashable_axes
 from .._partition import Rest, as_arrays, flatten, is_dynamic, split
 from .._signature import argument_names
-from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations, explained
+from .._transform import AbstractTransform, NewR, R, setting
+from .._typecheck import PyTree, enforce_annotations, explained
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
-from ._settings import check_flag, setting
+from ._settings import check_flag
 from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
 @final
-class ShardMap(AbstractTransform):
+class ShardMap(AbstractTransform, Generic[R]):
     """Runs a function once on every device of a mesh, each on its parts of the arrays.
 
     As `jax.shard_map`, and any leaf that is no array is passed to `f` as it is, and
@@ -67,21 +66,22 @@ class ShardMap(AbstractTransform):
         [`jax.shard_map`](https://docs.jax.dev/en/latest/notebooks/shard_map.html).
     """
 
-    f: Callable[..., Any]
-    mesh: SomeMesh | None = setting(None)
-    in_specs: PyTree[Any] = eqx.field(
-        static=True, converter=hashable_axes, kw_only=True
-    )
-    out_specs: PyTree[Any] = eqx.field(
-        static=True, converter=hashable_axes, kw_only=True
-    )
+    f: Callable[..., R]
+    mesh: SomeMesh | None = setting(default=None)
+    in_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
+    out_specs: PyTree = eqx.field(static=True, converter=hashable_axes, kw_only=True)
     axis_names: frozenset[Any] | None = eqx.field(
         default=None,
         converter=lambda names: None if names is None else frozenset(names),
         static=True,
         kw_only=True,
     )
-    check_vma: bool = setting(True)
+    check_vma: bool = setting(default=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[..., NewR], /) -> "ShardMap[NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -91,7 +91,7 @@ class ShardMap(AbstractTransform):
         check_mesh("ShardMap", self.mesh)
         check_flag("ShardMap", "check_vma", self.check_vma)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         """Runs `f` on every device."""
         mesh = self._mesh()
         axes = self._axes(mesh)

@@ -2,28 +2,29 @@
 
 import inspect
 from collections.abc import Callable, Hashable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
+from .._axes import hashable_axes
 from .._lists import pick
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._typecheck import PyTree
 from ._arguments import Arguments, open_arguments
 from ._call import VARYING, Row
-from ._settings import as_count, axes_setting, setting
+from ._settings import as_count
 
 
-def _as_axis_size(size: Any) -> int | None:
+def _as_axis_size(size: SupportsIndex | None) -> int | None:
     if size is None:
         return None
     return as_count("Vmap", "axis_size", "the number of rows", size, least=0)
 
 
 @final
-class Vmap(AbstractTransform):
+class Vmap(AbstractTransform, Generic[P, R]):
     """Vectorises a function over rows, all at once.
 
     As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
@@ -64,19 +65,22 @@ class Vmap(AbstractTransform):
         [`equinox.filter_vmap`](https://docs.kidger.site/equinox/api/transformations/#equinox.filter_vmap).
     """
 
-    f: Callable[..., Any]
-    in_axes: PyTree[Any] = axes_setting()
-    out_axes: PyTree[Any] = axes_setting()
-    axis_name: Hashable = setting(None)
-    axis_size: int | None = eqx.field(
-        default=None, static=True, converter=_as_axis_size, kw_only=True
-    )
+    f: Callable[P, R]
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    axis_name: Hashable = setting(default=None)
+    axis_size: int | None = setting(default=None, converter=_as_axis_size)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Vmap[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments."""
         arguments = open_arguments(
             "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size

@@ -3,12 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
 
 import equinox as eqx
 
 from .._nonfinite import translated
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R
 from .._typecheck import enforce_annotations
 from ._named import check_name, name_of
 
@@ -16,7 +16,7 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 
 @final
-class Jit(AbstractTransform):
+class Jit(AbstractTransform, Generic[P, R]):
     """Compiles a function, as `equinox.filter_jit`.
 
     Arrays are traced, and all other leaves of the arguments, and of `f`, are static: it
@@ -50,15 +50,20 @@ class Jit(AbstractTransform):
         [`equinox.filter_jit`](https://docs.kidger.site/equinox/api/transformations/).
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     donate: Donate = eqx.field(default="none", static=True, kw_only=True)
     name: str | None = eqx.field(default=None, static=True, kw_only=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Jit[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`, and compiles it before if need be."""
         __tracebackhide__ = True
         program = _program(self._name, self.donate)

@@ -2,17 +2,17 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
 import jax
 
-from .._transform import AbstractTransform
+from .._transform import AbstractTransform, NewP, NewR, P, R
 from .._typecheck import enforce_annotations
 
 
 @final
-class Named(AbstractTransform):
+class Named(AbstractTransform, Generic[P, R]):
     """Runs a function, with a name for all that it does, as `jax.named_scope`.
 
     The name stands before those of its operations in profiles, in the compiled program
@@ -39,14 +39,19 @@ class Named(AbstractTransform):
         [`jax.named_scope`](https://docs.jax.dev/en/latest/_autosummary/jax.named_scope.html).
     """
 
-    f: Callable[..., Any]
+    f: Callable[P, R]
     name: str = eqx.field(static=True)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Callable[NewP, NewR], /) -> "Named[NewP, NewR]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`."""
         with jax.named_scope(self.name):
             return enforce_annotations(self.f)(*args, **kwargs)
