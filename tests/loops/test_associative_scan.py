@@ -240,7 +240,7 @@ def test_memory_is_that_of_a_chunk():
     def pull(xs, cts):
         return jax.vjp(forward, xs)[1](cts)
 
-    assert temp_bytes(forward, xs) < 0.1 * size
+    assert temp_bytes(forward, xs) < 0.15 * size
     assert temp_bytes(lambda xs: jax.jvp(forward, (xs,), (xs,)), xs) < 0.2 * size
     # The prefixes are what is stored for the backward pass.
     assert temp_bytes(pull, xs, xs) < 1.3 * size

@@ -26,8 +26,9 @@ def test_a_recurrent_step():
     vector, matrix = 32 * F32, 32 * 32 * F32
     assert (found.carry, found.read, found.x, found.ct_x) == (vector,) * 4
     assert found.ct_consts == matrix
-    # The carry, and both tanh with their derivatives; the weight is no residual.
-    assert found.residuals == 5 * vector
+    # The carry, and both tanh with their derivatives; the weight is no residual. From
+    # JAX 0.12 on one tanh does for its derivative, too.
+    assert found.residuals in (4 * vector, 5 * vector)
     # Both products of the cotangents are of values that are computed from residuals.
     assert found.reads == 2 * 32 * 32
     assert found.reversal > found.evaluation > 0
