@@ -3,11 +3,17 @@
 import collections
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax
 
+if TYPE_CHECKING:
+    from builtins import RuntimeError as JaxRuntimeError  # JAX does not say its type
+else:
+    from jax.errors import JaxRuntimeError
 
-class NonFiniteError(jax.errors.JaxRuntimeError):
+
+class NonFiniteError(JaxRuntimeError):
     """An operation gave a NaN or an infinity, and its operands were none.
 
     It is raised by what [`DebugNonFinite`][eqloop.DebugNonFinite] runs.

@@ -28,7 +28,9 @@ class Step:
     num_consts: int
     num_carry: int
 
-    def __call__(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list, list]:
+    def __call__(
+        self, consts: Arrays, carry: Arrays, x: Arrays
+    ) -> tuple[list[Any], list[Any]]:
         outs = jex.jaxpr_as_fun(self.jaxpr)(*consts, *carry, *x)
         return split(outs, self.num_carry)
 
