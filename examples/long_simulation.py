@@ -1,0 +1,254 @@
+# %% [markdown]
+"""
+# Fit a long simulation in 64 MB
+
+A nerve fibre carries spikes as far as its membrane has sodium channels to renew them.
+Where it was injured, some are gone. Can one tell where, and how many, from voltages
+that were recorded along the fibre?
+
+One can if one has the gradient: a simulation says what would have been recorded, and
+its derivatives by the densities of channels say how to correct them. But the
+simulation takes 130,000 steps, and a gradient needs what was computed in each of
+them. To store it would take 2 GiB. Here the gradient gets 64 MiB.
+
+You can run this page as a script,
+
+```sh
+python -m pip install -e '.[examples]' && python examples/long_simulation.py
+```
+
+or as a notebook. It prints plans, memory, and the error of the fit as it falls, and
+draws the frontier and what was found.
+"""
+
+# %%
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import scipy.optimize
+from jaxtyping import Array, Float
+
+import eqloop as el
+
+# %% [markdown]
+"""
+## The fibre
+
+This is the giant axon of a squid, as Hodgkin and Huxley described it in 1952: 128 mm
+of it, cut into places of a millimetre. Each place has a voltage and three gates, whose
+opening lets sodium and potassium through. Current flows between neighbours, and that
+is how a spike travels.
+
+What is not known is the density of sodium channels in each stretch of 8 mm. The model
+holds its logarithm, so that no density is ever negative. Everything else is in the
+books. Units are mV, ms, µA/cm² and mS/cm².
+"""
+
+# %%
+PLACES, STRETCHES, DT = 128, 16, 0.01  # ms: with longer steps the axon is unstable
+AXIAL = 33.6  # between places: radius 0.238 mm, resistivity 35.4 Ω cm
+
+Places = Float[Array, "places"]
+
+
+class State(eqx.Module):
+    """The carry of the loop: the voltage, and how far the gates are open."""
+
+    voltage: Places
+    m: Places
+    h: Places
+    n: Places
+
+
+class Axon(eqx.Module):
+    """A step of 10 µs, of forward Euler."""
+
+    log_sodium: Float[Array, "stretches"]
+
+    def __call__(
+        self, state: State, current: Float[Array, ""]
+    ) -> tuple[State, Float[Array, "electrodes"]]:
+        v, m, h, n = state.voltage, state.m, state.h, state.n
+        sodium = jnp.repeat(jnp.exp(self.log_sodium), PLACES // STRETCHES)
+        membrane = (
+            sodium * m**3 * h * (v - 50) + 36 * n**4 * (v + 77) + 0.3 * (v + 54.4)
+        )
+        along = AXIAL * jnp.diff(jnp.diff(v, prepend=v[:1], append=v[-1:]))
+        slopes = State(
+            voltage=(along - membrane).at[0].add(current),
+            m=ramp((v + 40) / 10) * (1 - m) - 4 * jnp.exp(-(v + 65) / 18) * m,
+            h=0.07 * jnp.exp(-(v + 65) / 20) * (1 - h)
+            - jax.nn.sigmoid((v + 35) / 10) * h,
+            n=0.1 * ramp((v + 55) / 10) * (1 - n) - 0.125 * jnp.exp(-(v + 65) / 80) * n,
+        )
+        return jax.tree.map(lambda x, slope: x + DT * slope, state, slopes), v[4::8]
+
+
+def ramp(x: Places) -> Places:
+    """`x / (1 - exp(-x))`, which is smooth at 0, and so are its derivatives here."""
+    is_small = jnp.abs(x) < 1e-3
+    safe = jnp.where(is_small, 1, x)
+    return jnp.where(is_small, 1 + x / 2, -safe / jnp.expm1(-safe))
+
+
+# %% [markdown]
+"""
+It rests until it gets a shock at its beginning, at moments that are random: 1.3 seconds
+of this are 130,000 steps.
+"""
+
+# %%
+STEPS = 130_000
+rest = State(*(jnp.full(PLACES, x) for x in (-65.0, 0.053, 0.596, 0.318)))
+waits = np.random.default_rng(0).integers(900, 2500, size=STEPS // 900)
+shocks = np.cumsum(waits)
+current = np.zeros(STEPS, np.float32)
+for shock in shocks[shocks < STEPS - 2000]:
+    current[shock : shock + 100] = 1500
+
+# %% [markdown]
+"""
+## The recording
+
+The true axon has lost half of its channels between 40 and 64 mm. It is simulated, with
+a bar to show that something happens, and each of the 16 electrodes adds noise of 2 mV.
+"""
+
+# %%
+lost = np.array(
+    [0, 0.1, 0, -0.1, 0, -0.7, -0.8, -0.6, -0.1, 0.1, 0.2, 0, -0.1, 0, 0.1, 0]
+)
+truth = Axon(jnp.log(120) + jnp.asarray(lost, jnp.float32))
+_, clean = el.Jit(el.Scan(truth, progress=True))(rest, current)
+NOISE = 2.0
+recorded = clean + NOISE * jax.random.normal(jax.random.key(0), clean.shape)
+
+# %%
+time = DT * np.arange(STEPS)
+shown = slice(2000, 5000)
+figure, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+for electrode in (0, 6, 15):
+    label = f"{8 * electrode + 4} mm"
+    ax.plot(time[shown], recorded[shown, electrode], lw=0.8, label=label)
+ax.set(xlabel="time (ms)", ylabel="voltage (mV)")
+ax.legend(loc="upper right", frameon=False)
+plt.show()
+
+# %% [markdown]
+"""
+## What the gradient would take
+
+The guess is an axon that is healthy everywhere. First the plans: they are made for the
+types of the arguments, and nothing is run. `StoreAll` is what `jax.lax.scan` does.
+"""
+
+# %%
+guess = Axon(jnp.full(STRETCHES, jnp.log(120.0)))
+stored = el.Scan(guess, schedule=el.StoreAll())
+budgeted = el.Scan(guess, schedule=el.Budget("64MiB"))
+print(stored.plan(rest, current))
+print()
+print(budgeted.plan(rest, current))
+
+# %% [markdown]
+"""
+A budget takes the fastest plan within so much memory, so it may take much less than it
+is allowed: here the next one that is faster needs four times as much. The line in this
+picture is all the plans that there are to choose from, and the star is the one chosen.
+"""
+
+# %%
+figure, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+el.frontier(budgeted, rest, current).plot(ax)
+plt.show()
+
+# %% [markdown]
+"""
+A plan is an estimate. What the compiled gradient takes, XLA itself tells. That is more
+than the plan of the loop: there are also the voltages that come out of the loop, and
+their cotangents.
+"""
+
+
+# %%
+def loss(loop: el.Scan) -> Float[Array, ""]:
+    """The mean squared difference from what was recorded, in mV²."""
+    _, voltages = loop(rest, current)
+    return jnp.mean((voltages - recorded) ** 2)
+
+
+def compile_gradient(loop: el.Scan):
+    return el.Jit(el.Grad(loss, return_value=True)).lower(loop).compile()
+
+
+def mebibytes(program) -> float:
+    """What the program allocates beside its arguments and its results."""
+    return program.memory_analysis().temp_size_in_bytes / 2**20
+
+
+gradient = compile_gradient(budgeted)
+print(f"StoreAll        {mebibytes(compile_gradient(stored)):8.1f} MiB")
+print(f"Budget('64MiB') {mebibytes(gradient):8.1f} MiB")
+assert mebibytes(gradient) <= 64
+
+# %% [markdown]
+"""
+## The fit
+
+The rest is as ever. SciPy's L-BFGS is given the loss and its gradient at some
+densities; it asks for them about a dozen times.
+"""
+
+
+# %%
+def loss_and_gradient(log_sodium):
+    axon = Axon(jnp.asarray(log_sodium, jnp.float32))
+    loop = eqx.tree_at(lambda loop: loop.f, budgeted, axon)
+    slope, value = gradient(loop)
+    errors.append(float(value) ** 0.5)
+    print(f"gradient {len(errors):>2}: error {errors[-1]:6.3f} mV")
+    return float(value), np.asarray(slope.f.log_sodium, float)
+
+
+errors: list[float] = []
+found = scipy.optimize.minimize(
+    loss_and_gradient,
+    guess.log_sodium,
+    jac=True,
+    method="L-BFGS-B",
+    options=dict(maxiter=11),
+)
+
+# %% [markdown]
+"""
+When the error is that of the noise, 2 mV, nothing is left to explain. And the injury is
+where it is, stretch by stretch:
+"""
+
+# %%
+densities = {
+    "true": truth.log_sodium,
+    "first guess": guess.log_sodium,
+    "found": found.x,
+}
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(7, 3.2), width_ratios=(1, 2), layout="constrained"
+)
+left.plot(range(1, len(errors) + 1), errors, ".-")
+left.axhline(NOISE, color="0.6", lw=1)
+left.set(xlabel="gradients", ylabel="error (mV)", ylim=(0, None))
+for (label, density), style in zip(densities.items(), ("k-", "k:", "C1o"), strict=True):
+    at = 8 * np.arange(STRETCHES) + 4
+    right.plot(at, np.exp(density), style, label=label)
+right.set(xlabel="place (mm)", ylabel="sodium channels (mS/cm²)", ylim=(0, 170))
+right.legend(loc="lower right", frameon=False)
+plt.show()
+
+# %%
+off = np.abs(np.expm1(found.x - truth.log_sodium))
+print(f"error {errors[0]:.2f} mV, then {errors[-1]:.2f} mV of which {NOISE} are noise")
+print(f"densities off by {off.mean():.1%} on average, {off.max():.1%} at most")
+assert errors[-1] < 1.05 * NOISE
+assert off.max() < 0.05

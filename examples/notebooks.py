@@ -1,0 +1,70 @@
+"""Makes the notebooks of the documentation, with their outputs, from their scripts.
+
+    python -m pip install -e '.[notebooks]' && python examples/notebooks.py
+
+Each script whose cells start with `# %%` is run in a kernel of its own, and written to
+`docs/examples/`. It prints what it has written. Nothing of the machine is kept, but for
+the figures that are printed; of a progress bar, only how it ended.
+"""
+
+import os
+from pathlib import Path
+
+import jupytext
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+SCRIPTS = Path(__file__).parent
+NOTEBOOKS = SCRIPTS.parent / "docs" / "examples"
+NAMES = ("long_simulation", "language_model")
+
+
+def read(name: str) -> NotebookNode:
+    """The notebook of a script, without outputs."""
+    notebook = jupytext.read(SCRIPTS / f"{name}.py", fmt="py:percent")
+    notebook.metadata = {
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        }
+    }
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"  # the same each time
+        cell.metadata = {}
+    return notebook
+
+
+def run(notebook: NotebookNode) -> None:
+    """Fills in the outputs.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: If a cell raises.
+    """
+    # Without widgets a progress bar is text, which is what a page can show.
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
+    NotebookClient(notebook, record_timing=False, coalesce_streams=True).execute()
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                output.text = overwritten(output.text)
+
+
+def overwritten(text: str) -> str:
+    """What a terminal shows in the end: of each line, what was written last."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    for name in NAMES:
+        notebook = read(name)
+        run(notebook)
+        file = NOTEBOOKS / f"{name}.ipynb"
+        jupytext.write(notebook, file)
+        print(f"written {file}")
+
+
+if __name__ == "__main__":
+    main()
