@@ -35,6 +35,9 @@ def million() -> Sequence[Comparison]:
             "Gradient of W, h0 and xs: recurrent step, 1,000,000 steps, width 64",
             [loop.case(gradient, args) for loop in (loops.nested(1000, 1000), scan)],
             [memory(scan.name, 64 * MEBI)],
+            # Sums of a million terms, in another order: from those in float64 either
+            # is further off than from the other.
+            tolerance=1e-3,
             rounds=1,
         )
     ]
