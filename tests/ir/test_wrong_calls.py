@@ -1,5 +1,7 @@
 """Wrong calls: each says where, what was wrong, and what to do."""
 
+import functools
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -12,6 +14,18 @@ X = jnp.ones(3)
 JAXPR = jax.make_jaxpr(lambda x: jnp.sin(jnp.exp(x)))(X)
 FIRST, SECOND = JAXPR.eqns
 LARGE = np.ones((600, 600), np.float32)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def power(order, x):
+    return x**order
+
+
+@power.defjvp
+def power_jvp(order, primals, tangents):
+    # Its derivative has a rule again, of another order: there is no last one.
+    (x,), (t,) = primals, tangents
+    return power(order, x), order * power(order - 1, x) * t
 
 
 @jax.jit
@@ -76,6 +90,11 @@ CALLS = [
         lambda: ir.to_python(lambda x: jax.pure_callback(np.sin, x, x))(X),
         ValueError,
         "`eqloop.ir.register_handler('pure_callback', handler)`",
+    ),
+    (
+        lambda: ir.to_python(lambda x: power(3, x))(X),
+        ValueError,
+        "`eqloop.ir.register_handler('custom_jvp_call', handler)`",
     ),
     (lambda: ir.register_handler(3, str), TypeError, "must be a primitive or its name"),
     (

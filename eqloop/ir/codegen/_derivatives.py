@@ -21,6 +21,10 @@ from .._walk import Closed, inner
 from ._control import Statement, function_name
 from ._layout import Brackets, Node, call, lines, structure, tuple_of
 from ._scope import Module, Scope
+from ._values import UnprintableError
+
+# Rules within rules. Those of `jnp.i0` have rules of their own without end (JAX 0.12).
+DEEPEST = 16
 
 
 def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> Statement:
@@ -34,6 +38,8 @@ def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> St
         key = kind, function_name(callee), str(callee.jaxpr)
         name = module.open_functions.get(key)
         if name is None:
+            if len(module.open_functions) == DEEPEST:
+                raise UnprintableError(eqn.primitive)
             known = module.has_written(callee, kind)
             decorator = f"@jax.custom_{kind}"
             name = module.function(callee, function_name(callee), decorator, kind=kind)
