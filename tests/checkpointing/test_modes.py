@@ -9,7 +9,7 @@ import pytest
 
 import eqloop as el
 
-from ..marks import slow
+from ..marks import slow_if
 from . import derivatives
 from .derivatives import (
     CONTEXTS,
@@ -56,7 +56,16 @@ def check(mode: Any, context: Any, schedule: Any) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=name)
+# A mode that is like another one, under `vmap` or of a part of its arguments.
+LIKE_OTHERS = (
+    derivatives.primal,
+    derivatives.grad_of_parameters,
+    derivatives.jacfwd,
+    derivatives.jacrev,
+)
+
+
+@pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
 def test_modes(mode):
     check(mode, derivatives.plain, el.Binomial(3))
 
@@ -84,9 +93,7 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize(
-    "context", [slow(c) if c in SLOW else c for c in CONTEXTS[1:]], ids=name
-)
+@pytest.mark.parametrize("context", slow_if(SLOW.__contains__, CONTEXTS[1:]), ids=name)
 def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)

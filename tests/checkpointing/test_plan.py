@@ -8,6 +8,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
 from .memory import gradient, temp_bytes
 from .steps import STEPS, recurrent
 
@@ -47,7 +48,7 @@ def test_evaluations_are_those_of_a_gradient(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:-2], ids=repr)
-@pytest.mark.parametrize("name", ["recurrent", "field"])
+@pytest.mark.parametrize("name", [slow("recurrent"), "field"])
 def test_memory_is_as_predicted(name, schedule):
     args = STEPS[name](96)
     plan = el.Scan(args[0], schedule=schedule).plan(*args[1:])

@@ -15,7 +15,7 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow
+from ..marks import slow_if
 
 FORWARD, DIFFERENTIATED = "forward", "forward, as it is differentiated"
 BACKWARD = "backward"
@@ -324,7 +324,7 @@ CASES = {
 SLOW = {"while 2", "deep 2", "deep 3", "root of a nested Scan", "root of blocks"}
 
 
-@pytest.mark.parametrize("name", [slow(n, id=n) if n in SLOW else n for n in CASES])
+@pytest.mark.parametrize("name", slow_if(SLOW.__contains__, CASES))
 def test_first_is_named(name: str) -> None:
     case = CASES[name]
     f, args = el.DebugNonFinite(case.f), case.args

@@ -17,6 +17,7 @@ import pytest
 from eqloop import ir
 from eqloop.ir._walk import count_equations
 
+from ..marks import slow_if
 from .corpus import PROBLEMS
 
 # Options for programs that are run once and on little data: they compile in half the
@@ -45,7 +46,11 @@ def gradient(f, leaves, treedef):
     return jax.grad(loss)([x for m, x in zip(moves, leaves, strict=True) if m])
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+# Each week all of them; else every second one.
+WEEKLY = set(list(PROBLEMS)[1::2])
+
+
+@pytest.mark.parametrize("name", slow_if(WEEKLY.__contains__, PROBLEMS))
 def test_optimized_functions_have_the_same_values_and_gradients(name):
     problem = PROBLEMS[name]
     leaves, treedef = jax.tree.flatten(problem.args)

@@ -10,6 +10,7 @@ import pytest
 import eqloop as el
 
 from ..checkpointing.planning.test_memory import cell, temporary
+from ..marks import slow
 
 WIDTH = 32
 CARRY = 4 * WIDTH
@@ -77,7 +78,7 @@ def test_memory_does_not_grow_with_what_is_skipped():
     ("schedule", "kept"),
     [
         (el.StoreAll(), {"step": 10}),
-        (el.StoreAll(), {"start": 3, "step": -10}),
+        slow(el.StoreAll(), {"start": 3, "step": -10}),
         (el.StoreAll(), {"start": -1}),
         (el.Recursive(8), {"step": 10}),
         (el.Binomial(10, block=20), {"start": 3, "step": -10}),

@@ -238,7 +238,7 @@ def among_rows(x):
 
 
 @pytest.mark.parametrize("rows", [DEVICES, 3 * DEVICES])
-@pytest.mark.parametrize("sizes", [dict(rows=8), dict(rows=4, model=2)])
+@pytest.mark.parametrize("sizes", [slow(dict(rows=8)), dict(rows=4, model=2)])
 def test_collectives_speak_to_all_rows(rows, sizes):
     mesh = mesh_of(**sizes)
     x = 1 + jnp.sin(jnp.arange(2.0 * rows)).reshape(rows, 2)

@@ -8,6 +8,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow_if
 from .test_chunked_vmap import assert_close
 
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
@@ -52,9 +53,12 @@ def expected():
     return jax.jit(lambda: {name: mode(mean_of_all) for name, mode in MODES.items()})()
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_is_the_mean_of_all_rows_in_every_mode(settings, expected):
-    mean = el.ChunkedVmap(loss, in_axes=(None, 0), reduce="mean", **settings)
+SLOW = {"chunks that divide", "a policy, the last one shorter", "all at once"}
+
+
+@pytest.mark.parametrize("name", slow_if(SLOW.__contains__, SETTINGS))
+def test_is_the_mean_of_all_rows_in_every_mode(name, expected):
+    mean = el.ChunkedVmap(loss, in_axes=(None, 0), reduce="mean", **SETTINGS[name])
     run = lambda: {name: mode(mean) for name, mode in MODES.items()}
     assert_close(jax.jit(run)(), expected)
 

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
-from ..marks import slow
+from ..marks import slow, slow_if
 
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
 X = jnp.sin(jnp.arange(15.0)).reshape(5, 3)
@@ -124,7 +124,10 @@ def expected_in(mode, nested):
     return jax.jit(lambda: MODES[mode](f))()
 
 
-@pytest.mark.parametrize("mode", MODES)
+LIKE_OTHERS = {"jvp of w", "vjp of x", "jacfwd", "reverse over forward"}
+
+
+@pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES))
 def test_is_vmap_in_every_mode_and_place(mode):
     found = jax.jit(lambda: MODES[mode](CHUNKED["overlapping"]))()
     assert_close(found, expected_in(mode, False))

@@ -10,6 +10,8 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow_if
+
 XS = jnp.linspace(0.1, 1.0, 20)
 STEPS = 21
 COUNTS = {
@@ -45,7 +47,11 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+# These differ from others in what the tests of maps look at.
+SLOW = {"CheckpointedForLoop", "in one chunk", "with a rest"}
+
+
+@pytest.mark.parametrize("name", slow_if(SLOW.__contains__, LOOPS))
 def test_loops_and_maps(name, shown):
     run, bar = LOOPS[name], el.ProgressBar(5, desc="a")
     grad = lambda p: jax.grad(lambda w: jnp.sum(run(w, p) ** 2))

@@ -15,6 +15,7 @@ from jax import lax
 
 import eqloop as el
 
+from ...marks import slow_if
 from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, QUICK, inputs, mapped, rematerialised
 
@@ -78,7 +79,10 @@ def check(mode: Any, context: Any, kind: Any) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=name)
+LIKE_OTHERS = (derivatives.grad_of_parameters, derivatives.reverse_over_reverse)
+
+
+@pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
 def test_modes(mode):
     # They take turns; all of them are tried by the slow test.
     kind = list(LOOPS.values())[MODES.index(mode) % 2]
