@@ -45,16 +45,6 @@ def run(notebook: NotebookNode) -> None:
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
     NotebookClient(notebook, record_timing=False, coalesce_streams=True).execute()
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if output.output_type == "stream":
-                output.text = overwritten(output.text)
-
-
-def overwritten(text: str) -> str:
-    """What a terminal shows in the end: of each line, what was written last."""
-    lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,0 +1,61 @@
+"""Every example runs, from its command to its end, and prints what it is to print."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples"
+SCRIPTS = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "notebooks.py"})
+PATIENCE = 900  # seconds, on a machine that has much else to do
+
+# What it must print in the end, with a number that must not be larger.
+SAYS = {
+    "adaptive_solver": (r"whole period: (\S+) from the start", 1e-6),
+    "language_model": (r"four at once, with the policy +(\S+) MiB", 8),
+    "long_simulation": (r"Budget\('64MiB'\) +(\S+) MiB", 64),
+    "quickstart": (r"the model errs by +(\S+) m", 4),
+    "sofo": (r"Adam +step +99: error (\S+)", 1),
+    "spiking_network": (r"update 20: error (\S+),", 0.4),
+    "transformer": (r"step 249: +(\S+) nats", 1.5),
+}
+
+
+def test_all_are_known():
+    assert [script.stem for script in SCRIPTS] == sorted(SAYS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_says_how_to_run_it(script):
+    text = script.read_text()
+    command = rf"python -m pip install -e \S+ && python examples/{script.name}\n"
+    assert re.search(command, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_script(script):
+    if script.stem == "quickstart" and not importlib.util.find_spec(
+        "astropy_iers_data"
+    ):
+        pytest.skip("the quickstart needs astropy-iers-data, of the extra `examples`")
+    # The figures are drawn, and nowhere shown.
+    env = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    pattern, most = SAYS[script.stem]
+    found = re.search(pattern, run.stdout)
+    assert found, run.stdout
+    assert float(found[1]) <= most
