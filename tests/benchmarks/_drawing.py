@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator
 from matplotlib.transforms import Bbox
 
@@ -49,7 +49,7 @@ _SETTINGS: Any = {
 }
 # Of labels from their points: near ones before far ones.
 _OFFSETS = [(x, y) for y in (0, 9, -9, 16, -16) for x in (8, -8, 0) if x or y]
-_OFFSETS += [(x, y) for y in (26, -26, 40, -40) for x in (8, -8, 24, -24)]
+_OFFSETS += [(x, y) for y in (-26, -40, 26, 40, 54) for x in (8, -8, 24, -24)]
 
 
 def save(picture: Picture, outcomes: Sequence[Outcome], path: Path) -> None:
@@ -116,7 +116,7 @@ def _label_ends(ax: Axes, lines: Mapping[str, Points]) -> None:
             ax,
             name,
             ends[name],
-            xytext=(1.05, height),
+            xytext=(1.14, height),
             textcoords="axes fraction",
             va="center",
             arrowprops=_leader(name),
@@ -125,7 +125,14 @@ def _label_ends(ax: Axes, lines: Mapping[str, Points]) -> None:
 
 def _leader(name: str) -> dict[str, Any]:
     """A thin line from a label to its point."""
-    return {"arrowstyle": "-", "color": _STYLES[name][0], "lw": 0.5}
+    return {
+        "arrowstyle": "-",
+        "color": _STYLES[name][0],
+        "lw": 0.5,
+        "relpos": (0, 0.5),
+        "shrinkA": 1,
+        "shrinkB": 5,
+    }
 
 
 def _spread(heights: Sequence[float], gap: float) -> np.ndarray:
@@ -152,19 +159,27 @@ def _spread(heights: Sequence[float], gap: float) -> np.ndarray:
 
 def _label_beside(ax: Axes, lines: Mapping[str, Points]) -> None:
     """Labels beside one of a line's points, where they cover nothing if possible."""
-    ax.margins(0.1)
+    ax.margins(0.1, 0.25)
+    ax.autoscale_view()
     taken = [box for points in lines.values() for box in _covered(ax, points)]
-    left = ax.get_window_extent().x0
+    corner = ax.get_window_extent().min
     # Those of long lines have the most places to go to.
     for name, points in sorted(lines.items(), key=lambda line: len(line[1])):
         for label in _candidates(ax, name, points):
-            box = label.get_window_extent()
-            if box.x0 > left and not any(box.overlaps(other) for other in taken):
+            box = _box(label)
+            inside = np.all(box.min > corner)
+            if inside and not any(box.overlaps(other) for other in taken):
                 break
             label.remove()
         else:
-            box = _label(ax, name, points[0]).get_window_extent()
+            box = _box(_label(ax, name, points[0]))
         taken.append(box)
+
+
+def _box(label: Annotation) -> Bbox:
+    """Where the words are, without the thin line to them."""
+    label.get_window_extent()  # puts it into its place
+    return Text.get_window_extent(label)
 
 
 def _covered(ax: Axes, points: Points) -> Iterator[Bbox]:

@@ -50,7 +50,8 @@ are in [benchmarks.json](benchmarks.json).
   that are missed stand in the open.
 
 The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
-little in a step, so that what a loop itself costs shows.
+little in a step, so that what a loop itself costs shows. In the pictures eqloop is
+blue, and both axes are logarithmic.
 """
 
 _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
@@ -98,12 +99,13 @@ def _platform(platform: str, groups: Mapping[str, Record]) -> str:
 
 def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
     """Machine, versions, commit and date; once, where all groups share them."""
-    shared: dict[str, list[str]] = {}
+    shared: dict[tuple[str, str], list[str]] = {}
     for name, record in groups.items():
-        measured = f"Measured on {record.date}:\n\n{environment(record.environment)}"
-        shared.setdefault(measured, []).append(GROUPS[name].title)
-    for measured, titles in shared.items():
-        yield measured if len(shared) == 1 else f"{'; '.join(titles)}. {measured}"
+        key = record.date, environment(record.environment)
+        shared.setdefault(key, []).append(GROUPS[name].title)
+    for (date, where), titles in shared.items():
+        which = [] if len(shared) == 1 else [f"- {'; '.join(titles)}"]
+        yield "\n".join((f"Measured on {date}:\n", *which, where))
     busiest = max((record.busy or 0.0 for record in groups.values()), default=0.0)
     if busiest >= _BUSY:
         yield (

@@ -26,6 +26,7 @@ def _at(steps: int) -> Comparison:
         f"Gradient of W, h0 and xs: recurrent step, {steps} steps, width 64",
         [loop.case(gradient, args) for loop in _loops(steps)],
         rounds=5,
+        compile_rounds=3,
         size=steps,
     )
 

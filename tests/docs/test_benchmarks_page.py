@@ -1,0 +1,157 @@
+"""The page of benchmarks, from figures that are made up, and from those that are kept.
+
+Nothing is measured here.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from tests.benchmarks import _drawing, _page, _plots, _report, _results
+from tests.benchmarks._machine import environment, watch
+from tests.benchmarks.groups import GROUPS
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+KEPT = _results.load(_results.data_of(PAGE))
+WHERE = _results.Environment("cpu", "a machine", "3.11", {"jax": "0.10.0"}, "abc")
+
+
+def row(name="`lax.scan`", line="lax.scan", seconds=0.5, **changes):
+    """A case that took half a second, which is nothing that was measured."""
+    found = _results.Row(name, line, seconds, (0.4, 0.6), 1.5, 2_000_000, 0.0)
+    return dataclasses.replace(found, **changes)
+
+
+def outcome(*rows, **changes):
+    """A comparison of these rows."""
+    found = _results.Outcome("A title", 256, 5, 1e-4, rows or (row(),))
+    return dataclasses.replace(found, **changes)
+
+
+def record(*outcomes, busy=0.0, where=WHERE):
+    """A group of these comparisons."""
+    return _results.Record(where, "2026-01-02", busy, outcomes)
+
+
+def test_the_page_is_what_its_figures_make():
+    assert PAGE.read_text() == _page.text(KEPT)
+
+
+def test_all_groups_are_on_the_page_with_their_pictures():
+    assert all(set(groups) == set(GROUPS) for groups in KEPT.values())
+    shown = re.findall(r"!\[.+\]\((.+)\)", PAGE.read_text())
+    assert len(shown) == sum(map(len, _plots.PICTURES.values())) * len(KEPT)
+    folder = PAGE.parent / "images" / "benchmarks"
+    assert {PAGE.parent / path for path in shown} == set(folder.iterdir())
+
+
+def test_figures_come_back_from_their_file(tmp_path):
+    verdict = _results.Verdict("a claim", 1.25, 1.5, "x")
+    found = outcome(verdicts=(verdict,), skipped=(("powerpax", "powerpax"),))
+    results = {"cpu": {"length": record(found)}}
+    _results.save(results, tmp_path / "results.json")
+    assert _results.load(tmp_path / "results.json") == results
+    assert _results.load(tmp_path / "none.json") == {}
+
+
+def test_measuring_a_group_anew_leaves_the_others():
+    old = {"cpu": {"length": record(), "maps": record()}}
+    new = _results.merged(old, "maps", record(outcome()))
+    assert new == {"cpu": {"length": record(), "maps": record(outcome())}}
+    gpu = dataclasses.replace(WHERE, platform="gpu")
+    both = _results.merged(old, "maps", record(where=gpu))
+    assert both["cpu"] == old["cpu"]
+    assert set(both["gpu"]) == {"maps"}
+
+
+def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
+    verdicts = [_results.Verdict(f"claim {i}", i / 10, 0.85, "x") for i in range(10)]
+    found = outcome(
+        row(),
+        row("wrong", error=0.5),
+        verdicts=tuple(verdicts),
+        skipped=(("a peer", "its package"),),
+    )
+    text = _report.section(found)
+    assert "| `lax.scan` | 500 ms | 2.000 MB | 1.50 s | 0 |" in text
+    assert "Medians of 5 runs." in text
+    assert "do not compute what the first row does: wrong.**" in text
+    assert "a peer (no its package)" in text
+    missed, folded = text.split("<details")
+    assert "| claim 9 | 0.9x | 0.85x | **misses** |" in missed
+    assert "9 of 10 claims hold" in folded
+    assert not found.holds
+
+
+def test_the_page_says_where_it_was_measured_and_what_was_not():
+    one = _page.text({"cpu": {"modes": record(outcome()), "maps": record(outcome())}})
+    assert one.count("- a machine\n") == 1
+    assert "not quiet" not in one
+    assert "Not measured yet" in one
+    elsewhere = dataclasses.replace(WHERE, platform="gpu", machine="another")
+    results = {
+        "cpu": {"modes": record(outcome(), busy=1.5), "maps": record(outcome())},
+        "gpu": {"modes": record(outcome(), where=elsewhere)},
+    }
+    two = _page.text(results)
+    assert "up to 1.5 of its cores" in two
+    assert "## On a GPU\n\nMeasured on 2026-01-02:\n\n- another" in two
+    assert "Not measured yet" not in two
+
+
+def test_groups_measured_apart_say_so():
+    later = dataclasses.replace(WHERE, commit="def")
+    groups = {"modes": record(outcome()), "maps": record(outcome(), where=later)}
+    text = _page.text({"cpu": groups})
+    assert text.count("Measured on 2026-01-02:\n\n- ") == 2
+    assert "- Where nothing is reversed\n" in text
+    assert "- Maps in chunks\n" in text
+
+
+def test_pictures_are_drawn_the_same_twice(tmp_path):
+    rows = [row(line=line, seconds=0.1 * i) for i, line in enumerate(LINES, 1)]
+    outcomes = [outcome(*rows, size=size) for size in (256, 1024)]
+    for picture in (_plots.PICTURES["length"][0], _plots.PICTURES["frontier"][0]):
+        paths = [tmp_path / f"{picture.name}{i}.svg" for i in (1, 2)]
+        for path in paths:
+            _drawing.save(picture, outcomes, path)
+        first, second = (path.read_text() for path in paths)
+        assert first == second
+        for line in LINES:
+            assert f"<!-- {line} -->" in first
+
+
+LINES = ("lax.scan", "by hand", "Equinox", "Recursive(16)", "Budget")
+
+
+@pytest.mark.parametrize(
+    "heights", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.0, 0.01, 0.3, 0.31, 0.32]]
+)
+def test_labels_are_spread(heights):
+    moved = _drawing._spread(heights, gap=0.1)
+    assert np.all(np.diff(moved) > 0.1 - 1e-9)
+    assert np.mean(moved) == pytest.approx(np.mean(heights))
+
+
+def test_units():
+    ticks = [_plots.seconds(value) for value in (1e-5, 1e-3, 0.1, 10.0)]
+    assert ticks == ["10 µs", "1 ms", "100 ms", "10 s"]
+    ticks = [_plots.nbytes(value) for value in (100, 1e4, 1e6, 1e9)]
+    assert ticks == ["100 B", "10 kB", "1 MB", "1 GB"]
+    assert _report.milliseconds(0.0098765) == "9.88 ms"
+    assert _report.milliseconds(1.2345) == "1,234 ms"
+
+
+def test_the_machine_is_described():
+    elsewhere = watch()
+    found = environment()
+    assert {"eqloop", "jax", "equinox"} <= set(found.packages)
+    assert found.machine
+    assert re.fullmatch("unknown|[0-9a-f]{12}(-dirty)?", found.commit)
+    busy = elsewhere()
+    assert busy is None or busy >= 0
