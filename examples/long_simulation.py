@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.optimize
+from jax.nn import sigmoid
 from jaxtyping import Array, Float
 
 import eqloop as el
@@ -71,17 +72,16 @@ class Axon(eqx.Module):
         self, state: State, current: Float[Array, ""]
     ) -> tuple[State, Float[Array, "electrodes"]]:
         v, m, h, n = state.voltage, state.m, state.h, state.n
-        sodium = jnp.repeat(jnp.exp(self.log_sodium), PLACES // STRETCHES)
-        membrane = (
-            sodium * m**3 * h * (v - 50) + 36 * n**4 * (v + 77) + 0.3 * (v + 54.4)
-        )
+        u = v + 65  # mV above rest
+        density = jnp.repeat(jnp.exp(self.log_sodium), PLACES // STRETCHES)
+        sodium = density * m**3 * h * (v - 50)
+        others = 36 * n**4 * (v + 77) + 0.3 * (v + 54.4)
         along = AXIAL * jnp.diff(jnp.diff(v, prepend=v[:1], append=v[-1:]))
         slopes = State(
-            voltage=(along - membrane).at[0].add(current),
-            m=ramp((v + 40) / 10) * (1 - m) - 4 * jnp.exp(-(v + 65) / 18) * m,
-            h=0.07 * jnp.exp(-(v + 65) / 20) * (1 - h)
-            - jax.nn.sigmoid((v + 35) / 10) * h,
-            n=0.1 * ramp((v + 55) / 10) * (1 - n) - 0.125 * jnp.exp(-(v + 65) / 80) * n,
+            voltage=(along - sodium - others).at[0].add(current),
+            m=ramp((u - 25) / 10) * (1 - m) - 4 * jnp.exp(-u / 18) * m,
+            h=0.07 * jnp.exp(-u / 20) * (1 - h) - sigmoid((u - 30) / 10) * h,
+            n=0.1 * ramp((u - 10) / 10) * (1 - n) - 0.125 * jnp.exp(-u / 80) * n,
         )
         return jax.tree.map(lambda x, slope: x + DT * slope, state, slopes), v[4::8]
 
@@ -117,10 +117,8 @@ a bar to show that something happens, and each of the 16 electrodes adds noise o
 """
 
 # %%
-lost = np.array(
-    [0, 0.1, 0, -0.1, 0, -0.7, -0.8, -0.6, -0.1, 0.1, 0.2, 0, -0.1, 0, 0.1, 0]
-)
-truth = Axon(jnp.log(120) + jnp.asarray(lost, jnp.float32))
+more = [0, 0.1, 0, -0.1, 0, -0.7, -0.8, -0.6, -0.1, 0.1, 0.2, 0, -0.1, 0, 0.1, 0]
+truth = Axon(jnp.log(120) + jnp.array(more))  # and less, where it is negative
 _, clean = el.Jit(el.Scan(truth, progress=True))(rest, current)
 NOISE = 2.0
 recorded = clean + NOISE * jax.random.normal(jax.random.key(0), clean.shape)
@@ -155,7 +153,7 @@ print(budgeted.plan(rest, current))
 # %% [markdown]
 """
 A budget takes the fastest plan within so much memory, so it may take much less than it
-is allowed: here the next one that is faster needs four times as much. The line in this
+is allowed: here the next one that is faster would need 250 MiB. The line in this
 picture is all the plans that there are to choose from, and the star is the one chosen.
 """
 
@@ -198,7 +196,7 @@ assert mebibytes(gradient) <= 64
 ## The fit
 
 The rest is as ever. SciPy's L-BFGS is given the loss and its gradient at some
-densities; it asks for them about a dozen times.
+densities; it asks for them a dozen times.
 """
 
 

@@ -1,4 +1,4 @@
-"""The notebooks in the documentation: those of the scripts, with outputs, and no more."""
+"""The notebooks in the documentation: those of their scripts, with outputs."""
 
 import json
 import re
