@@ -7,8 +7,10 @@ next part of the page's program: the blocks of a page share their names.
 import doctest
 import operator
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,29 +23,31 @@ PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
-def programs(page: Path) -> str:
-    """The blocks that are no examples, each where it stands, so that errors do too."""
-    text = page.read_text()
-    lines = [""] * (text.count("\n") + 1)
-    for block in _BLOCK.finditer(text):
-        indent, code = block.groups()
-        if ">>>" in code:
-            continue
-        first = text.count("\n", 0, block.start(2))
-        for number, line in enumerate(code.splitlines(), first):
-            lines[number] = line.removeprefix(indent)
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_page(page):
-    namespace = {"__name__": page.stem}
-    exec(compile(programs(page), page, "exec"), namespace)
+    names = {"__name__": page.stem}
+    for line, code in blocks(page.read_text()):
+        if ">>>" in code:
+            assert failures(page, line, code, names) == 0
+        else:  # with the numbers that its lines have on the page, for tracebacks
+            exec(compile("\n" * line + code, page, "exec"), names)
+
+
+def blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Each block of Python, without its indentation, and the number of its line."""
+    for block in _BLOCK.finditer(text):
+        indent, code = block.groups()
+        lines = [line.removeprefix(indent) for line in code.splitlines(keepends=True)]
+        yield text.count("\n", 0, block.start(2)), "".join(lines)
+
+
+def failures(page: Path, line: int, code: str, names: dict[str, Any]) -> int:
+    """How many examples of a block print something else than the page says."""
+    parser = doctest.DocTestParser()
+    example = parser.get_doctest(code, names, page.name, str(page), line)
+    example.globs = names  # the parser made a copy
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    results = doctest.testfile(
-        str(page), module_relative=False, globs=namespace, optionflags=flags
-    )
-    assert results.failed == 0
+    return doctest.DocTestRunner(optionflags=flags).run(example, clear_globs=False)[0]
 
 
 def test_every_page_is_in_the_navigation():
