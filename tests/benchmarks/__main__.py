@@ -90,7 +90,7 @@ def _measure(where: Environment, comparisons: list[Comparison]) -> Record:
     outcomes = []
     for comparison in comparisons:
         outcomes.append(comparison.run())
-        print(report.section(outcomes[-1], level=2), flush=True)
+        print(report.section(outcomes[-1]), flush=True)
     today = datetime.date.today().isoformat()
     return Record(where, today, elsewhere(), tuple(outcomes))
 

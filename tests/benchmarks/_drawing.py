@@ -35,7 +35,7 @@ _STYLES: Mapping[str, tuple[str, str]] = {
 }
 # Narrow, and of large type, for a telephone shows all of it at its own width.
 _SETTINGS: Any = {
-    "figure.figsize": (5.2, 4.2),
+    "figure.figsize": (4.4, 4.0),
     "figure.facecolor": "white",
     "font.size": 11.0,
     "axes.spines.top": False,

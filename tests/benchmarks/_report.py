@@ -20,14 +20,14 @@ def environment(of: Environment) -> str:
     )
 
 
-def section(outcome: Outcome, *, level: int = 4) -> str:
-    """One comparison: a heading, a table of its rows, and what came of its claims."""
+def section(outcome: Outcome) -> str:
+    """One comparison: its title, a table of its rows, and what came of its claims."""
     rows = table(
         ("", "time", "temporary memory", "trace and compile", "difference"),
         [(row.name, *_cells(row)) for row in outcome.rows],
     )
     runs = "One run." if outcome.rounds == 1 else f"Medians of {outcome.rounds} runs."
-    parts = [f"{'#' * level} {outcome.title}", rows, runs]
+    parts = [f"**{outcome.title}**", rows, runs]
     if outcome.skipped:
         names = ", ".join(f"{name} (no {package})" for name, package in outcome.skipped)
         parts.append(f"Not run, see the extra `bench`: {names}.")
@@ -67,16 +67,19 @@ def milliseconds(seconds: float) -> str:
 
 
 def _claims(verdicts: Sequence[Verdict]) -> str:
-    """A table of the claims; of many, one of those that are missed and the rest."""
-    header = ("claim", "measured", "at most", "")
-    rows = [_claim_cells(verdict) for verdict in verdicts]
+    """A table of the claims; where they are many, those that hold are folded away."""
     if len(verdicts) <= _CLAIMS_SHOWN:
-        return table(header, rows)
+        return _claim_table(verdicts)
     missed = [verdict for verdict in verdicts if not verdict.holds]
-    held = len(verdicts) - len(missed)
-    summary = f"{held} of {len(verdicts)} claims hold"
-    parts = [table(header, map(_claim_cells, missed))] if missed else []
-    return "\n\n".join([*parts, folded(summary, table(header, rows))])
+    held = [verdict for verdict in verdicts if verdict.holds]
+    summary = f"{len(held)} of {len(verdicts)} claims hold"
+    parts = [_claim_table(missed)] if missed else []
+    return "\n\n".join([*parts, folded(summary, _claim_table(held))])
+
+
+def _claim_table(verdicts: Sequence[Verdict]) -> str:
+    header = ("claim", "measured", "at most", "")
+    return table(header, [_claim_cells(verdict) for verdict in verdicts])
 
 
 def _claim_cells(verdict: Verdict) -> tuple[str, ...]:

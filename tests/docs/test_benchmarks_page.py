@@ -85,6 +85,8 @@ def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
     missed, folded = text.split("<details")
     assert "| claim 9 | 0.9x | 0.85x | **misses** |" in missed
     assert "9 of 10 claims hold" in folded
+    assert "claim 8" in folded
+    assert "claim 9" not in folded
     assert not found.holds
 
 
