@@ -17,6 +17,14 @@ class NonFiniteError(JaxRuntimeError):
     """An operation gave a NaN or an infinity, and its operands were none.
 
     It is raised by what [`DebugNonFinite`][eqloop.DebugNonFinite] runs.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> try:
+        ...     el.DebugNonFinite(jnp.log)(0.0)
+        ... except el.NonFiniteError as error:
+        ...     print(str(error).splitlines()[0])
+        `log` gave -inf.
     """
 
     __module__ = "eqloop"

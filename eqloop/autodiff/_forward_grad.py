@@ -69,6 +69,14 @@ class ForwardGrad(AbstractDerivative[...]):
             *args: The arguments of `f`.
             key: A PRNG key, for the directions.
             **kwargs: The arguments of `f` that are given by keyword.
+
+        Returns:
+            The estimate, and with it what `return_value` and `has_aux` ask for.
+
+        Raises:
+            TypeError: If `key` is no PRNG key, if an argument has no derivative, or if
+                `f` does not return a real scalar.
+            ValueError: If `argnums` names an argument that is not passed.
         """
         check_key("ForwardGrad", key)
         call = self._open(args, kwargs)

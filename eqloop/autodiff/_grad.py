@@ -86,7 +86,21 @@ class Grad(AbstractDerivative[P]):
         def _of(f: Callable[NewP, Any], /) -> "Grad[NewP]": ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`."""
+        """Differentiates `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What the class says: the derivative, and with it what `return_value` and
+            `has_aux` ask for.
+
+        Raises:
+            TypeError: If an argument has no derivative, or if `f` does not return what
+                can be differentiated in this way.
+            ValueError: If `argnums` names an argument that is not passed.
+        """
         call = self._open(args, kwargs)
         return self._results(call, *_pull_ones(call))
 
@@ -135,7 +149,21 @@ class VectorGrad(AbstractDerivative[P]):
         def _of(f: Callable[NewP, Any], /) -> "VectorGrad[NewP]": ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`."""
+        """Differentiates `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What the class says: the derivative, and with it what `return_value` and
+            `has_aux` ask for.
+
+        Raises:
+            TypeError: If an argument has no derivative, or if `f` does not return what
+                can be differentiated in this way.
+            ValueError: If `argnums` names an argument that is not passed.
+        """
         call = self._open(args, kwargs)
         return self._results(call, *_pull_ones(call))
 

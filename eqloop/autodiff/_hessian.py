@@ -62,7 +62,21 @@ class Hessian(AbstractDerivative[P]):
         def _of(f: Callable[NewP, Any], /) -> "Hessian[NewP]": ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)` twice."""
+        """Differentiates `f(*args, **kwargs)` twice.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What the class says: the derivative, and with it what `return_value` and
+            `has_aux` ask for.
+
+        Raises:
+            TypeError: If an argument has no derivative, or if `f` does not return what
+                can be differentiated in this way.
+            ValueError: If `argnums` names an argument that is not passed.
+        """
         call = self._open(args, kwargs)
 
         def first(arrays: Arrays) -> tuple[Arrays, Any]:

@@ -30,7 +30,21 @@ class AbstractJacobian(AbstractDerivative[P]):
         """Whether to take the derivative in forward mode."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`."""
+        """Differentiates `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What the class says: the derivative, and with it what `return_value` and
+            `has_aux` ask for.
+
+        Raises:
+            TypeError: If an argument has no derivative, or if `f` does not return what
+                can be differentiated in this way.
+            ValueError: If `argnums` names an argument that is not passed.
+        """
         call = self._open(args, kwargs)
         check, blocks_of = check_reverse, by_rows
         if self._is_forward(call):

@@ -56,7 +56,18 @@ class Vjp(AbstractTransform, Generic[P]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs `f(*args, **kwargs)`, and keeps what `pull` needs."""
+        """Runs `f(*args, **kwargs)`, and keeps what `pull` needs.
+
+        Args:
+            *args: The arguments of `f`, by which it is differentiated.
+            **kwargs: Passed on, and not differentiated.
+
+        Returns:
+            The value and `pull`, and what `has_aux` asks for.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+        """
         f = functools.partial(enforce_annotations(self.f), **kwargs)
         return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
 
@@ -107,6 +118,13 @@ class Jvp(AbstractTransform, Generic[R]):
             tangents: The same trees, with the tangents of arrays and of the numbers
                 that are to be moved, and `None` for all other leaves.
             **kwargs: Passed on, and not differentiated.
+
+        Returns:
+            The value, and its tangent.
+
+        Raises:
+            TypeError: If a tangent has another shape or dtype than its array.
+            ValueError: If the tangents are another tree than the primals.
         """
         primals, tangents = tuple(primals), tuple(tangents)
         _check_tangents(primals, tangents)

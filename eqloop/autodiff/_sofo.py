@@ -104,6 +104,15 @@ class SofoGrad(AbstractDerivative[...]):
             *args: The arguments of `f`.
             key: A PRNG key, for the random directions.
             **kwargs: The arguments of `f` that are given by keyword.
+
+        Returns:
+            The direction, and with it what `return_value` and `has_aux` ask for.
+
+        Raises:
+            TypeError: If `key` is no PRNG key, if an argument has no derivative, or if
+                `f` does not return a real scalar.
+            ValueError: If `argnums` names an argument that is not passed, or if `f`
+                calls no `SofoLoss`.
         """
         check_key("SofoGrad", key)
         call = self._open(args, kwargs)

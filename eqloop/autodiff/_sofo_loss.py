@@ -74,6 +74,12 @@ class SofoLoss(AbstractTransform):
             prediction: What the curvature is taken by.
             *args: Passed on.
             **kwargs: Passed on as well.
+
+        Returns:
+            What `f(prediction, *args, **kwargs)` returns.
+
+        Raises:
+            TypeError: If that is no real floating-point scalar.
         """
         prediction = as_arrays(prediction, scalars=True)
         marks = list(map(is_differentiable, flatten(prediction)[0]))

@@ -37,7 +37,13 @@ class Policy:
     """Which values to keep for the backward pass: an argument to [`eqloop.Remat`][].
 
     Made by the functions of `eqloop.policies`, not directly. A policy can be passed to
-    `jax.checkpoint(..., policy=...)` as well.
+    `jax.checkpoint(..., policy=...)` as well. It is hashable, and equal to one that is
+    made in the same way.
+
+    Examples:
+        >>> import eqloop as el
+        >>> el.policies.save_names("a") == el.policies.save_names("a")
+        True
     """
 
     def __init__(
@@ -48,7 +54,16 @@ class Policy:
         self._identity = identity or (text,)
 
     def __call__(self, prim: Any, /, *avals: Any, **params: Any) -> Any:
-        """What `jax.checkpoint` asks: the fate of one operation's result."""
+        """What `jax.checkpoint` asks: the fate of one operation's result.
+
+        Args:
+            prim: The operation, a primitive of JAX.
+            *avals: The types of its operands.
+            **params: Its parameters.
+
+        Returns:
+            Whether the result is kept, computed again or moved, in JAX's terms.
+        """
         return self._rule(prim, *avals, **params)
 
     def __eq__(self, other: object) -> bool:
@@ -119,6 +134,16 @@ def save_any_except(*names: str) -> Policy:
 
     Raises:
         TypeError: A name is not a string.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> @el.Remat(policy=el.policies.save_any_except("large"))
+        ... def f(x):
+        ...     small = el.name(jnp.sin(x), "small")
+        ...     large = el.name(jnp.outer(small, small), "large")
+        ...     return jnp.sum(jnp.cos(large))
+        >>> f(jnp.zeros(2))
+        Array(4., dtype=float32)
     """
     names = _checked("save_any_except", names)
     rule = checkpoint_policies.save_any_names_but_these(*names)
@@ -141,6 +166,11 @@ def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") ->
     Raises:
         TypeError: A name is not a string.
         ValueError: There are no names.
+
+    Examples:
+        >>> import eqloop as el
+        >>> el.policies.offload_names("hidden")
+        el.policies.offload_names('hidden')
     """
     names = _at_least_one("offload_names", names)
     rule = checkpoint_policies.save_and_offload_only_these_names(
@@ -237,6 +267,11 @@ def as_policy(
         TypeError: It is none of these.
         ValueError: It is the name of no policy, or a function that makes policies,
             such as `save_names`, without having been called.
+
+    Examples:
+        >>> import eqloop as el
+        >>> el.policies.as_policy("dots_saveable")
+        el.policies.save_dots
     """
     if policy is None or isinstance(policy, Policy):
         return policy

@@ -89,7 +89,19 @@ class Remat(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`."""
+        """Runs `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+            ValueError: If `static_argnums` names an argument that is not passed.
+        """
         static = self._static_positions(len(args))
         fixed = {i: arg for i, arg in enumerate(args) if i in static}
         varying = tuple(None if i in static else arg for i, arg in enumerate(args))

@@ -24,10 +24,28 @@ class AbstractSchedule(abc.ABC):
 
     @abc.abstractmethod
     def layout(self, problem: Problem, active: Active) -> Layout:
-        """The layout for one loop, given which of its inputs are differentiated."""
+        """The layout for one loop.
+
+        Args:
+            problem: The loop, and what its step costs.
+            active: Which of its inputs are differentiated.
+
+        Returns:
+            Which carries are stored, and in which order the steps are reversed.
+
+        Raises:
+            ValueError: If the schedule has none for this loop.
+        """
 
     def check(self, loop: Loop) -> None:
-        """Raises a `ValueError` if a loop can never be run under this schedule."""
+        """Sees to it that a loop can be run under this schedule at all.
+
+        Args:
+            loop: The loop.
+
+        Raises:
+            ValueError: If it never can.
+        """
         return
 
 

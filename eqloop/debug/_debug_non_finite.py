@@ -76,7 +76,19 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`."""
+        """Runs `f(*args, **kwargs)`, and looks at what each of its operations gives.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            NonFiniteError: When an operation gives a NaN or an infinity.
+            TypeError: If a leaf that is no array is not hashable.
+        """
         __tracebackhide__ = True
         if isinstance(self.when, bool | np.bool_):
             if not self.when:

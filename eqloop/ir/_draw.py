@@ -27,6 +27,12 @@ class Drawing:
     Attributes:
         dot: The graph in the language of Graphviz.
         tree: The tree.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> drawing = el.ir.draw(jnp.sin)(1.0)
+        >>> drawing.dot.startswith("digraph")
+        True
     """
 
     dot: str

@@ -32,6 +32,14 @@ class Report:
         after: The equations after the last.
         runs: For each run that changed something its pass, and the equations before
             and after it.
+
+    Examples:
+        >>> import eqloop as el, jax
+        >>> jaxpr = jax.make_jaxpr(lambda x: x * 1)(2.0)
+        >>> reports = []
+        >>> jaxpr = el.ir.optimize(jaxpr, report=reports.append)
+        >>> reports[0].before, reports[0].after
+        (1, 0)
     """
 
     before: int

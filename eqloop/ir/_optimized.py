@@ -52,7 +52,18 @@ class Optimize(AbstractTransform, Generic[P, R]):
         def _of(f: Callable[NewP, NewR], /) -> "Optimize[NewP, NewR]": ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f`, rewritten."""
+        """Runs `f(*args, **kwargs)`, rewritten.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+        """
         jaxpr, leaves, rest = trace(self.f, args, kwargs)
         jaxpr = optimize(jaxpr, self.passes)
         return rest.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves))

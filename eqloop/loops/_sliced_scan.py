@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar, final
 
 from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
@@ -13,7 +13,7 @@ _Carry = TypeVar("_Carry")
 _Y = TypeVar("_Y")
 
 
-def _index(name: str) -> Callable[[Any], int | None]:
+def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:
     return functools.partial(as_index, "SlicedScan", name)
 
 

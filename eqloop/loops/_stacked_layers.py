@@ -162,7 +162,18 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
         return StackedLayers(stack(f"{_NAME}.from_layers", layers), **settings)
 
     def unstack(self) -> list[_Layer]:
-        """The layers, one by one."""
+        """The layers, one by one.
+
+        Returns:
+            A list of modules that share nothing with the stack.
+
+        Examples:
+            >>> import jax, jax.numpy as jnp
+            >>> import eqloop as el
+            >>> scale = jax.tree_util.Partial(lambda a, x: a * x, jnp.array([2.0, 3.0]))
+            >>> [float(layer(1.0)) for layer in el.StackedLayers(scale).unstack()]
+            [2.0, 3.0]
+        """
         return [layer_at(self.layers, i) for i in range(len(self))]
 
     def __len__(self) -> int:
@@ -176,6 +187,18 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        """One of the layers, or a stack of some.
+
+        Args:
+            index: As for a list: an int, from the last if it is negative, or a slice.
+
+        Returns:
+            For an int a layer, for a slice a `StackedLayers`.
+
+        Raises:
+            TypeError: If it is neither.
+            IndexError: If there is no such layer.
+        """
         if isinstance(index, slice):
             return dataclasses.replace(self, layers=layer_at(self.layers, index))
         try:

@@ -133,7 +133,23 @@ class ChunkedVmap(AbstractTransform, Generic[P, R]):
         check_progress("ChunkedVmap", self.progress)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments."""
+        """Runs `f` for every row of its arguments, a chunk at a time.
+
+        Args:
+            *args: The arguments of `f`, with their rows along the axes of `in_axes`.
+            **kwargs: Those that are given by keyword: along axis 0, unless `in_axes`
+                names them.
+
+        Returns:
+            What `f` returns, with its arrays stacked along the axes of `out_axes`, or
+            reduced over the rows.
+
+        Raises:
+            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
+                `f` is violated.
+            ValueError: If nothing is mapped, if axes do not fit or differ in length, or
+                if a row alone takes more than the budget.
+        """
         call = open_call(
             "ChunkedVmap",
             self.f,

@@ -78,7 +78,20 @@ class Map(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *xs: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments."""
+        """Runs `f` for every row of its arguments, one after the other.
+
+        Args:
+            *xs: The arguments of `f`, with their rows along axis 0.
+            **kwargs: Those that are given by keyword, likewise.
+
+        Returns:
+            What `f` returns, with its arrays stacked along axis 0.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+            ValueError: If there is no array, or if arrays have no axis or differ in
+                length.
+        """
         axes = eqx.if_array(0)
         call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
         planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)

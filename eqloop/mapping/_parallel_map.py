@@ -138,7 +138,23 @@ class ParallelMap(AbstractTransform, Generic[P, R]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments."""
+        """Runs `f` for every row of its arguments, each device its share of them.
+
+        Args:
+            *args: The arguments of `f`, with their rows along the axes of `in_axes`.
+            **kwargs: Those that are given by keyword: along axis 0, unless `in_axes`
+                names them.
+
+        Returns:
+            What `f` returns, with its arrays stacked along the axes of `out_axes`: the
+            rows are on the devices that computed them.
+
+        Raises:
+            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
+                `f` is violated.
+            ValueError: If nothing is mapped, if axes do not fit or differ in length, or
+                if `axis_name` is no free axis of the mesh.
+        """
         mesh = self._mesh()
         axis = self._axis(mesh)
         arguments = open_arguments(

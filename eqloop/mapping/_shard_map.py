@@ -92,7 +92,19 @@ class ShardMap(AbstractTransform, Generic[R]):
         check_flag("ShardMap", "check_vma", self.check_vma)
 
     def __call__(self, *args: Any) -> R:
-        """Runs `f` on every device."""
+        """Runs `f` on every device.
+
+        Args:
+            *args: The arguments of `f`, whole: each device is given its part of them.
+
+        Returns:
+            What `f` returns, put together from the parts of all devices.
+
+        Raises:
+            TypeError: If a specification is no `PartitionSpec`.
+            ValueError: If there is no mesh, or if a specification does not fit an
+                array, the mesh, or what is known to be the same on all devices.
+        """
         mesh = self._mesh()
         axes = self._axes(mesh)
         args = as_arrays(args)

@@ -81,7 +81,21 @@ class Vmap(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments."""
+        """Runs `f` for every row of its arguments.
+
+        Args:
+            *args: The arguments of `f`, with their rows along the axes of `in_axes`.
+            **kwargs: Those that are given by keyword: along axis 0, unless `in_axes`
+                names them.
+
+        Returns:
+            What `f` returns, with its arrays stacked along the axes of `out_axes`.
+
+        Raises:
+            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
+                `f` is violated.
+            ValueError: If nothing is mapped, or if axes do not fit or differ in length.
+        """
         arguments = open_arguments(
             "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size
         )

@@ -41,7 +41,18 @@ class EvalShape(AbstractTransform):
         return inspect.signature(self.f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What `f(*args, **kwargs)` would return."""
+        """What `f(*args, **kwargs)` would return.
+
+        Args:
+            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
+            **kwargs: Those that are given by keyword, likewise.
+
+        Returns:
+            The tree that `f` returns, with a `jax.ShapeDtypeStruct` for each array.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+        """
         # `f` is an argument, so that its arrays may be types as well.
         call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
         return eqx.filter_eval_shape(call, self.f, args, kwargs)

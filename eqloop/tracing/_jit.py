@@ -64,7 +64,18 @@ class Jit(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`, and compiles it before if need be."""
+        """Runs `f(*args, **kwargs)`, and compiles it before if need be.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+        """
         __tracebackhide__ = True
         program = _program(self._name, self.donate)
         with translated():
@@ -72,6 +83,10 @@ class Jit(AbstractTransform, Generic[P, R]):
 
     def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
         """The program for such arguments, not compiled yet.
+
+        Args:
+            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
+            **kwargs: Those that are given by keyword, likewise.
 
         Returns:
             What has `as_text()` and `compile()`. That, in turn, is called as `f` is.

@@ -52,7 +52,18 @@ class Named(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`."""
+        """Runs `f(*args, **kwargs)` within the name.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What `f` returns.
+
+        Raises:
+            TypeError: If a jaxtyping annotation of `f` is violated.
+        """
         with jax.named_scope(self.name):
             return enforce_annotations(self.f)(*args, **kwargs)
 

@@ -32,6 +32,12 @@ class Traced(NamedTuple):
         jaxpr: What it does. Its inputs are the arrays of the arguments, and its consts
             the arrays of the function itself, with those that it closes over.
         out: What it returns, with a `jax.ShapeDtypeStruct` for each array.
+
+    Examples:
+        >>> import eqloop as el, jax.numpy as jnp
+        >>> jaxpr, out = el.Trace(jnp.sin)(jnp.zeros(3))
+        >>> out
+        ShapeDtypeStruct(shape=(3,), dtype=float32)
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -80,7 +86,18 @@ class Trace(AbstractTransform):
         return inspect.signature(self.f)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Traced:
-        """Traces `f(*args, **kwargs)`."""
+        """Traces `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
+            **kwargs: Those that are given by keyword, likewise.
+
+        Returns:
+            The program, and the types of what it returns.
+
+        Raises:
+            TypeError: If a leaf that is no array is not hashable.
+        """
         call = Inputs.of("Trace", self.f, args, kwargs)
         count = sum(map(_is_array, flatten(self.f)[0]))
         traced = call.trace()
@@ -101,6 +118,10 @@ class Trace(AbstractTransform):
 
         This is read off the jaxpr, right through loops, branches, calls and derivatives
         of one's own.
+
+        Args:
+            *args: As for the call.
+            **kwargs: As for the call.
 
         Returns:
             For the path of each array, those of `f` itself included:
