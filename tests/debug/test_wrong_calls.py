@@ -30,6 +30,11 @@ WRONG_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: el.error_if(X, X, "no"), TypeError, r"not float32\[2\]"),
     (lambda: el.error_if(X, X > 0, 3), TypeError, "`msg` must be a string, not 3"),
     (lambda: el.error_if("x", X > 0, "no"), TypeError, "`x` has no array"),
+    (
+        lambda: el.error_if(X, X > 0, "x must not be positive"),
+        RuntimeError,
+        "x must not be positive",
+    ),
     (lambda: el.breakpoint_if("x"), TypeError, "breakpoint_if: `pred` must be"),
     (lambda: el.breakpoint_if(X), TypeError, r"not float32\[2\]"),
 ]
