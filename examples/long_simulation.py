@@ -153,7 +153,7 @@ print(budgeted.plan(rest, current))
 # %% [markdown]
 """
 A budget takes the fastest plan within so much memory, so it may take much less than it
-is allowed: here the next one that is faster would need 250 MiB. The line in this
+is allowed: here the next one that is faster would need 255 MiB. The line in this
 picture is all the plans that there are to choose from, and the star is the one chosen.
 """
 
