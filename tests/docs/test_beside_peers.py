@@ -82,17 +82,24 @@ def test_equinox_scan(checkpoints, schedule):
     agree(theirs, el.Scan(step, schedule=schedule), 0.3, XS)
 
 
-@pytest.mark.parametrize("max_steps", [40, pytest.param(3, marks=pytest.mark.slow)])
-def test_equinox_while_loops(max_steps):
+@pytest.mark.parametrize(
+    ("kind", "make", "max_steps"),
+    [
+        ("checkpointed", el.CheckpointedWhileLoop, 40),
+        pytest.param(
+            "checkpointed", el.CheckpointedWhileLoop, 3, marks=pytest.mark.slow
+        ),
+        pytest.param("bounded", el.BoundedWhileLoop, 40, marks=pytest.mark.slow),
+        pytest.param("bounded", el.BoundedWhileLoop, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_equinox_while_loop(kind, make, max_steps):
     cond, body = lambda c: c[0] < 5, lambda c: (c[0] + c[1] ** 2, jnp.sin(c[1]) + 1)
-    bound = {"max_steps": max_steps}
-    online = el.CheckpointedWhileLoop(cond, body, checkpoints=4, **bound)
-    nested = el.BoundedWhileLoop(cond, body, **bound)
-    for kind, ours in {"checkpointed": online, "bounded": nested}.items():
-        theirs = functools.partial(eqxi.while_loop, cond, body, kind=kind, **bound)
-        agree(theirs, ours, (0.0, 0.7))
-    plain = eqxi.while_loop(cond, body, (0.0, 0.7), kind="lax", **bound)
-    assert jnp.allclose(jnp.array(plain), jnp.array(nested((0.0, 0.7))))
+    loop = functools.partial(eqxi.while_loop, cond, body, max_steps=max_steps)
+    ours, init = make(cond, body, max_steps=max_steps), (0.0, 0.7)
+    agree(functools.partial(loop, kind=kind), ours, init)
+    for a, b in zip(loop(init, kind="lax"), ours(init), strict=True):
+        assert jnp.allclose(a, b)
 
 
 def test_equinox_scan_trick_and_unvmap():
