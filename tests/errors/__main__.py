@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ._messages import choose, load, save
+from ._messages import choose, is_among, load, save
 from ._page import PAGE, is_apt, render
 from ._recorder import record
 
@@ -21,7 +21,11 @@ def main() -> int:
     if not passed:
         return 1
     if check:
-        gone = [site for site, m in load().items() if m not in seen.get(site, ())]
+        gone = [
+            site
+            for site, message in load().items()
+            if not is_among(message, seen.get(site, set()))
+        ]
         print("\n".join(f"No longer seen: the message of {site}" for site in gone))
         return int(bool(gone))
     messages = choose(seen, is_apt)
