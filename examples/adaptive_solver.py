@@ -7,6 +7,9 @@ the solver chooses its steps itself: how many there will be is not known beforeh
 is a while loop. Newton's method needs the derivatives of where the satellite is after
 half of the orbit, and takes them back through all of the steps.
 
+It prints Newton's steps, with how far each misses and how many steps the solver took,
+and how far from its start the satellite is after the whole period.
+
     python -m pip install -e . && python examples/adaptive_solver.py
 """
 
@@ -23,9 +26,8 @@ import eqloop as el
 jax.config.update("jax_enable_x64", True)
 
 Scalar = Float[Array, ""]
-Vector = Float[
-    Array, "4"
-]  # position and velocity in the plane that turns with the Moon
+# Position and velocity, in the plane that turns with the Moon.
+Vector = Float[Array, "4"]
 
 # The method of Dormand and Prince: of order 5, and of order 4 to estimate its error.
 NODES = [

@@ -95,7 +95,12 @@ class Writer(eqx.Module):
     blocks: el.StackedLayers
     norm: eqx.nn.RMSNorm
 
-    def __init__(self, *, key: Key[Array, ""], policy=el.policies.save_dots):
+    def __init__(
+        self,
+        *,
+        key: Key[Array, ""],
+        policy: el.policies.Policy | None = el.policies.save_dots,
+    ):
         keys = jax.random.split(key, 3)
         self.words = 0.05 * jax.random.normal(keys[0], (len(vocabulary), WIDTH))
         self.places = 0.05 * jax.random.normal(keys[1], (LENGTH, WIDTH))

@@ -6,6 +6,9 @@ has been measured every day since 1962. The model reads the days one after the o
 and says each day where the pole will be 182 days later. What it says rests on years of
 memory, so the gradient goes back through all of the days.
 
+It prints what that gradient takes by three schedules, the error as the model learns,
+and that on days that it has not seen, which it draws to `examples/quickstart.png`.
+
     python -m pip install -e '.[examples]' && python examples/quickstart.py
 """
 

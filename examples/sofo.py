@@ -6,6 +6,9 @@ pushes random directions forward along with the network, sees how much the loss 
 and curves along them, and takes the Gauss-Newton step in their span. So training takes
 the memory of a few time steps, however many there are.
 
+It prints the memory of a step and of the gradient, for short and for long sequences,
+and the error as networks are trained by either.
+
     python -m pip install -e '.[examples]' && python examples/sofo.py
 """
 

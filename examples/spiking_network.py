@@ -5,6 +5,9 @@ millisecond, and what one wants to see of them is slow. So nearly all states are
 at by nobody: `SlicedScan` never stores these, neither for the simulation nor for its
 gradient, which goes back through all of the steps within a budget of memory.
 
+It prints the plan of the gradient, its memory beside that of a loop that stores all of
+the outputs, and the error as the network learns to delay a wave.
+
     python -m pip install -e '.[examples]' && python examples/spiking_network.py
 """
 

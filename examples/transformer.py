@@ -5,6 +5,9 @@ whose arrays have a leading axis: the model compiles in the time of a single lay
 gradient needs what the layers computed; a policy says what of it is stored, and a
 schedule where. The text that it learns to write comes with Python: `import this`.
 
+It prints what the gradient takes in three ways to store, the loss as it falls, and what
+the model writes in the end.
+
     python -m pip install -e '.[examples]' && python examples/transformer.py
 """
 

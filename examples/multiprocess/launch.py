@@ -3,6 +3,7 @@
     python examples/multiprocess/launch.py 4 examples/multiprocess/train.py --steps 50
 
 Each process is told the address of the first, how many there are, and which one it is.
+What they print appears as they print it.
 """
 
 import socket

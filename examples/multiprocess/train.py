@@ -3,18 +3,18 @@
 The task is the adding problem: of a hundred random numbers two are marked, and at the
 end of the sequence the model says their sum. Its layer is a `CheckpointedScan`, the
 examples are split over all devices of all processes, and the parameters are on each.
-The same script runs on one process,
+With `--checkpoints`, a run that was interrupted goes on where it was saved.
 
-    python examples/multiprocess/train.py
+It prints the loss at each step, the same on any number of processes. It runs on one,
+
+    python -m pip install -e '.[distributed]' && python examples/multiprocess/train.py
 
 on several of this machine,
 
     python examples/multiprocess/launch.py 4 examples/multiprocess/train.py
 
 and on a cluster, where `--cluster` has JAX find out what there is; the documentation
-tells more. With `--checkpoints`, a run that was interrupted goes on where it was saved.
-
-    python -m pip install -e '.[distributed]'
+tells more.
 """
 
 import argparse

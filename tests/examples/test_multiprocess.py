@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -45,7 +46,7 @@ def command(directory: Path) -> list[str]:
     ]
 
 
-def settings() -> dict[str, object]:
+def settings() -> dict[str, Any]:
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     return dict(env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

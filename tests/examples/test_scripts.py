@@ -37,10 +37,11 @@ def test_all_are_known():
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_says_how_to_run_it(script):
+def test_says_what_it_prints_and_how_to_run_it(script):
     text = script.read_text()
     command = rf"python -m pip install -e \S+ && python examples/{script.name}\n"
     assert re.search(command, text)
+    assert "It prints " in text
 
 
 @pytest.mark.slow
