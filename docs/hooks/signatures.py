@@ -6,6 +6,7 @@ griffe reads the source without running it, and does not know that the fields of
 
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -24,13 +25,11 @@ class ModuleSignatures(griffe.Extension):
                 found.set_member("__init__", _init(pkg, found, value))
 
 
-def _classes(module: griffe.Module):
+def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
     for member in module.members.values():
-        if member.is_alias:
-            continue
-        if member.is_module:
+        if isinstance(member, griffe.Module):
             yield from _classes(member)
-        elif member.is_class:
+        elif isinstance(member, griffe.Class):
             yield member
 
 
@@ -52,7 +51,7 @@ def _init(pkg: griffe.Module, found: griffe.Class, value: type) -> griffe.Functi
     )
 
 
-def _annotations(pkg: griffe.Module, value: type):
+def _annotations(pkg: griffe.Module, value: type) -> Iterator[tuple[str, Any]]:
     for base in reversed(value.__mro__):
         if base.__module__.partition(".")[0] == pkg.name:
             path = f"{base.__module__}.{base.__qualname__}".partition(".")[2]
