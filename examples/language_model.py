@@ -19,6 +19,7 @@ paragraph that the model wrote; and it draws how the model got better.
 
 # %%
 import re
+import textwrap
 from pydoc_data.topics import topics
 
 import equinox as eqx
@@ -198,7 +199,8 @@ print(f"in the end {losses[-20:].mean():.2f} nats a word")
 
 To write is a loop as well: it carries the last words, draws the next one, and puts it
 out. A temperature below 1 draws the likely words more often than the model says. It
-goes on where the last paragraph ended that it has read:
+goes on where the last paragraph ended that it has read; and as it has read little, and
+often, it knows some of that by heart.
 """
 
 # %%
@@ -216,5 +218,7 @@ def write(model: Writer, window: Int[Array, "length"], key: Key[Array, ""]):
 
 end = 1 + int(jnp.flatnonzero(text == vocabulary.index("¶"))[-1])
 written = el.Jit(write)(model, text[end - LENGTH : end], jax.random.key(2))
-page = " ".join(vocabulary[word] for word in written).replace(" ¶ ", "\n\n")
-print(re.sub(r" ([,.;:)])", r"\1", page).replace("( ", "("), "…")
+page = " ".join(vocabulary[word] for word in written)
+page = re.sub(r" ([,.;:)])", r"\1", page).replace("( ", "(")
+for paragraph in page.split(" ¶ "):
+    print(textwrap.fill(paragraph, 80), end="\n\n")
