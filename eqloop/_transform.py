@@ -8,7 +8,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    ParamSpec,
     Protocol,
     Self,
     TypeVar,
@@ -18,11 +17,8 @@ from typing import (
 
 import equinox as eqx
 
-# The parameters and the result of a function; those with `New`, in an `_of`.
-P = ParamSpec("P")
-R = TypeVar("R")
-NewP = ParamSpec("NewP")
-NewR = TypeVar("NewR")
+from ._generics import NewP, NewR
+
 _Instance = TypeVar("_Instance")
 _InstanceIn = TypeVar("_InstanceIn", contravariant=True)
 _Transform = TypeVar("_Transform")
@@ -47,21 +43,21 @@ def setting(
 # the type of a transform follow from a function that is given later.
 
 
-class _Makes(Protocol[P, _TransformOut]):
+class _Makes(Protocol[NewP, _TransformOut]):
     """A class of transforms."""
 
     @staticmethod
-    def _of(*args: P.args, **kwargs: P.kwargs) -> _TransformOut: ...
+    def _of(*args: NewP.args, **kwargs: NewP.kwargs) -> _TransformOut: ...
 
 
-class _Binds(Protocol[_InstanceIn, P, R, _TransformOut]):
+class _Binds(Protocol[_InstanceIn, NewP, NewR, _TransformOut]):
     """A transform of a function whose first argument is bound in methods."""
 
     @property
-    def f(self) -> Callable[Concatenate[_InstanceIn, P], R]: ...
+    def f(self) -> Callable[Concatenate[_InstanceIn, NewP], NewR]: ...
 
     @property
-    def _of(self) -> Callable[[Callable[P, R]], _TransformOut]: ...
+    def _of(self) -> Callable[[Callable[NewP, NewR]], _TransformOut]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +98,8 @@ class _TransformMeta(_ModuleMeta):
     ) -> _Transform: ...
     @overload
     def __call__(
-        cls: _Makes[P, _Transform], **settings: Any
-    ) -> Callable[P, _Transform]: ...
+        cls: _Makes[NewP, _Transform], **settings: Any
+    ) -> Callable[NewP, _Transform]: ...
     @overload
     def __call__(
         cls: type[_Transform], **settings: Any
@@ -166,7 +162,7 @@ class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignor
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
     def __get__(
-        self: _Binds[_Instance, P, R, _Transform],
+        self: _Binds[_Instance, NewP, NewR, _Transform],
         instance: _Instance,
         owner: type | None = None,
     ) -> _Transform: ...

@@ -5,8 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic
 
+from .._generics import P
 from .._lists import Arrays
-from .._transform import AbstractTransform, P, setting
+from .._transform import AbstractTransform, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_call
 from ._settings import check_flag

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import jax.numpy as jnp
 
+from .._generics import NewP, P
 from .._lists import Arrays
 from .._partition import describe
-from .._transform import NewP, P, setting
+from .._transform import setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractDerivative

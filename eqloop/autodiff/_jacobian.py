@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 
-from .._transform import NewP, P, setting
+from .._generics import NewP, P
+from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count
 from ._call import Call

@@ -9,8 +9,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._differences import structure_differences
+from .._generics import NewP, NewR, P, R
 from .._partition import describe, flatten, paths
-from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._transform import AbstractTransform, setting
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
 from ._settings import check_flag

@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._generics import R
 from .._partition import describe, is_dynamic
-from .._transform import R
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named

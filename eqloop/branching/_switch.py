@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._generics import R
 from .._partition import describe
-from .._transform import R
 from ._branches import Branches, check_branch, run_one
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
+from .._generics import NewP, NewR, P, R
 from .._partition import Rest, as_arrays, flatten, is_dynamic, split
-from .._transform import AbstractTransform, NewP, NewR, P, R
+from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._policies import Policy, as_policy
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._generics import NewP, NewR, P, R
 from .._lists import pick
 from .._partition import describe, flatten, is_dynamic, paths, split
-from .._transform import AbstractTransform, NewP, NewR, P, R
+from .._transform import AbstractTransform
 from ..checkpointing.engine._step import strongly_typed
 from ..tracing._trace import Inputs
 from ._checked import Checked

@@ -7,7 +7,8 @@ import equinox as eqx
 import jax.core
 import jax.extend.core as jex
 
-from .._transform import AbstractTransform, NewP, NewR, P, R
+from .._generics import NewP, NewR, P, R
+from .._transform import AbstractTransform
 from ._optimize import PASSES, check_passes, optimize
 from ._trace import trace
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._axes import resolve_axes
+from .._generics import NewX, X
 from .._lists import Arrays, pick, split
 from .._partition import Rest, as_arrays, describe, flatten, paths
 from .._partition import split as take_out
@@ -23,16 +24,14 @@ from ._mismatch import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
 from ._settings import check_bool
 
-_X = TypeVar("_X")
-_NewX = TypeVar("_NewX")
 _NAME = "AssociativeScan"
 
 # A function, or a method, which `self` is bound to later.
-_Joining = Callable[[_X, _X], _X] | Callable[[Any, _X, _X], _X]
+_Joining = Callable[[X, X], X] | Callable[[Any, X, X], X]
 
 
 @final
-class AssociativeScan(AbstractTransform, Generic[_X]):
+class AssociativeScan(AbstractTransform, Generic[X]):
     """As `jax.lax.associative_scan`: every prefix under an associative function.
 
     Of elements `a`, `b`, `c`, ... the prefixes are `a`, `f(a, b)`, `f(f(a, b), c)`, and
@@ -83,7 +82,7 @@ class AssociativeScan(AbstractTransform, Generic[_X]):
         Blelloch, *Prefix sums and their applications*, 1990.
     """
 
-    f: _Joining[_X]  # pyright: ignore[reportIncompatibleMethodOverride]
+    f: _Joining[X]  # pyright: ignore[reportIncompatibleMethodOverride]
     axis: int = setting(default=0)
     reverse: bool = setting(default=False)
     chunk_size: int | None = setting(default=None)
@@ -91,7 +90,7 @@ class AssociativeScan(AbstractTransform, Generic[_X]):
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: _Joining[_NewX], /) -> "AssociativeScan[_NewX]": ...
+        def _of(f: _Joining[NewX], /) -> "AssociativeScan[NewX]": ...
 
     def __check_init__(self) -> None:
         check_bool(_NAME, "reverse", self.reverse)
@@ -106,7 +105,7 @@ class AssociativeScan(AbstractTransform, Generic[_X]):
             )
 
     @typed
-    def __call__(self, xs: PyTree) -> _X:
+    def __call__(self, xs: PyTree) -> X:
         """Finds the prefixes.
 
         Args:

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 
-from .._transform import NewR
+from .._generics import NewY, Y
 from .._typecheck import (
     PRNGKey,
     PyTree,
@@ -19,13 +19,11 @@ from ._frame import Opened
 from ._loop import AbstractLoop
 from ._words import Words
 
-_Y = TypeVar("_Y")
 
-
-class AbstractForLoop(AbstractLoop, Generic[_Y]):
+class AbstractForLoop(AbstractLoop, Generic[Y]):
     """A loop over the leading axes of several arrays, that carries nothing along."""
 
-    f: Callable[..., _Y]
+    f: Callable[..., Y]
 
     @typed
     def __call__(
@@ -33,7 +31,7 @@ class AbstractForLoop(AbstractLoop, Generic[_Y]):
         *xs: PyTree,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
-    ) -> _Y:
+    ) -> Y:
         """Runs the loop.
 
         Args:
@@ -110,7 +108,7 @@ _WORDS = Words("the carry", "carry", "f", "step", _call)
 
 
 @final
-class ForLoop(AbstractForLoop[_Y]):
+class ForLoop(AbstractForLoop[Y]):
     """Calls a function for the elements of `xs` one after the other.
 
     `f(*x) -> y` is called for every element `x` of each of `xs`; the results are
@@ -161,14 +159,14 @@ class ForLoop(AbstractForLoop[_Y]):
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[..., NewR], /) -> "ForLoop[NewR]": ...
+        def _of(f: Callable[..., NewY], /) -> "ForLoop[NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
         return StoreAll()
 
 
 @final
-class CheckpointedForLoop(AbstractForLoop[_Y]):
+class CheckpointedForLoop(AbstractForLoop[Y]):
     """As [`ForLoop`][eqloop.ForLoop], in little memory when differentiated in reverse.
 
     Each step is run again where it is reversed, so that residuals are those of one
@@ -210,7 +208,7 @@ class CheckpointedForLoop(AbstractForLoop[_Y]):
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[..., NewR], /) -> "CheckpointedForLoop[NewR]": ...
+        def _of(f: Callable[..., NewY], /) -> "CheckpointedForLoop[NewY]": ...
 
     def _default_schedule(self) -> AbstractSchedule:
         return Recursive(self.base)

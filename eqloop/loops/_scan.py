@@ -9,33 +9,28 @@ from typing import (
     Concatenate,
     Generic,
     SupportsIndex,
-    TypeVar,
     final,
 )
 
 import equinox as eqx
 
+from .._generics import Carry, NewCarry, NewY, Y
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._frame import Opened
 from ._loop import AbstractLoop
 
-_Carry = TypeVar("_Carry")
-_Y = TypeVar("_Y")
-NewCarry = TypeVar("NewCarry")
-NewY = TypeVar("NewY")
-
 # A function, or a method, which `self` is bound to later.
 Stepping = (
-    Callable[Concatenate[_Carry, Any, ...], tuple[_Carry, _Y]]
-    | Callable[Concatenate[Any, _Carry, Any, ...], tuple[_Carry, _Y]]
+    Callable[Concatenate[Carry, Any, ...], tuple[Carry, Y]]
+    | Callable[Concatenate[Any, Carry, Any, ...], tuple[Carry, Y]]
 )
 
 
-class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
+class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     """A loop over the leading axis of arrays, that carries a state along."""
 
-    f: Stepping[_Carry, _Y]  # pyright: ignore[reportIncompatibleMethodOverride]
+    f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @abc.abstractmethod
     def _kept(self) -> slice | None:
@@ -49,7 +44,7 @@ class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
-    ) -> tuple[_Carry, _Y]:
+    ) -> tuple[Carry, Y]:
         """Runs the loop.
 
         Args:
@@ -116,7 +111,7 @@ class AbstractScan(AbstractLoop, Generic[_Carry, _Y]):
 
 
 @final
-class Scan(AbstractScan[_Carry, _Y]):
+class Scan(AbstractScan[Carry, Y]):
     """As `jax.lax.scan`: a loop that carries a state along.
 
     `f(carry, x) -> (carry, y)` is called for every element `x` of `xs` in turn. It may
@@ -191,7 +186,7 @@ class Scan(AbstractScan[_Carry, _Y]):
 
 
 @final
-class CheckpointedScan(AbstractScan[_Carry, _Y]):
+class CheckpointedScan(AbstractScan[Carry, Y]):
     """As [`Scan`][eqloop.Scan], in little memory when differentiated in reverse mode.
 
     Instead of the residuals of every step, carries are stored at the starts of nested

@@ -2,15 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar, final
+from typing import TYPE_CHECKING, SupportsIndex, final
 
+from .._generics import Carry, NewCarry, NewY, Y
 from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
-from ._scan import AbstractScan, NewCarry, NewY, Stepping
+from ._scan import AbstractScan, Stepping
 from ._slices import as_index
-
-_Carry = TypeVar("_Carry")
-_Y = TypeVar("_Y")
 
 
 def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:
@@ -18,7 +16,7 @@ def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:
 
 
 @final
-class SlicedScan(AbstractScan[_Carry, _Y]):
+class SlicedScan(AbstractScan[Carry, Y]):
     """As [`Scan`][eqloop.Scan], for `ys[start:stop:step]` in place of all of `ys`.
 
     Every step is run, but only the outputs that the slice keeps are computed and

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 
 from .._axes import axes_tree, hashable_axes
-from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._generics import NewP, NewR, P, R
+from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 
 import equinox as eqx
 
-from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._generics import NewP, NewR, P, R
+from .._transform import AbstractTransform, setting
 from ..progress import ProgressBar, as_progress, check_progress
 from ._call import open_call
 from ._planner import AtMost

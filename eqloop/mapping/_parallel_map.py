@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._axes import hashable_axes
-from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._generics import NewP, NewR, P, R
+from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._arguments import open_arguments

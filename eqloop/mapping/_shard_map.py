@@ -9,9 +9,10 @@ import jax
 from jax.sharding import PartitionSpec
 
 from .._axes import axes_tree, hashable_axes
+from .._generics import NewR, R
 from .._partition import Rest, as_arrays, flatten, is_dynamic, split
 from .._signature import argument_names
-from .._transform import AbstractTransform, NewR, R, setting
+from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
 from ._settings import check_flag

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .._axes import hashable_axes
+from .._generics import NewP, NewR, P, R
 from .._lists import pick
-from .._transform import AbstractTransform, NewP, NewR, P, R, setting
+from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ._arguments import Arguments, open_arguments
 from ._call import VARYING, Row

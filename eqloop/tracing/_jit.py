@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
 
 import equinox as eqx
 
+from .._generics import NewP, NewR, P, R
 from .._nonfinite import translated
-from .._transform import AbstractTransform, NewP, NewR, P, R
+from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._named import check_name, name_of
 

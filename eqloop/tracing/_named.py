@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, final
 import equinox as eqx
 import jax
 
-from .._transform import AbstractTransform, NewP, NewR, P, R
+from .._generics import NewP, NewR, P, R
+from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 
 
