@@ -10,8 +10,6 @@ from ..engine._levels import Nest, nests
 # would do: with a single slot, a loop of a million steps would take 10**12 evaluations.
 MOST_ADVANCES = 100
 
-_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
-
 
 def layouts(length: int) -> Iterator[Layout]:
     """Layouts from which to choose, at all the trade-offs that there are.
@@ -19,10 +17,17 @@ def layouts(length: int) -> Iterator[Layout]:
     They are not many, as neighbouring ones differ by some per cent.
     """
     yield Stored(length)
-    for block in _BLOCKS:
-        if block <= length:
-            yield from _nested(length, block)
-            yield from _revolved(length, block)
+    for block in _blocks(length):
+        yield from _nested(length, block)
+        yield from _revolved(length, block)
+
+
+def _blocks(length: int) -> Iterator[int]:
+    """Powers of two, up to a few times that for which slots are as many as steps."""
+    block = 1
+    while block <= min(length, max(64, 4 * math.isqrt(length))):
+        yield block
+        block *= 2
 
 
 def _revolved(length: int, block: int) -> Iterator[Layout]:
