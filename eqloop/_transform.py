@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import (
@@ -106,9 +107,11 @@ class _TransformMeta(_ModuleMeta):
     ) -> Callable[[Callable[..., Any]], _Transform]: ...
     def __call__(cls, *args: Any, **settings: Any) -> Any:
         __tracebackhide__ = True
-        if args or "f" in settings:
-            return super().__call__(*args, **settings)
         _reject_unknown(cls, settings)
+        if args or "f" in settings:
+            if not is_abstract(cls):
+                _reject_unbound(cls, args, settings)
+            return super().__call__(*args, **settings)
         return Decorator(cls, settings)  # pyright: ignore
 
 
@@ -174,7 +177,7 @@ class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignor
         return dataclasses.replace(self, f=_bind(self.f, instance, owner))
 
 
-def is_abstract(transform: type[AbstractTransform]) -> bool:
+def is_abstract(transform: type) -> bool:
     """Whether a class is one of the contracts rather than one of the transforms."""
     return transform.__name__.startswith("Abstract")
 
@@ -196,3 +199,28 @@ def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
             f"{cls.__name__} has no setting {name!r}. Its settings are: "
             f"{', '.join(sorted(known - {'f'}))}."
         )
+
+
+def _reject_unbound(cls: type, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
+    signature = _signature(cls)
+    try:
+        signature.bind(*args, **settings)
+    except TypeError as error:
+        call = f"{cls.__name__}{_without_settings(signature)}"
+        raise TypeError(
+            f"{call}: {error}. Settings are given by keyword; what is transformed is "
+            f"called afterwards, `{cls.__name__}(...)(...)`."
+        ) from None
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(cls: type) -> inspect.Signature:
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    return inspect.Signature(parameters)
+
+
+def _without_settings(signature: inspect.Signature) -> inspect.Signature:
+    """Without annotations, and without what may be left out or given by keyword."""
+    parameters = signature.parameters.values()
+    shown = [p for p in parameters if p.kind != p.KEYWORD_ONLY or p.default is p.empty]
+    return inspect.Signature([p.replace(annotation=p.empty) for p in shown])

@@ -23,7 +23,7 @@ from ._split_rows import SplitRows
 def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
     if devices is None:
         return None
-    devices = tuple(devices)
+    devices = tuple(devices) if isinstance(devices, Iterable) else (devices,)
     for device in devices:
         if not isinstance(device, jax.Device):
             raise TypeError(

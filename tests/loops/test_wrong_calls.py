@@ -326,12 +326,13 @@ WRONG = {
     "unknown setting": (
         lambda: el.Scan(keep, base=3),
         TypeError,
-        "unexpected keyword argument 'base'",
+        "Scan has no setting 'base'. Its settings are: f_axes, f_transform, in_axes, ",
     ),
     "positional setting": (
-        lambda: el.Scan(keep, True),
+        lambda: el.Scan(keep, 0.0, XS),
         TypeError,
-        "positional argument",
+        "Scan(f): too many positional arguments. Settings are given by keyword; what "
+        "is transformed is called afterwards, `Scan(...)(...)`.",
     ),
     "unroll": (
         lambda: el.Scan(keep, unroll=0),

@@ -313,6 +313,11 @@ WRONG = {
         TypeError,
         ["`devices`", "0, of type int", "jax.devices()"],
     ),
+    "devices that are a number": (
+        lambda: el.ParallelMap(jnp.sin, devices=5),
+        TypeError,
+        ["`devices`", "5, of type int", "jax.devices()"],
+    ),
     "no devices": (
         lambda: el.ParallelMap(jnp.sin, devices=[]),
         ValueError,
