@@ -71,3 +71,33 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
         check_argnums(owner, self.argnums)
         for name in ("has_aux", "return_value"):
             check_flag(owner, name, getattr(self, name))
+
+
+class AbstractExactDerivative(AbstractDerivative[P]):
+    """A derivative that needs no more than the arguments of `f`: no random directions.
+
+    A final class says in `_derive` how it is taken.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Differentiates `f(*args, **kwargs)`.
+
+        Args:
+            *args: The arguments of `f`.
+            **kwargs: Those that are given by keyword.
+
+        Returns:
+            What the class says: the derivative, and with it what `return_value` and
+            `has_aux` ask for.
+
+        Raises:
+            TypeError: If an argument has no derivative, or if `f` does not return what
+                can be differentiated in this way.
+            ValueError: If `argnums` names an argument that is not passed.
+        """
+        call = self._open(args, kwargs)
+        return self._results(call, *self._derive(call))
+
+    @abc.abstractmethod
+    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+        """The derivative, and what `Call.run` returns."""

@@ -12,7 +12,7 @@ from .._partition import describe
 from .._transform import setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
-from ._derivative import AbstractDerivative
+from ._derivative import AbstractExactDerivative
 from ._settings import check_flag
 
 
@@ -29,7 +29,7 @@ def check_scalar(call: Call, value: Any) -> None:
 
 
 @final
-class Grad(AbstractDerivative[P]):
+class Grad(AbstractExactDerivative[P]):
     """The gradient of a function whose value is a scalar, as `jax.grad`.
 
     Args:
@@ -86,24 +86,8 @@ class Grad(AbstractDerivative[P]):
         @staticmethod
         def _of(f: Callable[NewP, Any], /) -> "Grad[NewP]": ...
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`.
-
-        Args:
-            *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
-
-        Returns:
-            What the class says: the derivative, and with it what `return_value` and
-            `has_aux` ask for.
-
-        Raises:
-            TypeError: If an argument has no derivative, or if `f` does not return what
-                can be differentiated in this way.
-            ValueError: If `argnums` names an argument that is not passed.
-        """
-        call = self._open(args, kwargs)
-        return self._results(call, *_pull_ones(call))
+    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+        return _pull_ones(call)
 
     def _check(self, call: Call, value: Any) -> None:
         check_scalar(call, value)
@@ -114,7 +98,7 @@ class Grad(AbstractDerivative[P]):
 
 
 @final
-class VectorGrad(AbstractDerivative[P]):
+class VectorGrad(AbstractExactDerivative[P]):
     """The gradient of the sum of all that a function returns.
 
     Where each number of the value depends on one number of the argument only, as for a
@@ -149,24 +133,8 @@ class VectorGrad(AbstractDerivative[P]):
         @staticmethod
         def _of(f: Callable[NewP, Any], /) -> "VectorGrad[NewP]": ...
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`.
-
-        Args:
-            *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
-
-        Returns:
-            What the class says: the derivative, and with it what `return_value` and
-            `has_aux` ask for.
-
-        Raises:
-            TypeError: If an argument has no derivative, or if `f` does not return what
-                can be differentiated in this way.
-            ValueError: If `argnums` names an argument that is not passed.
-        """
-        call = self._open(args, kwargs)
-        return self._results(call, *_pull_ones(call))
+    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+        return _pull_ones(call)
 
     def _check(self, call: Call, value: Any) -> None:
         check_some_value(call, value)

@@ -11,12 +11,12 @@ from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
-from ._derivative import AbstractDerivative
+from ._derivative import AbstractExactDerivative
 from ._settings import as_count, check_chunk_size, check_flag
 
 
 @final
-class Hessian(AbstractDerivative[P]):
+class Hessian(AbstractExactDerivative[P]):
     """The second derivatives of a function, as `jax.hessian`.
 
     Args:
@@ -62,24 +62,7 @@ class Hessian(AbstractDerivative[P]):
         @staticmethod
         def _of(f: Callable[NewP, Any], /) -> "Hessian[NewP]": ...
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)` twice.
-
-        Args:
-            *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
-
-        Returns:
-            What the class says: the derivative, and with it what `return_value` and
-            `has_aux` ask for.
-
-        Raises:
-            TypeError: If an argument has no derivative, or if `f` does not return what
-                can be differentiated in this way.
-            ValueError: If `argnums` names an argument that is not passed.
-        """
-        call = self._open(args, kwargs)
-
+    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
         def first(arrays: Arrays) -> tuple[Arrays, Any]:
             blocks, outs, others = by_rows(call.run, arrays, self.chunk_size)
             return list(itertools.chain(*blocks)), (outs, others)
@@ -93,7 +76,7 @@ class Hessian(AbstractDerivative[P]):
         by_two = iter(map(call.gradient, blocks))
         by_one = lambda: list(itertools.islice(by_two, len(call.arrays)))
         hessian = call.jacobian([call.gradient(by_one()) for _ in outs])
-        return self._results(call, hessian, outs, others)
+        return hessian, outs, others
 
     def _check(self, call: Call, value: Any) -> None:
         check_some_value(call, value)

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from .._generics import NewP, P
+from .._lists import Arrays
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value, is_complex
-from ._derivative import AbstractDerivative
+from ._derivative import AbstractExactDerivative
 from ._settings import as_count, check_chunk_size, check_flag
 
 
-class AbstractJacobian(AbstractDerivative[P]):
+class AbstractJacobian(AbstractExactDerivative[P]):
     """The derivatives of all that `f` returns by each of the numbers it is given.
 
     A final class says in which mode.
@@ -30,30 +31,13 @@ class AbstractJacobian(AbstractDerivative[P]):
     def _is_forward(self, call: Call) -> bool:
         """Whether to take the derivative in forward mode."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Differentiates `f(*args, **kwargs)`.
-
-        Args:
-            *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
-
-        Returns:
-            What the class says: the derivative, and with it what `return_value` and
-            `has_aux` ask for.
-
-        Raises:
-            TypeError: If an argument has no derivative, or if `f` does not return what
-                can be differentiated in this way.
-            ValueError: If `argnums` names an argument that is not passed.
-        """
-        call = self._open(args, kwargs)
+    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
         check, blocks_of = check_reverse, by_rows
         if self._is_forward(call):
             check, blocks_of = check_forward, by_columns
         call.checks.append(functools.partial(check, holomorphic=self.holomorphic))
         blocks, outs, others = blocks_of(call.run, call.arrays, self.chunk_size)
-        jacobian = call.jacobian(list(map(call.gradient, blocks)))
-        return self._results(call, jacobian, outs, others)
+        return call.jacobian(list(map(call.gradient, blocks))), outs, others
 
     def _check(self, call: Call, value: Any) -> None:
         check_some_value(call, value)
