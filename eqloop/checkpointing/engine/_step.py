@@ -1,6 +1,7 @@
 """A step: the body of a scan on flat lists of arrays, with everything explicit."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 from jax import lax
+from jax.interpreters import partial_eval
 
 from ..._lists import Arrays, Flags, split
 from ...progress import guarded, muted
@@ -83,6 +85,17 @@ def make_step(
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(jaxpr, num_consts, num_carry)
+
+
+@functools.lru_cache(maxsize=128)
+def without_outputs(step: Step) -> Step:
+    """The step without `y`, and without what that alone needs."""
+    if not step.y_types:
+        return step
+    used = [True] * step.num_carry + [False] * len(step.y_types)
+    jaxpr, _ = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, used, instantiate=True)
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return dataclasses.replace(step, jaxpr=closed)
 
 
 def trace_step(

@@ -27,7 +27,8 @@ def unconditional(step: Step) -> Step:
         [False] + [True] * (step.num_carry - 1),
         instantiate=kept,
     )
-    return Step(jex.ClosedJaxpr(jaxpr, ()), step.num_consts, step.num_carry - 1)
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, step.num_carry - 1)
 
 
 def reverse(
