@@ -92,7 +92,10 @@ def with_symbolic_zeros(
 
 def is_through(eqn: Any) -> bool:
     """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule."""
-    return eqn.params.get("name") == "_through"
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    info = eqn.params["call_jaxpr"].jaxpr.debug_info
+    return info.func_src_info.startswith("_through ") and __file__ in info.func_src_info
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -29,6 +29,7 @@ from jax.experimental.hijax import Zero, instantiate_zeros
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
 from ._lists import Flags, interleave, pick, put
+from ._reaching import names_axis
 from ._recall import remember
 
 
@@ -211,7 +212,8 @@ class Formula(HiPrimitive):
 
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
         # JAX asks for a batch rule also where nothing is batched.
-        if not jax.tree.leaves(dims):
+        names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
+        if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
         formula, args, out_dims = self.batched(axis_data, args, dims)
         unflatten = self.out_tree.unflatten

@@ -137,7 +137,7 @@ class RowMap(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         consts, xs = self.in_tree.unflatten(moves_in)
-        sums, ys = self.rows.reached(consts, xs, through=is_inexact)
+        sums, ys = self.rows.reached(consts, xs, is_derivative=True)
         return [*sums, *ys]
 
     def batched(

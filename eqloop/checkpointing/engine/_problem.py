@@ -60,7 +60,7 @@ def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
     consts, carry, xs = map(inexact_only, perturbed, types)
-    carry, ys = reaching(step, consts, carry, xs, through=is_inexact)
+    carry, ys = reaching(step, consts, carry, xs, is_derivative=True)
     return Active(consts, carry, xs), ys
 
 

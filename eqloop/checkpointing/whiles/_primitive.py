@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..._formula import Formula, Selected
 from ..._lists import Arrays, pick
+from ..._reaching import names_axis
 from ..._recall import recall
 from ...progress import tied
 from ..engine._layout import Nested
@@ -65,6 +66,7 @@ class PlannedWhile(PlannedLoop):
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
         if self.saves is not None:
+            check_apart(self, axis_data)
             return Formula.batched(self, axis_data, args, dims)
         dims = tuple(map(tuple, dims))
         if not stops_apart(self.problem, axis_data, dims):
@@ -103,6 +105,12 @@ class ReverseWhile(Reverse):
         cts = reverse(sweep, self.layout, slots, carried)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        check_apart(self, axis_data)
+        return super().batched(axis_data, args, dims)
+
     def _forward(self, inputs: Any) -> list[Any]:
         consts, init, _ = inputs
         step = self.problem.step.muted(backward=True)
@@ -116,6 +124,22 @@ class ReverseWhile(Reverse):
             "would have to be stored, and how long it is is not known. Take one of the "
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
+        )
+
+
+def check_apart(formula: Formula, axis_data: Any) -> None:
+    """Sees to it that examples can be reversed each by itself.
+
+    Raises:
+        ValueError: If they depend on each other.
+    """
+    if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
+        raise ValueError(
+            f"`jax.vmap` over the gradient of a while loop with collectives over "
+            f"{axis_data.name!r} in it: each example is reversed from its own last "
+            f"step, and so the steps that collectives are to join do not meet. Take "
+            f"the gradient of the batch instead, `jax.grad` of a sum over the "
+            f"`jax.vmap`, or run the steps with `el.Scan`."
         )
 
 
