@@ -18,6 +18,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Doubled, Formula, Static, instantiated, is_inexact, nonzero
 from .._lists import Arrays, Flags, pick, put
 from .._recall import recall
@@ -49,8 +50,9 @@ def map_rows(
     """
     inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
     policy = None if policy == save_nothing else policy
-    in_avals = jax.tree.map(jax.typeof, inputs)
-    return RowMap(rows, planner, policy, in_avals).apply(*inputs)
+    row_map = RowMap(rows, planner, policy, jax.tree.map(jax.typeof, inputs))
+    refuse_checks(row_map.effects)
+    return row_map.apply(*inputs)
 
 
 class RowMap(Formula):
@@ -91,6 +93,11 @@ class RowMap(Formula):
         )
 
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        refuse_callbacks(
+            self.effects,
+            "The gradient of this map runs its function again",
+            "Use `el.Vmap`",
+        )
         if self.policy is None:
             return super().sweep_forward(perturbed, *inputs)
         marks = _flags(map(_may_move, perturbed, self.in_avals))

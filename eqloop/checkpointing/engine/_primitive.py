@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from ..._effects import refuse_callbacks
 from ..._formula import Doubled, Formula, Static, Zero, instantiated, is_zero
 from ..._lists import Arrays, Flags, pick
 from ..._recall import recall
@@ -69,6 +70,7 @@ class PlannedLoop(Formula):
     The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
     """
 
+    instead_of_callbacks: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     problem: Problem
     saves: Nested | Revolved | None
 
@@ -121,6 +123,11 @@ class PlannedLoop(Formula):
             (carry, ys), residuals = _vjp_stored(problem, active, y_active, inputs)
             slots = []
         else:
+            refuse_callbacks(
+                self.effects,
+                "The gradient of this loop runs steps again",
+                self.instead_of_callbacks,
+            )
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, slots = type(self)(primal, layout, self.in_avals)(*inputs)
             residuals = (inputs, slots)

@@ -81,8 +81,12 @@ def make_step(
     num_consts, num_carry = len(const_types), len(carry_types)
 
     def flat(*leaves: Any) -> list[Any]:
-        carry, y = f(*split(leaves, num_consts, num_carry))
-        return [strongly_typed(leaf) for leaf in (*carry, *y)]
+        inputs = split(leaves, num_consts, num_carry)
+        carry, y = f(*inputs)
+        # A leaf that is handed on as it is stays the same variable, for `normal_form`.
+        before = [*inputs[1], *[None] * (len(carry) + len(y))]
+        pairs = zip((*carry, *y), before, strict=False)
+        return [x if x is b else strongly_typed(x) for x, b in pairs]
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(jaxpr, num_consts, num_carry)

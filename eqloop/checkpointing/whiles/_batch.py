@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._effects import refuse_callbacks
 from ..._lists import Arrays, split
 from ..._reaching import mixes_examples
 from ..engine._problem import Problem, batched_problem
@@ -40,6 +41,11 @@ def joint_loop(
     Its carry starts with whether any example is to go on; what follows is the carry of
     the examples, all of it batched along the leading axis.
     """
+    refuse_callbacks(
+        problem.step.jaxpr.effects,
+        "Under `vmap`, a while loop also runs the steps of examples that have stopped",
+        "Map over the examples one by one (`el.Map`)",
+    )
     size = axis_data.size
     init = [_lead(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Any] = []

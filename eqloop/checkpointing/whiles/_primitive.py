@@ -42,6 +42,9 @@ class PlannedWhile(PlannedLoop):
     What is saved is that of `forward`: a few integers, then the slots.
     """
 
+    instead_of_callbacks: ClassVar[str] = (
+        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
+    )
     saves: Any  # Nested | Online | None
 
     def expand(self, *inputs: Any) -> Any:
