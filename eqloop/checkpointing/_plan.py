@@ -130,7 +130,6 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    schedule.check(loop)
     problem = Problem(step, loop, policy, schedule)
     active = all_active(step)
     return plan_of(problem, active, schedule.layout(problem, active))

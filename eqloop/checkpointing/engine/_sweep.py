@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from ..._lists import Arrays, pick, put
 from ...progress import Gauge
 from ._forward import Active, Saveable, Walk, single, stored
-from ._loop import Loop, element, part, put_part, stack_of
+from ._loop import Loop, element, opaque, part, put_part, stack_of
+from ._slots import read
 from ._step import Step
 
 
@@ -68,6 +69,15 @@ class Sweep:
         """The step, without the bars of loops in it: they were shown by the primal."""
         return self.step.muted(backward=False)
 
+    def opaque(self) -> "Sweep":
+        """The same for loops in loops: what they read is not known to be repeated."""
+        return dataclasses.replace(
+            self,
+            consts=opaque(self.consts),
+            xs=opaque(self.xs),
+            ct_ys=[None if ct is None else opaque([ct])[0] for ct in self.ct_ys],
+        )
+
     def start(self, ct_carry: Arrays, slots: Arrays) -> Cotangents:
         """The cotangents at the end of the loop: those of the active final carry.
 
@@ -82,6 +92,10 @@ class Sweep:
             [jnp.zeros_like(x) for x in pick(self.xs, self.active.xs)],
             self.gauge and self.gauge.open([*slots, *ct_carry, *ct_ys]),
         )
+
+    def carry(self, slots: Arrays, row: Any) -> list[Any]:
+        """The carry in a row of the slots."""
+        return read(slots, row, self.step.carry_types)
 
     def pull(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
