@@ -29,7 +29,7 @@ def new_slots(carry: Arrays, rows: int) -> list[Any]:
 
 def packed(carry: Arrays) -> list[Any]:
     """A carry as slots hold it: what XLA would widen there is kept as its bits."""
-    return [_as(leaf, _stored_as(leaf.dtype)) for leaf in carry]
+    return [_as(leaf, _stored_as(jax.typeof(leaf).dtype)) for leaf in carry]
 
 
 def _stored_as(dtype: Any) -> Any:
@@ -37,7 +37,9 @@ def _stored_as(dtype: Any) -> Any:
 
 
 def _as(leaf: Any, dtype: Any) -> Any:
-    return leaf if leaf.dtype == dtype else lax.bitcast_convert_type(leaf, dtype)
+    # A literal of the program is a leaf, too, and has no dtype of its own.
+    is_so = jax.typeof(leaf).dtype == dtype
+    return leaf if is_so else lax.bitcast_convert_type(leaf, dtype)
 
 
 def write(slots: Arrays, carry: Arrays, row: Any) -> list[Any]:
