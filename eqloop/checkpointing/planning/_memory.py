@@ -26,7 +26,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     A loop is compiled alone, and within another program a few more of its values may
     be buffers, so that a little is added.
     """
-    stand_in, extra = _stand_in(layout)
+    stand_in, extra = _stand_in(layout, len(problem.step.carry_types))
     loop = _of_length(problem.loop, stand_in.length)
     fixed = dataclasses.replace(problem, loop=loop, planner=_Fixed(stand_in))
     measured = _measured(
@@ -47,8 +47,16 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     return total + total // 200 + 512
 
 
-def _stand_in(layout: Layout) -> tuple[Layout, int]:
+# Levels that are compiled as they are. Each makes the program longer.
+_DEEPEST = 4
+
+
+def _stand_in(layout: Layout, leaves: int) -> tuple[Layout, int]:
     """A layout that takes as much memory, of which the program is small.
+
+    Args:
+        layout: The layout.
+        leaves: How many leaves the carry has.
 
     Returns:
         The layout, and the bytes that the given one takes besides.
@@ -60,16 +68,18 @@ def _stand_in(layout: Layout) -> tuple[Layout, int]:
         len(nest.levels) - len(small.levels)
         for nest, small in zip(layout.nests, nests, strict=True)
     )
-    # Each level has counters of its own, and a few values that move between loops.
-    return dataclasses.replace(layout, nests=nests), 512 * deeper
+    # Each level has counters of its own, and a few values that move between loops:
+    # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
+    return dataclasses.replace(layout, nests=nests), deeper * (1024 + 176 * leaves)
 
 
 def _shallow(nest: Nest) -> Nest:
-    """Three levels with as many slots: those between hold the same leaves."""
-    if len(nest.levels) <= 3:
+    """Fewer levels with as many slots: those between hold the same leaves."""
+    if len(nest.levels) <= _DEEPEST:
         return nest
     first, *between, last = nest.levels
-    return Nest((first, sum(between), last), nest.block)
+    kept = _DEEPEST - 3
+    return Nest((first, *between[:kept], sum(between[kept:]), last), nest.block)
 
 
 def _of_length(loop: Loop, length: int) -> Loop:

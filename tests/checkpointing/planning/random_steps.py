@@ -51,7 +51,8 @@ class Case:
         one = lambda init, xs: self.scan(f, schedule)(init, xs, length=self.length)
         if self.batch is None:
             return one(init, xs)
-        return jax.vmap(one)(init, xs)
+        # Outputs lie as the loop stacks them: to put the batch first would copy them.
+        return jax.vmap(one, out_axes=(0, 1))(init, xs)
 
 
 class Part(eqx.Module):
