@@ -81,7 +81,7 @@ class Step(eqx.Module):
             part.move(part.weights, leaves, number)
             for part, leaves in zip(self.parts, carry, strict=True)
         ]
-        moving = [leaf for leaf in jax.tree.leaves(carry) if _is_inexact(leaf)]
+        moving = [leaf for leaf in jax.tree.leaves(carry) if is_inexact(leaf)]
         return carry, moving[: self.outputs] or None
 
     def _one(self) -> Any:
@@ -155,12 +155,12 @@ def _mean(x: Any) -> Any:
     return jnp.mean(x)
 
 
-def _is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _dtype_of(leaves: Any) -> Any:
-    return next(leaf.dtype for leaf in jax.tree.leaves(leaves) if _is_inexact(leaf))
+    return next(leaf.dtype for leaf in jax.tree.leaves(leaves) if is_inexact(leaf))
 
 
 def _dense(draw: Any, dtype: Any) -> Part:
