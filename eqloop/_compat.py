@@ -11,6 +11,7 @@ import jax
 import jax.core
 import jax.custom_derivatives
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import hijax
 
@@ -162,3 +163,20 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
+
+
+def is_widened(dtype: Any) -> bool:
+    """Whether XLA computes slices of such arrays in a wider type.
+
+    On the CPU, JAX 0.10 to 0.11 converts all of the array for each slice that is read
+    or written (bfloat16, 8-bit floats). It moves the conversion of what a loop only
+    reads out of the loop, which takes twice the memory of the array; what the loop
+    writes to is converted there and back at every step. JAX 0.12 no longer does this.
+    """
+    return (
+        jax.__version_info__ < (0, 12)
+        and jax.default_backend() == "cpu"
+        and jnp.issubdtype(dtype, jnp.floating)
+        and dtype.itemsize < 4
+        and dtype != jnp.float16
+    )

@@ -36,11 +36,7 @@ def run(
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
-
-    Raises:
-        ValueError: If the loop cannot be run under the schedule.
     """
-    schedule.check(loop)
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None
     is_scan = isinstance(schedule, StoreAll) and is_plain

@@ -15,7 +15,8 @@ from ..._lists import Arrays
 from ...progress import Gauge
 from ._back import Back, Pull
 from ._forward import Walk
-from ._loop import Loop, element, part, put_part, stack_of, store
+from ._loop import Loop, element, opaque, part, put_part, stack_of
+from ._slots import new_slots, read, write
 from ._step import Step
 
 
@@ -66,6 +67,15 @@ class Sweep:
     def walk(self) -> Walk:
         return Walk(self.step, self.loop, self.consts, self.xs)
 
+    def opaque(self) -> "Sweep":
+        """The same for loops in loops: what they read is not known to be repeated."""
+        return dataclasses.replace(
+            self,
+            consts=opaque(self.consts),
+            xs=opaque(self.xs),
+            zs=opaque(self.zs),
+        )
+
     def start(self, ct_carry: Arrays, slots: Arrays) -> Cotangents:
         """What there is at the end of the loop.
 
@@ -80,6 +90,10 @@ class Sweep:
             self.gauge and self.gauge.open([*slots, *ct_carry, *self.zs]),
         )
 
+    def carry(self, slots: Arrays, row: Any) -> list[Any]:
+        """The carry in a row of the slots."""
+        return read(slots, row, self.step.carry_types)
+
     def pull(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
@@ -88,20 +102,18 @@ class Sweep:
             return self._tell(start, count, self._taken(carry, start, count, cts))
         # JAX would store residuals of the block. What it makes of a loop when it is
         # differentiated twice is not always what it makes of the steps (JAX 0.10).
-        carries = [stack_of(c, count) for c in carry]
+        slots = new_slots(carry, count)
 
         def fill(i: Any, state: tuple[list[Any], list[Any]]) -> Any:
-            carry, carries = state
+            carry, slots = state
             carry = self.walk.next(carry, start + i)
-            rows = zip(carries, carry, strict=True)
-            return carry, [store(row, leaf, i + 1) for row, leaf in rows]
+            return carry, write(slots, carry, i + 1)
 
         def back(i: Any, cts: Cotangents) -> Cotangents:
             i = count - 1 - i
-            carry = [element(c, i) for c in carries]
-            return self._taken(carry, start + i, 1, cts)
+            return self._taken(self.carry(slots, i), start + i, 1, cts)
 
-        _, carries = lax.fori_loop(0, count - 1, fill, (list(carry), carries))
+        _, slots = lax.fori_loop(0, count - 1, fill, (list(carry), slots))
         return self._tell(start, count, lax.fori_loop(0, count, back, cts))
 
     def _taken(
