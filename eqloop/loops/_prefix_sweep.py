@@ -153,7 +153,8 @@ class Sweep:
         """Cotangents of the prefixes in a chunk, zero for those that are dropped."""
         if not self.overlaps:
             return list(cts)
-        index, end = self.start(chunk) + jnp.arange(self.size), self.end(chunk)
+        start, end = self.start(chunk), self.end(chunk)
+        index = start + jnp.arange(self.size, dtype=start.dtype)
         own = index >= end if self.reverse else index <= end
         return [
             jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)

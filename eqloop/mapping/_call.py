@@ -190,9 +190,9 @@ def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
     step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
-            f"{row.name}: f closes over a reference (`jax.new_ref`), and it is not said "
-            f"in which order rows are to read and write it. Use `el.Scan` or "
-            f"`el.ForLoop`, or pass what is in the reference, `ref[...]`."
+            f"{row.name}: f closes over a reference (`jax.new_ref`), but the rows of a "
+            f"map have no order in which to read and write it. Use `el.Scan` or "
+            f"`el.ForLoop`, or pass the value of the reference, `ref[...]`."
         )
     outputs = row.outputs
     step, same = hoist(row.name, step, consts, outputs, VARYING)

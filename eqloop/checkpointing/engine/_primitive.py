@@ -304,7 +304,7 @@ class Reverse(Formula):
         if not any(map(any, active)):
             return self._doubled_ends()
         problem = tangent_problem(self.problem, active, y_active)
-        inputs, slots, carried, zs = self.in_avals
+        inputs, _, carried, zs = self.in_avals
         in_avals = (_with_tangents(inputs, active), [], carried * 2, zs * 2)
         formula = self._derived(problem, Pushed, active, in_avals)
         return self._as_doubled(formula, active, uses_slots=False)

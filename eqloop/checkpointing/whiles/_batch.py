@@ -49,8 +49,8 @@ def joint_loop(
     size = axis_data.size
     init = [_lead(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Any] = []
-    # Examples that depend on each other cannot borrow: those that have stopped take part
-    # in what the others do, as in `jax.lax.while_loop`.
+    # Examples that depend on each other cannot borrow: those that have stopped take
+    # part in what the others do, as in `jax.lax.while_loop`.
     if not mixes_examples(problem.step.jaxpr, axis_data.name):
         borrow = functools.partial(_borrow, init[0])
         consts = [

@@ -16,9 +16,9 @@ from ..._reaching import names_axis
 from ..._recall import recall
 from ...progress import tied
 from ..engine._layout import Nested
-from ..engine._loop import stack_type
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem, activity
+from ..engine._slots import slot_type
 from ..engine._step import Step
 from ..engine._sweep import Sweep
 from ._batch import joint_loop, stops_apart
@@ -156,4 +156,4 @@ def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
     axes = axes_of(carry[0])
     integers = lambda: [vary(jnp.zeros(shape, jnp.int32), axes) for shape in shapes]
     marks = jax.make_jaxpr(integers)().out_avals
-    return [*marks, *(stack_type(c, rows) for c in carry[1:])]
+    return [*marks, *(slot_type(c, rows, on_host=False) for c in carry[1:])]
