@@ -5,11 +5,17 @@ from typing import Any
 
 import jax.core
 import jax.extend.core as jex
-import numpy as np
 
 from ._primitives import COMMUTATIVE, DISTINCT
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, is_array, rewrite_everywhere
+from ._walk import (
+    Closed,
+    Rewrite,
+    check_closed,
+    is_array,
+    literal_value,
+    rewrite_everywhere,
+)
 
 
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -82,7 +88,7 @@ def _operand_key(atom: jax.core.Atom) -> Hashable:
     if isinstance(atom, jex.Var):
         return "var", id(atom)
     # By its bytes, for which -0.0 is not 0.0 and NaN is NaN.
-    return "literal", np.asarray(atom.val).tobytes(), atom.aval
+    return "literal", literal_value(atom).tobytes(), atom.aval
 
 
 def _typed(param: Any) -> Hashable:
