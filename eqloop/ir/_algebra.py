@@ -219,7 +219,9 @@ def _holds(wide: Any, narrow: Any) -> bool:
     for kind in (jnp.signedinteger, jnp.unsignedinteger):
         if jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind):
             return jnp.iinfo(wide).bits >= jnp.iinfo(narrow).bits
-    if not (jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(narrow, jnp.floating)):
+    if not (
+        jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(narrow, jnp.floating)
+    ):
         return False
     a, b = jnp.finfo(wide), jnp.finfo(narrow)
     # Those of 8 bits and fewer lack infinities or signs, and XLA saturates some of

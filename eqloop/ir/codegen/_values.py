@@ -6,9 +6,11 @@ import json
 import math
 from typing import Any
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import primitives
 
 from ._layout import Node, call, list_of, tuple_of
 
@@ -85,6 +87,10 @@ def parameter(value: Any) -> Node:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, jex.Primitive):
+        name = f"{value.name}_p"
+        if getattr(primitives, name, None) is value:
+            return f"primitives.{name}"
     if value is None or isinstance(value, bool | int):
         return repr(int(value) if isinstance(value, enum.IntEnum) else value)
     if isinstance(value, float):
