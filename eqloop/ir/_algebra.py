@@ -1,5 +1,7 @@
 """Algebraic identities that hold to the last bit, for every value of the operands.
 
+(But one: numbers so small that a device takes them for zero may be kept.)
+
 So `x + 0.0` stays, as it makes 0.0 of -0.0; `x * 0.0` stays, as it makes NaN of NaN and
 infinity; and of complex numbers, whose products mix the parts, only signs are combined.
 (The sign of a complex number is a quotient, which is rounded again each time.)
@@ -19,6 +21,7 @@ from ._walk import (
     check_closed,
     dtype_of,
     is_array,
+    is_complex,
     literal_value,
     rewrite_everywhere,
 )
@@ -79,7 +82,7 @@ def _uniform(atom: Any, definitions: _Definitions) -> Any:
     eqn = _definition(atom, definitions, "broadcast_in_dim")
     if eqn is not None:
         atom = eqn.invars[0]
-    if not isinstance(atom, jex.Literal) or _is_complex(atom):
+    if not isinstance(atom, jex.Literal) or is_complex(atom):
         return None
     values = np.ravel(literal_value(atom))
     # By their bytes, for which -0.0 is not 0.0.
@@ -101,10 +104,6 @@ def _definition(atom: Any, definitions: _Definitions, name: str) -> jex.JaxprEqn
 
 def _is_float(atom: Any) -> bool:
     return jnp.issubdtype(dtype_of(atom), jnp.floating)
-
-
-def _is_complex(atom: Any) -> bool:
-    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
 
 
 # The rules.
@@ -135,7 +134,7 @@ def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
 
 def _idempotent(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     """`f(f(x)) = f(x)`."""
-    if eqn.primitive.name == "sign" and _is_complex(eqn.outvars[0]):
+    if eqn.primitive.name == "sign" and is_complex(eqn.outvars[0]):
         return None
     before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
     same = before is not None and before.params == eqn.params

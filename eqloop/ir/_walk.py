@@ -116,6 +116,11 @@ def is_extended(atom: Any) -> bool:
     return jnp.issubdtype(dtype_of(atom), jax.dtypes.extended)
 
 
+def is_complex(atom: Any) -> bool:
+    """Whether an atom is an array of complex numbers."""
+    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
+
+
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal that is an array."""
     return atom.aval.dtype
@@ -128,7 +133,7 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 
 def has_known_shape(atom: Any) -> bool:
     """Whether the sizes of an array are numbers: those of `jax.export` may be `n`."""
-    return not any(map(is_symbolic_dim, shape_of(atom)))
+    return not any(map(is_symbolic_dim, getattr(atom.aval, "shape", ())))
 
 
 def literal_value(atom: jex.Literal) -> np.ndarray:

@@ -15,9 +15,9 @@ from ..._lists import split
 from ..._positions import watched
 from .._walk import Closed, inner, shape_of
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of
-from ._reads import reads_index
+from ._reads import is_report, reads_index
 from ._scope import Scope
-from ._values import parameter
+from ._values import UnprintableError, parameter
 
 Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
 
@@ -170,12 +170,14 @@ def _policy_name(policy: Any) -> str | None:
 
 
 def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """One of this library's own primitives: what it expands to.
+    """A primitive that says itself what it expands to: this library's are such.
 
-    Without progress bars, and under `DebugNonFinite` without the checks: a module that
-    runs on its own has nobody to tell.
+    Those are written without progress bars, and under `DebugNonFinite` without its
+    checks: a module that runs on its own has nobody to tell.
     """
-    formula: Formula = eqn.params["_prim"].muted(backward=True)
+    formula: Any = eqn.params["_prim"]
+    if isinstance(formula, Formula):  # JAX has its own, too
+        formula = formula.muted(backward=True)
 
     def expanded(*flat: Any) -> list[Any]:
         return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
@@ -185,6 +187,14 @@ def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
     function = scope.module.function(jaxpr, name)
     scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
+def _callback(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """The number of a bar that nobody shows, instead of a report to it."""
+    if not is_report(eqn):
+        raise UnprintableError(eqn.primitive)
+    shape = parameter(shape_of(eqn.outvars[0]))
+    scope.assign(eqn.outvars, call("jnp.zeros", shape, "jnp.int32"))
 
 
 def _position(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -292,6 +302,7 @@ STATEMENTS: dict[str, Statement] = {
     "debug_print": _debug_print,
     "optimization_barrier": _barrier,
     "position": _position,
+    "pure_callback": _callback,
     "remat2": _checkpoint,
     "scan": _scan,
     "sort": _sort,

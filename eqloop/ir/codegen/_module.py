@@ -11,7 +11,7 @@ import numpy as np
 from ..._partition import describe, flatten, is_dynamic, paths
 from .._dead_code import eliminate_dead_code
 from .._trace import function_name, trace
-from .._walk import Closed, check_closed, inner
+from .._walk import Closed, check_closed, has_known_shape, inner
 from ._handlers import write_equation
 from ._layout import INDENT
 from ._scope import Module
@@ -160,6 +160,8 @@ def _argument_names(
 def _module(
     jaxpr: Closed, name: str, argument_paths: Sequence[str], constant_limit: int
 ) -> str:
+    for path, var in zip(argument_paths, jaxpr.jaxpr.invars, strict=True):
+        _check_shape(path, var)
     module = Module(write_equation, constant_limit)
     function = module.names.claim(name, "f")
     parameters = [module.names.claim(path, "x") for path in argument_paths]
@@ -178,6 +180,16 @@ def _module(
         text += ["", "", *lines]
     header = [f'"""`{name}`, as JAX traced it."""', "", *_imports("\n".join(text))]
     return "\n".join([*header, *text, ""])
+
+
+def _check_shape(path: str, var: jex.Var) -> None:
+    if has_known_shape(var):
+        return
+    raise ValueError(
+        f"to_python: `{path}` is {describe(var.aval)}, of a symbolic size, as in a "
+        f"`jax.export`. A module is written for arrays of known sizes: call `to_python` "
+        f"with such, outside of what is exported."
+    )
 
 
 def _docstring(

@@ -6,6 +6,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
+from ... import progress
 from .._walk import Closed, dtype_of
 
 _Definitions = Mapping[jex.Var, jex.JaxprEqn]
@@ -60,9 +61,18 @@ def reads_updates(eqn: jex.JaxprEqn) -> bool:
     return any(atom is updates for atom in (*operands, *function.outvars))
 
 
+def is_report(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation tells a progress bar of this library how far a loop is."""
+    callback = getattr(eqn.params.get("callback"), "callback_func", None)
+    function = getattr(callback, "func", None)  # what it calls is partially applied
+    return getattr(function, "__module__", "").startswith(progress.__name__)
+
+
 def _operands(eqn: jex.JaxprEqn, definitions: _Definitions) -> Sequence[jax.core.Atom]:
     first = eqn.invars[0] if eqn.invars else None
     index = definitions.get(first) if isinstance(first, jex.Var) else None
     if index is not None and not reads_index(eqn, index):
         return [*index.invars, *eqn.invars[1:]]
+    if is_report(eqn):
+        return ()
     return eqn.invars if reads_updates(eqn) else eqn.invars[:2]
