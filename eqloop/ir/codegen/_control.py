@@ -169,24 +169,25 @@ def _policy_name(policy: Any) -> str | None:
     return next((name for name, value in known.items() if value is policy), None)
 
 
-def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """A primitive that says itself what it expands to: this library's are such.
+def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
+    """What a primitive that says so itself expands to, and a name for it.
 
-    Those are written without progress bars, and under `DebugNonFinite` without its
-    checks: a module that runs on its own has nobody to tell.
+    This library's are such, and are written without progress bars, and under
+    `DebugNonFinite` without its checks: a module that runs on its own has nobody to
+    tell.
     """
     formula: Any = eqn.params["_prim"]
-    if isinstance(formula, Formula):  # JAX has its own, too
+    if isinstance(formula, Formula):
         formula = formula.muted(backward=True)
 
     def expanded(*flat: Any) -> list[Any]:
-        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
+        result = formula.expand(*formula.in_tree.unflatten(flat))
+        return formula.out_tree.flatten_up_to(result)
 
     with watched():  # by nobody, but so nothing in it checks by itself
         jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
-    function = scope.module.function(jaxpr, name)
-    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+    return jaxpr, name
 
 
 def _callback(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -296,7 +297,6 @@ def _assign_groups(
 
 STATEMENTS: dict[str, Statement] = {
     **dict.fromkeys(CALLS, _call),
-    "call_hi_primitive": _formula,
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,

@@ -17,11 +17,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._formula import Formula
 from ..._lists import pick, put
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
+from .._primitives import FORMULAS
 from .._walk import Closed, inner
-from ._control import Statement, function_name
+from ._control import Statement, expansion, function_name
 from ._layout import Brackets, Node, call, lines, structure, tuple_of
 from ._scope import Module, Scope
 from ._values import parameter
@@ -34,7 +36,17 @@ class _NoRuleError(Exception):
     """A rule that cannot be traced; the message says why."""
 
 
-def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> Statement:
+def _called(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
+    """What an equation calls, and a name for it."""
+    (callee,) = inner(eqn)
+    return callee, function_name(callee)
+
+
+def _custom(
+    kind: str,
+    rules: Callable[[Module, jex.JaxprEqn, str], None],
+    called: Callable[[jex.JaxprEqn], tuple[Closed, str]] = _called,
+) -> Statement:
     """What writes a call of a function with derivatives of its own."""
 
     def write_rules(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
@@ -48,16 +60,16 @@ def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> St
             module.functions.append(_refusal(module, kind, name, str(error)))
 
     def statement(scope: Scope, eqn: jex.JaxprEqn) -> None:
-        (callee,) = inner(eqn)
+        callee, wish = called(eqn)
         module = scope.module
         # A rule may call the function itself. It has been traced anew there, so that
         # only its text tells that it is the same.
-        key = kind, function_name(callee), str(callee.jaxpr)
+        key = kind, wish, str(callee.jaxpr)
         name = module.open_functions.get(key)
         if name is None:
             known = module.has_written(callee, kind)
             decorator = f"@jax.custom_{kind}"
-            name = module.function(callee, function_name(callee), decorator, kind=kind)
+            name = module.function(callee, wish, decorator, kind=kind)
             if not known:
                 module.open_functions[key] = name
                 write_rules(module, eqn, name)
@@ -216,7 +228,27 @@ def _zeros(aval: Any) -> Node:
     return call("np.zeros", shape, "jax.dtypes.float0")
 
 
+_of_others = _custom("jvp", _write_jvp, expansion)
+
+
+def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """A primitive that says itself what it expands to, and what its derivatives are.
+
+    Those of this library's are the derivatives of what they expand to.
+    """
+    name = type(eqn.params["_prim"]).__name__
+    if isinstance(eqn.params["_prim"], Formula):
+        function = scope.module.function(*expansion(eqn))
+    elif name in FORMULAS:
+        function = f"jnp.{FORMULAS[name]}"
+    else:
+        _of_others(scope, eqn)
+        return
+    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
 STATEMENTS: dict[str, Statement] = {
+    "call_hi_primitive": _formula,
     "custom_jvp_call": _custom("jvp", _write_jvp),
     "custom_vjp_call": _custom("vjp", _write_vjp),
 }

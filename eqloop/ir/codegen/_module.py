@@ -186,9 +186,9 @@ def _check_shape(path: str, var: jex.Var) -> None:
     if has_known_shape(var):
         return
     raise ValueError(
-        f"to_python: `{path}` is {describe(var.aval)}, of a symbolic size, as in a "
-        f"`jax.export`. A module is written for arrays of known sizes: call `to_python` "
-        f"with such, outside of what is exported."
+        f"to_python: `{path}` is {describe(var.aval)}, of a symbolic size, as in "
+        f"`jax.export`. A module is written for arrays of known sizes: call "
+        f"`to_python` with such, outside of what is exported."
     )
 
 
