@@ -1,10 +1,9 @@
 """Algebraic identities that hold to the last bit, for every value of the operands.
 
-(But one: numbers so small that a device takes them for zero may be kept.)
-
 So `x + 0.0` stays, as it makes 0.0 of -0.0; `x * 0.0` stays, as it makes NaN of NaN and
 infinity; and of complex numbers, whose products mix the parts, only signs are combined.
-(The sign of a complex number is a quotient, which is rounded again each time.)
+(The sign of one is a quotient, which is rounded again each time.) One thing is left to
+the device: whether numbers so small that it takes them for zero survive a `x * 1.0`.
 """
 
 from collections.abc import Callable, Mapping
@@ -166,11 +165,13 @@ def _part_of_complex(position: int) -> _Rule:
 
 def _selected(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     which, *cases = eqn.invars
-    if all(case is cases[0] for case in cases):
-        return cases[0]
     index = _uniform(which, definitions)
-    # As XLA does, which compares the index and knows no case beyond the last.
-    return None if index is None else cases[int(np.clip(index, 0, len(cases) - 1))]
+    if index is not None:
+        # Beyond the last case there is a value, that of the last, but no gradient.
+        return cases[int(index)] if 0 <= int(index) < len(cases) else None
+    is_in_range = dtype_of(which) == np.bool_
+    same = is_in_range and all(case is cases[0] for case in cases)
+    return cases[0] if same else None
 
 
 def _two_transposes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:

@@ -31,7 +31,11 @@ def is_float(leaf):
 
 def weigh(tree):
     """A scalar to differentiate, in which every number has its own weight."""
-    leaves = [leaf.ravel() for leaf in jax.tree.leaves(tree) if is_float(leaf)]
+    leaves = [
+        leaf.ravel().astype(jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+        if is_float(leaf)
+    ]
     return sum(leaf @ jnp.cos(jnp.arange(leaf.size)) for leaf in leaves)
 
 

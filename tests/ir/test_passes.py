@@ -117,8 +117,8 @@ KEPT = {
     "x * 0.0": (lambda x: x * 0.0, X),
     "x - x": (lambda x: x - x, X),
     "x / x": (lambda x: x / x, X),
-    "complex * 1": (lambda x: x * 1, X + 0j),
-    "complex / 1": (lambda x: x / 1, X + 0j),
+    "complex * 1": (lambda x: x * 1, lax.complex(X, 0 * X)),
+    "complex / 1": (lambda x: x / 1, lax.complex(X, 0 * X)),
     "0.0 or -0.0": (lambda x: x - jnp.array([0.0, -0.0, 0.0]), X),
     "narrower and back": (lambda x: x.astype("float16").astype("float32"), X),
     "float to int and back": (lambda x: x.astype(int).astype("float32"), X),
@@ -354,7 +354,9 @@ def test_inside_shard_map():
     def f(x):
         def local(x):
             one = jnp.sin(jnp.float32(0)) + 1.0
-            return (x * one + lax.psum(x, "i")) * 1.0 + lax.axis_index("i")
+            return (x * one + lax.psum(x, "i")) * 1.0 + lax.axis_index("i").astype(
+                x.dtype
+            )
 
         return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 

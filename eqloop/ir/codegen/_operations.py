@@ -62,6 +62,11 @@ _CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         {},
     ),
     "pad": ("pad", ("padding_config",), {}),
+    "ragged_dot_general": (
+        "ragged_dot_general",
+        ("ragged_dot_dimension_numbers",),
+        dict(precision=None, preferred_element_type=None),
+    ),
     "reduce_and": ("reduce_and", ("axes",), {}),
     "reduce_max": ("reduce_max", ("axes",), {}),
     "reduce_min": ("reduce_min", ("axes",), {}),

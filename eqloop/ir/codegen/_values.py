@@ -1,6 +1,7 @@
 """Values as Python: numbers, dtypes, arrays, and the parameters of operations."""
 
 import base64
+import dataclasses
 import enum
 import json
 import math
@@ -98,6 +99,9 @@ def parameter(value: Any) -> Node:
     if public and isinstance(value, tuple):  # with names for its fields
         fields: dict[str, Any] = value._asdict()  # pyright: ignore
         return call(public, **{name: parameter(fields[name]) for name in fields})
+    if public and dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return call(public, **{name: parameter(getattr(value, name)) for name in names})
     if type(value) is tuple:
         return tuple_of(map(parameter, value))
     if type(value) is list:
