@@ -1,7 +1,7 @@
 """Functions of every kind, to be rewritten, written as Python, and drawn.
 
 A problem is a function of arrays and its arguments. Those whose outputs have gradients
-are differentiated, too.
+are differentiated, too. Those that are not quick are left to the weekly run.
 """
 
 import dataclasses
@@ -29,17 +29,20 @@ class Problem:
     f: Callable[..., Any]
     args: tuple[Any, ...]
     has_gradient: bool = True
+    is_quick: bool = True
 
 
 PROBLEMS: dict[str, Problem] = {}
 
 
-def problem(*args: Any, has_gradient: bool = True) -> Callable[..., Any]:
+def problem(
+    *args: Any, has_gradient: bool = True, is_quick: bool = True
+) -> Callable[..., Any]:
     """Adds a function to the corpus, under its name."""
 
     def add(f: Callable[..., Any]) -> Callable[..., Any]:
         assert f.__name__ not in PROBLEMS
-        PROBLEMS[f.__name__] = Problem(f, args, has_gradient)
+        PROBLEMS[f.__name__] = Problem(f, args, has_gradient, is_quick)
         return f
 
     return add
@@ -230,7 +233,7 @@ def normal_tails(x):
     return jax.scipy.special.log_ndtr(x), normal.logcdf(x) - normal.logsf(x)
 
 
-@problem(jnp.abs(X) + 0.5, has_gradient=False)
+@problem(jnp.abs(X) + 0.5, has_gradient=False, is_quick=False)
 def special_functions(x):
     special, stats = jax.scipy.special, jax.scipy.stats
     return (
@@ -687,24 +690,35 @@ def grad_of_scan(x):
     return jax.grad(loss)(x)
 
 
+def under_vmap(f):
+    return lambda x, *rest: jax.vmap(lambda x: f(x, *rest))(jnp.stack([x, x / 2]))
+
+
+def total_under_vmap(f):
+    return lambda *args: jnp.sum(under_vmap(f)(*args))
+
+
+def jvp(f):
+    return lambda x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (x,))
+
+
+# The first of these of every loop; the others, which are as many again, each week.
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jvp": jvp,
+    "hessian": jax.hessian,
+    "vmap_of_grad": lambda f: under_vmap(jax.grad(f)),
+    "grad_of_vmap": lambda f: jax.grad(total_under_vmap(f)),
+}
+
+
 def own(name, f, *args):
-    """A function and the derivatives of it, as problems."""
-    ways = {
-        "grad": jax.grad(f),
-        "jvp": lambda x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (x,)),
-        "hessian": jax.hessian(f),
-        "vmap_of_grad": lambda x, *rest: jax.vmap(lambda x: jax.grad(f)(x, *rest))(
-            jnp.stack([x, x / 2])
-        ),
-        "grad_of_vmap": jax.grad(
-            lambda x, *rest: jnp.sum(
-                jax.vmap(lambda x: f(x, *rest))(jnp.stack([x, x / 2]))
-            )
-        ),
-    }
-    for way, derivative in ways.items():
-        derivative.__name__ = f"{way}_of_{name}"
-        problem(*args, has_gradient=False)(derivative)
+    """The derivatives of a loop of this library as problems."""
+    for way, derivative in DERIVATIVES.items():
+        g = functools.partial(derivative(f))
+        g.__name__ = f"{way}_of_{name}"
+        is_quick = way == "grad" or name == "binomial_scan"
+        PROBLEMS[g.__name__] = Problem(g, args, False, is_quick)
 
 
 def own_scan(schedule):
@@ -717,14 +731,6 @@ def own_scan(schedule):
     return loss
 
 
-START = jnp.float32(0.3)
-own("stored_scan", own_scan(el.StoreAll()), START, X)
-own("recursive_scan", own_scan(el.Recursive(2)), START, X)
-own("binomial_scan", own_scan(el.Binomial(2)), START, X)
-own("chunked_scan", own_scan(el.Chunked(2)), START, X)
-own("budgeted_scan", own_scan(el.Budget("10KiB")), START, X)
-
-
 def own_while(make, **settings):
     loop = make(
         lambda c: c[0] < 3.0, lambda c: (c[0] * 1.5 + 0.1, jnp.sin(c[1])), **settings
@@ -732,13 +738,16 @@ def own_while(make, **settings):
     return lambda x: loop((x, x))[1]
 
 
+START = jnp.float32(0.3)
+own("stored_scan", own_scan(el.StoreAll()), START, X)
+own("recursive_scan", own_scan(el.Recursive(2)), START, X)
+own("binomial_scan", own_scan(el.Binomial(2)), START, X)
+own("chunked_scan", own_scan(el.Chunked(2)), START, X)
+own("budgeted_scan", own_scan(el.Budget("10KiB")), START, X)
 own("checkpointed_while", own_while(el.CheckpointedWhileLoop, checkpoints=2), START)
 own("bounded_while", own_while(el.BoundedWhileLoop, max_steps=9), START)
-own(
-    "chunked_map",
-    lambda m: jnp.sum(el.ChunkedVmap(lambda x: jnp.sin(x) * x.sum(), chunk_size=2)(m)),
-    MATRIX[:3, :2],
-)
+chunked = el.ChunkedVmap(lambda x: jnp.sin(x) * x.sum(), chunk_size=2)
+own("chunked_map", lambda m: jnp.sum(chunked(m)), MATRIX[:3, :2])
 
 
 @problem(X)

@@ -12,6 +12,7 @@ from jax import lax
 
 from eqloop import ir
 
+from ..marks import slow_if
 from .corpus import PROBLEMS
 
 X = jnp.ones(3)
@@ -67,7 +68,9 @@ def test_loops_and_branches_are_clusters_and_edges_have_types():
     assert '[label="continue", ' in dot
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name", slow_if(lambda name: not PROBLEMS[name].is_quick, PROBLEMS)
+)
 def test_every_edge_joins_two_nodes(name):
     problem = PROBLEMS[name]
     dot = ir.to_dot(jax.make_jaxpr(problem.f)(*problem.args))

@@ -13,6 +13,7 @@ from ..._compat import CALLS, scan_counts
 from ..._formula import Formula
 from ..._lists import split
 from ..._positions import watched
+from .._dead_code import eliminate_dead_code
 from .._walk import Closed, inner, shape_of
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of
 from ._reads import is_report, reads_index
@@ -186,6 +187,7 @@ def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
 
     with watched():  # by nobody, but so nothing in it checks by itself
         jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
+    jaxpr = eliminate_dead_code(jaxpr)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
     return jaxpr, name
 
@@ -196,10 +198,6 @@ def _callback(scope: Scope, eqn: jex.JaxprEqn) -> None:
         raise UnprintableError(eqn.primitive)
     shape = parameter(shape_of(eqn.outvars[0]))
     scope.assign(eqn.outvars, call("jnp.zeros", shape, "jnp.int32"))
-
-
-def _position(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """Which steps a loop is at: nothing that is computed."""
 
 
 def _linear_solve(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -301,7 +299,6 @@ STATEMENTS: dict[str, Statement] = {
     "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,
     "optimization_barrier": _barrier,
-    "position": _position,
     "pure_callback": _callback,
     "remat2": _checkpoint,
     "scan": _scan,
