@@ -267,10 +267,11 @@ def reductions_by_functions(m):
         is_first = a[0] > b[0]
         return jnp.where(is_first, a[0], b[0]), jnp.where(is_first, a[1], b[1])
 
-    start = jnp.float32(-jnp.inf), jnp.int32(-1)
+    columns = lax.broadcasted_iota(jnp.int32, (6, 6), 1)
+    start = jnp.asarray(-jnp.inf, m.dtype), jnp.int32(-1)
     return (
         lax.reduce(m, 1.0, lambda a, b: a * b + a, (0,)),
-        lax.reduce((m, lax.broadcasted_iota(int, (6, 6), 1)), start, furthest, (1,)),
+        lax.reduce((m, columns), start, furthest, (1,)),
         lax.reduce_window(m, 0.0, jnp.hypot, (2, 2), (1, 1), "SAME"),
     )
 
@@ -738,7 +739,7 @@ def own_while(make, **settings):
     return lambda x: loop((x, x))[1]
 
 
-START = jnp.float32(0.3)
+START = jnp.asarray(0.3, float)
 own("stored_scan", own_scan(el.StoreAll()), START, X)
 own("recursive_scan", own_scan(el.Recursive(2)), START, X)
 own("binomial_scan", own_scan(el.Binomial(2)), START, X)

@@ -36,8 +36,9 @@ def test_a_module_as_it_is_meant_to_read():
 
         return lax.scan(cell, xs[0], xs)
 
+    w, xs = X.astype(jnp.float32), jnp.ones((4, 3), jnp.float32)
     assert (
-        ir.to_python(simulate)({"w": X}, jnp.ones((4, 3)))
+        ir.to_python(simulate)({"w": w}, xs)
         == '''\
 """`simulate`, as JAX traced it."""
 
@@ -118,7 +119,7 @@ def test_larger_constants_are_embedded(dtype):
 
 
 def test_64_bits_are_asked_for():
-    assert "x64" not in ir.to_python(jnp.sin)(X)
+    assert "x64" not in ir.to_python(jnp.sin)(X.astype(jnp.float32))
     with jax.enable_x64(True):
         text = ir.to_python(lambda x: x * 2.0)(jnp.arange(3.0))
     assert 'jax.config.update("jax_enable_x64", True)' in text
@@ -180,7 +181,7 @@ def raising_backwards(x):
 raising_backwards.defvjp(raising, lambda residuals, ct: raising(ct))
 
 
-HALF = jnp.float32(0.5)
+HALF = jnp.asarray(0.5, float)
 
 
 def derivatives(f, orders):
@@ -227,7 +228,7 @@ def test_what_jax_expands_by_itself_keeps_its_derivatives():
         mantissa, exponent = jnp.frexp(x)
         step = lambda f, y: lax.fori_loop(0, 9, lambda _, y: y - f(y) / (3 * y**2), y)
         root = lax.custom_root(
-            lambda y: y**3 - x, 1.0, step, lambda g, y: y / g(jnp.float32(1))
+            lambda y: y**3 - x, 1.0, step, lambda g, y: y / g(jnp.ones_like(y))
         )
         return jnp.ldexp(mantissa * x, exponent) + root
 
