@@ -42,7 +42,8 @@ def to_python(
     Loops are `lax.scan` and `lax.while_loop`, branches are `lax.cond` and `lax.switch`,
     with named functions for their bodies. The transforms of this library are written as
     the loops that they run: their gradients are the same numbers, but take the memory
-    of JAX's own loops. Constant arrays are written into the module.
+    of JAX's own loops. Progress bars, and the checks of `DebugNonFinite`, are left out.
+    Constant arrays are written into the module.
 
     Args:
         f: The function.
@@ -54,7 +55,8 @@ def to_python(
     Raises:
         TypeError: `f` is no function.
         ValueError: When called: an operation is not known (see `register_handler`), a
-            constant is too large, or an array is closed over that is being traced.
+            constant is too large, an array is closed over that is being traced, or an
+            argument is of a symbolic size.
 
     Examples:
         >>> import jax, jax.numpy as jnp
