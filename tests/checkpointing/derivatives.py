@@ -44,7 +44,7 @@ def run(loop: Loop, w: Any, h: Any, us: Any, step: Any = step) -> tuple[Any, Any
 def inputs() -> tuple[Any, Any, Any]:
     w = jnp.array([0.9, -0.4])
     h = jnp.linspace(-1, 1, WIDTH)
-    us = jnp.sin(jnp.arange(LENGTH * WIDTH) * 0.7).reshape(LENGTH, WIDTH)
+    us = jnp.sin(jnp.arange(LENGTH * WIDTH * 1.0) * 0.7).reshape(LENGTH, WIDTH)
     return w, h, us
 
 

@@ -187,7 +187,7 @@ class Chain:
     def drop(self, stack: Stack, low: Any) -> Stack:
         """Frees the slot whose segment has been reversed, if it has been wholly."""
         done = stack.start == low
-        top = jnp.maximum(stack.top - done, 0)
+        top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
         start, rank = element(stack.table, top)
         start = jnp.where(done, start, stack.start)
         rank = jnp.where(done, rank, stack.rank)

@@ -43,7 +43,7 @@ def assert_same(evaluate: Callable[..., Any], schedule: Any, *args: Any) -> None
             np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
 
 
-US = jnp.cos(jnp.arange(LENGTH) * 0.9)
+US = jnp.cos(jnp.arange(LENGTH * 1.0) * 0.9)
 
 
 def test_leaves_that_are_not_differentiated():
@@ -54,7 +54,8 @@ def test_leaves_that_are_not_differentiated():
         u, i, key_of_step = x
         key, noise = jax.random.split(key)
         noise = jax.random.normal(noise) + jax.random.normal(key_of_step)
-        h = jnp.sin(w * h + jnp.where(odd, u, noise) + count * i)
+        number = (count * i).astype(h.dtype)
+        h = jnp.sin(w * h + jnp.where(odd, u, noise) + number)
         count = (count + offset) % 5
         return (h, count, ~odd, key), (h * u, count, odd, key)
 
