@@ -31,7 +31,9 @@ def step(w: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     """Works for a state of any size; has leaves that are not differentiated."""
     h, count = carry
     u, shift = x
-    mixed = jnp.tanh(w[0] * h + w[1] * jnp.mean(h) + jnp.where(shift, u, count * u))
+    mixed = jnp.tanh(
+        w[0] * h + w[1] * jnp.mean(h) + jnp.where(shift, u, count.astype(u.dtype) * u)
+    )
     return (mixed, count + 1), (h * u, count + 1)
 
 

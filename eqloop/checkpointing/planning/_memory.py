@@ -110,7 +110,7 @@ class _Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A loop under a layout. Steps that print alike are alike, as far as memory goes."""
+    """A loop under a layout. Steps that print alike take the same memory."""
 
     text: str
     platform: tuple[str, bool]

@@ -81,7 +81,9 @@ def test_leaves_that_are_not_differentiated():
 @schedules
 def test_cotangents_of_integers_are_float0(schedule):
     def evaluate(loop: Any, h: Any, i: Any) -> Any:
-        run = lambda h, i: loop(lambda h, i: (h * (1 + i) / 5, None), h, i)[0]
+        run = lambda h, i: loop(
+            lambda h, i: (h * (1.0 + i.astype(h.dtype)) / 5, None), h, i
+        )[0]
         return jax.grad(run, (0, 1), allow_int=True)(h, i)
 
     h, i = jnp.asarray(0.5), jnp.arange(LENGTH)
@@ -96,8 +98,8 @@ def test_cotangents_of_integers_are_float0(schedule):
 def test_complex_numbers(schedule):
     def evaluate(loop: Any, w: Any, h: Any, us: Any) -> Any:
         def run(w: Any, h: Any, us: Any) -> Any:
-            step = lambda h, u: (jnp.sin(w * h + u), h * jnp.conj(w))
-            return loop(step, h, us)
+            wave = lambda h, u: jnp.sin(w * h + u.astype(h.dtype))
+            return loop(lambda h, u: (wave(h, u), h * jnp.conj(w)), h, us)
 
         def loss(*args: Any) -> Any:
             h, ys = run(*args)
