@@ -13,7 +13,7 @@ from ._loop import AbstractLoop
 def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
-    Nothing is run; a few small loops of the step are compiled.
+    Nothing is run; the programs of a few plans are compiled.
 
     Args:
         loop: A scan, or any other loop that has a `plan`.

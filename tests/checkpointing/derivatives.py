@@ -31,7 +31,9 @@ def step(w: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     """Works for a state of any size; has leaves that are not differentiated."""
     h, count = carry
     u, shift = x
-    mixed = jnp.tanh(w[0] * h + w[1] * jnp.mean(h) + jnp.where(shift, u, count * u))
+    mixed = jnp.tanh(
+        w[0] * h + w[1] * jnp.mean(h) + jnp.where(shift, u, count.astype(u.dtype) * u)
+    )
     return (mixed, count + 1), (h * u, count + 1)
 
 
@@ -44,7 +46,7 @@ def run(loop: Loop, w: Any, h: Any, us: Any, step: Any = step) -> tuple[Any, Any
 def inputs() -> tuple[Any, Any, Any]:
     w = jnp.array([0.9, -0.4])
     h = jnp.linspace(-1, 1, WIDTH)
-    us = jnp.sin(jnp.arange(LENGTH * WIDTH) * 0.7).reshape(LENGTH, WIDTH)
+    us = jnp.sin(jnp.arange(LENGTH * WIDTH * 1.0) * 0.7).reshape(LENGTH, WIDTH)
     return w, h, us
 
 
