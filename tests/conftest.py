@@ -1,4 +1,4 @@
-"""What all tests share: the devices, hypothesis's profile, and a bounded cache."""
+"""What all tests share: devices, examples, strict types, a bounded cache."""
 
 from collections.abc import Iterator
 
@@ -22,3 +22,19 @@ def forget_compiled_programs() -> Iterator[None]:
     """Hands back the memory of a module's programs once its tests are through."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promote_nothing() -> Iterator[None]:
+    """An error where dtypes or ranks differ that JAX would promote to one another.
+
+    Some projects have these settings, and the library's own code has to run there. What
+    is written for readers is run as they run it: with JAX's defaults.
+    """
+    settings = {"numpy_dtype_promotion": "strict", "numpy_rank_promotion": "raise"}
+    before = {name: getattr(jax.config, f"jax_{name}") for name in settings}
+    for name, value in settings.items():
+        jax.config.update(f"jax_{name}", value)
+    yield
+    for name, value in before.items():
+        jax.config.update(f"jax_{name}", value)

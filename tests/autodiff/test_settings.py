@@ -239,7 +239,7 @@ def test_complex_arguments_of_a_real_value():
 
 
 def test_complex_values_of_real_arguments():
-    f = lambda x: jnp.exp(1j * x)[:2]
+    f = lambda x: jnp.exp(1j * x.astype(complex))[:2]
     expected = jax.jacfwd(f)(Y)
     np.testing.assert_allclose(el.JacFwd(f)(Y), expected, rtol=1e-5)
     np.testing.assert_allclose(el.Jacobian(f)(Y), expected, rtol=1e-5)

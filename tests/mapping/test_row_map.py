@@ -187,7 +187,7 @@ def test_around_a_loop(schedule):
 
 def test_integers_keys_and_flags_are_not_differentiated():
     def f(x, n, key, flag):
-        y = jnp.where(flag, x, -x) * n + jax.random.normal(key)
+        y = jnp.where(flag, x, -x) * n.astype(float) + jax.random.normal(key)
         return y, n + 1, jax.random.fold_in(key, 1), ~flag
 
     args = (

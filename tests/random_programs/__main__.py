@@ -22,7 +22,6 @@ from .shrinking import shrink
 
 def main() -> int:
     arguments = _arguments()
-    jax.config.update("jax_disable_most_optimizations", True)
     left_out = frozenset(arguments.without.split(","))
     if arguments.seed is not None:
         return _one(arguments.seed, left_out, arguments.show)

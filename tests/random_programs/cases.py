@@ -113,13 +113,17 @@ class Case:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
-        """JAX's settings for this case."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(jax.enable_x64(self.precision.x64))
-            if self.is_strict:
-                stack.enter_context(jax.numpy_dtype_promotion("strict"))
-                stack.enter_context(jax.numpy_rank_promotion("raise"))
+        """JAX's settings for this case. It is run once, so compiling is to be quick."""
+        dtypes, ranks = ("strict", "raise") if self.is_strict else ("standard", "allow")
+        is_slow = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", True)
+        with (
+            jax.enable_x64(self.precision.x64),
+            jax.numpy_dtype_promotion(dtypes),
+            jax.numpy_rank_promotion(ranks),
+        ):
             yield
+        jax.config.update("jax_disable_most_optimizations", is_slow)
 
     def values(self, nudge: float = 0.0) -> list[Any]:
         """The inputs."""
@@ -167,11 +171,14 @@ class Case:
         evaluate = jax.jit(whole) if is_jitted and not self.scalars else whole
         out = jax.block_until_ready(evaluate(values))
         jax.effects_barrier()
-        logs = [float(x) for x in world.log], sorted(map(float, world.unordered))
-        return Result(out, *(logs if self.mode == "primal" else ((), ())))
+        if self.mode != "primal" or self.vmap != "none":
+            return Result(out)  # how often it has effects is up to JAX
+        return Result(
+            out, [*map(float, world.log)], sorted(map(float, world.unordered))
+        )
 
     def _run(self, world: World, values: Any) -> Any:
-        if "ref" not in _names(self.program):
+        if "ref" not in self.program.names():
             return self.program(world, values)
         world.ref = jax.new_ref(jnp.zeros((), self.precision.dtype("f")))
         out = self.program(world, values)
@@ -187,12 +194,8 @@ class Result:
     """What came of it: arrays, and what effects have seen, in order or in none."""
 
     arrays: Any
-    ordered: Any
-    unordered: Any
-
-
-def _names(program: Program) -> set[str]:
-    return set().union(*(body.names() for body in program.bodies))
+    ordered: Any = ()
+    unordered: Any = ()
 
 
 # Random ones
@@ -211,19 +214,23 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
     all_modes = [m.__name__ for m in modes.FIRST * 2 + modes.SECOND]
     mode, place = pick(all_modes), pick([*["plain"] * 5, *PLACES])
     vmap = pick(["none", "none", "inside", "outside"])
-    effects: tuple[str, ...] = ()
-    if mode == "primal" and vmap == "none" and rng.random() < 0.5:
-        effects, place = (pick(["debug", "ordered", "ref"]),), "plain"
+    effects = _effects(rng, mode, vmap, left_out)
+    if effects:
+        place = "plain"
     if mode == "primal" and place in ("looped", "rematerialised"):
         place = "plain"
     precision = rng.choice(
-        [Precision()] * 4
-        + [Precision(real="float32"), Precision(x64=False, real="float32")]
+        [Precision()] * 8
+        + [Precision(real="float32"), Precision(x64=False, real="float32")] * 2
+        + [Precision(half="bfloat16"), Precision(half="float16")]
     )
     has_axis = vmap != "none" and rng.random() < 0.5
     is_second = mode in {m.__name__ for m in modes.SECOND}
     features = Features(
-        kinds="fib" + "c" * _is_complex(rng, mode) + "k" * (rng.random() < 0.3),
+        kinds="fib"
+        + "c" * _is_complex(rng, mode)
+        + "k" * (rng.random() < 0.3)
+        + "h" * (precision.half is not None),
         rules=_rules(rng, mode, is_second and place in THROUGH_JAX, left_out),
         effects=effects,
         has_axis=has_axis,
@@ -250,6 +257,19 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         has_axis=has_axis,
         scalars=_scalars(rng, program, differentiated, vmap),
     )
+
+
+def _effects(
+    rng: random.Random, mode: str, vmap: str, left_out: frozenset[str]
+) -> tuple[str, ...]:
+    names = ["debug"]
+    if vmap == "none" and mode in {m.__name__ for m in modes.WITH_REF}:
+        names.append("ref")
+    if vmap == "none" and mode == "primal":
+        names.append("ordered")
+    names = [name for name in names if name not in left_out]
+    chance = 0.5 if mode == "primal" else 0.1
+    return (rng.choice(names),) if names and rng.random() < chance else ()
 
 
 def _is_complex(rng: random.Random, mode: str) -> bool:

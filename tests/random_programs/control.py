@@ -29,6 +29,9 @@ class Within:
     carry: int = 0
     xs: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.transform}, carry={self.carry}, xs={self.xs}"
+
     def split(self, values: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """The carry, the `xs`, and what is closed over."""
         end = self.carry + self.xs

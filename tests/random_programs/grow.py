@@ -94,7 +94,11 @@ class Grower:
         chance = self.rng.random()
         if chance < 0.2 and self.features.depth > 0 and self.features.control:
             self.control()
-        elif chance < 0.35 and self.features.rules:
+        elif chance < 0.25 and (self.features.has_axis or self.features.effects):
+            self.operation(
+                [*COLLECTIVE] * self.features.has_axis + [*self.features.effects]
+            )
+        elif chance < 0.4 and self.features.rules:
             shape = self.rng.choice([(), (self.width,)])
             at = self.find(Type("f", shape))
             name = self.rng.choice(self.features.rules)
@@ -102,9 +106,10 @@ class Grower:
         else:
             self.operation()
 
-    def operation(self) -> None:
+    def operation(self, names: Sequence[str] = ()) -> None:
+        """One of these, or of all."""
         for _ in range(20):
-            name = self.rng.choice(list(self.table))
+            name = self.rng.choice(list(names or self.table))
             arguments, _, results = self.table[name].partition("->")
             bound: dict[str, tuple[int, ...]] = {}
             kinds = {token[0] for token in (arguments + results).split()}
@@ -119,17 +124,20 @@ class Grower:
 
     def argument(self, token: str, bound: dict[str, Any]) -> int | None:
         """A value for an argument, one of the last more often than not."""
+        is_free = token[1:] == "S" and "S" not in bound
         fits = [
             i
             for i, type in enumerate(self.types)
             if type.kind == token[0]
-            and (token[1:] == "S" and "S" not in bound)
-            or type == Type(token[0], self.shape(token[1:], bound))
+            and (is_free or type.shape == self.shape(token[1:], bound))
         ]
-        fits = [i for i in fits if self.types[i].kind == token[0]]
         if not fits:
             return None
-        i = self.rng.choice(fits[-4:]) if self.rng.random() < 0.6 else self.rng.choice(fits)
+        i = (
+            self.rng.choice(fits[-4:])
+            if self.rng.random() < 0.6
+            else self.rng.choice(fits)
+        )
         if token[1:] == "S":
             bound["S"] = self.types[i].shape
         return i
@@ -263,6 +271,6 @@ def _table(features: Features) -> dict[str, str]:
     """The signatures of the operations that may be used."""
     table = PURE | WORLDLY
     if features.has_axis:
-        table = table | COLLECTIVE | COLLECTIVE  # of the few, each more often
+        table = table | COLLECTIVE
     table = table | {name: EFFECTS[name] for name in features.effects}
     return {name: signature for name, (signature, _) in table.items()}

@@ -18,7 +18,10 @@ Run = Callable[..., list[Any]]
 
 def weigh(tree: Any) -> Any:
     """A real number in which each number of the tree has its own weight."""
-    real = [x.real + x.imag / 2 if jnp.iscomplexobj(x) else x for x in map(jnp.ravel, jax.tree.leaves(tree))]
+    real = [
+        x.real + x.imag / 2 if jnp.iscomplexobj(x) else x
+        for x in map(jnp.ravel, jax.tree.leaves(tree))
+    ]
     dtype = jnp.float32
     for leaf in real:  # no less precise than the most precise of them
         dtype = jnp.promote_types(dtype, leaf.dtype)
@@ -140,5 +143,7 @@ WITHOUT_JVP = (
     reverse_over_reverse,
     jacfwd_of_jacrev,
 )
+# Those in which a ref may be updated: it is written to once, or there is an error.
+WITH_REF = (primal, vjp, grad, jvp)
 # Those that a function of complex numbers has, too.
 COMPLEX = (primal, jvp, linearize, vjp, grad, forward_over_reverse)

@@ -1,4 +1,4 @@
-"""Random programs: a function of arrays around one transform, of each kind that there is.
+"""Random programs, of several kinds: functions of arrays around one transform.
 
 A program is run in a world, by the library or written out. Its inputs are arrays of
 the types that it names.
@@ -13,8 +13,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-
-import eqloop as el
 
 from . import settings
 from .bodies import Body
@@ -49,6 +47,10 @@ class Program(abc.ABC):
     @abc.abstractmethod
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
         """Runs it."""
+
+    def names(self) -> set[str]:
+        """Those of all operations in it."""
+        return set().union(*(body.names() for body in self.bodies))
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
@@ -238,10 +240,12 @@ def _lengthened(type: Type, length: int, axis: int | None = 0) -> Type:
     return Type(type.kind, shape)
 
 
-def _scanned(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def _scanned(
+    rng: random.Random, width: int, features: Features, length: int
+) -> Program:
     kinds, has_key = features.kinds, "k" in features.kinds and rng.random() < 0.5
     parameters = _types(rng, width, kinds, rng.randint(0, 2))
-    carry = _types(rng, width, kinds, rng.randint(0, 3)) + [Type("f")]
+    carry = [*_types(rng, width, kinds, rng.randint(0, 3)), Type("f")]
     xs = _types(rng, width, kinds, rng.randint(0, 2))
     ys = _types(rng, width, kinds, rng.randint(0, 2))
     inner = [*parameters, *carry, *xs, *([Type("k")] * has_key)]
@@ -261,7 +265,7 @@ def _scanned(rng: random.Random, width: int, features: Features, length: int) ->
 
 
 def _rows(rng: random.Random, width: int, features: Features, length: int) -> Program:
-    length = max(length, 1)
+    length, features = max(length, 1), dataclasses.replace(features, effects=())
     parameters = _types(rng, width, features.kinds, rng.randint(0, 2))
     xs = [Type("f"), *_types(rng, width, features.kinds, rng.randint(0, 2))]
     transform = settings.row_map(rng, length, MAPS)
@@ -279,6 +283,7 @@ def _rows(rng: random.Random, width: int, features: Features, length: int) -> Pr
 
 
 def _while(rng: random.Random, width: int, features: Features, length: int) -> Program:
+    features = dataclasses.replace(features, effects=())
     parameters = _types(rng, width, features.kinds, rng.randint(0, 2))
     carry = [Type("f"), *_types(rng, width, features.kinds, rng.randint(0, 2))]
     inner = [*parameters, *carry]
@@ -291,7 +296,9 @@ def _while(rng: random.Random, width: int, features: Features, length: int) -> P
     return While(inputs, (body,), transform, len(parameters), rng.random() < 0.6)
 
 
-def _prefixes(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def _prefixes(
+    rng: random.Random, width: int, features: Features, length: int
+) -> Program:
     join, length = rng.choice(list(JOINS)), max(length, 1)
     settings_: dict[str, Any] = {"reverse": rng.random() < 0.4}
     if rng.random() < 0.6:
@@ -322,7 +329,9 @@ def _layers(rng: random.Random, width: int, features: Features, length: int) -> 
     return Layers((*x, *stacked), (body,), transform)
 
 
-def _composed(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def _composed(
+    rng: random.Random, width: int, features: Features, length: int
+) -> Program:
     inputs = [Type("f"), *_types(rng, width, features.kinds, rng.randint(1, 3))]
     grower = Grower(rng, width, features, inputs)
     for _ in range(rng.randint(1, 3)):
@@ -348,6 +357,3 @@ def random_program(
     rng: random.Random, width: int, features: Features, length: int
 ) -> Program:
     return KINDS[rng.choice(_ODDS)](rng, width, features, length)
-
-
-__all__ = ["Program", "el", "random_program"]

@@ -55,9 +55,7 @@ def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
     return Transform(name, tuple(settings.items()), length)
 
 
-def while_loop(
-    rng: random.Random, names: tuple[str, ...], most: int = 4
-) -> Transform:
+def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Transform:
     name = rng.choice(names)
     settings: dict[str, Any] = {}
     if name == "BoundedWhileLoop":

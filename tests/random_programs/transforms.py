@@ -1,4 +1,4 @@
-"""The transforms that a random program uses, each beside what stands for it written out.
+"""The transforms of random programs, and what stands for each, written out.
 
 Each is a value with its settings: called with a function, it gives the transformed
 one, or where the world is written out the same in Python and plain JAX.
@@ -34,7 +34,7 @@ class Transform:
 
     def __str__(self) -> str:
         settings = [f"{name}={value}" for name, value in self.settings]
-        return f"{self.name}({', '.join(settings)}; {self.length})"
+        return f"{self.name}({', '.join([*settings, f'length={self.length}'])})"
 
     def get(self, setting: str, default: Any = None) -> Any:
         return dict(self.settings).get(setting, default)
@@ -177,7 +177,9 @@ def branched(
     if not is_written_out:
         chosen = transform.made(branches)
         others = lambda which: [which == i for i in range(len(branches))]
-        return lambda which, *xs: chosen(others(jnp.clip(which, 0, len(branches) - 1)), *xs)
+        return lambda which, *xs: chosen(
+            others(jnp.clip(which, 0, len(branches) - 1)), *xs
+        )
     return lambda which, *xs: lax.switch(which, branches, *xs)
 
 
@@ -191,7 +193,9 @@ def wrapped(transform: Transform, is_written_out: bool, f: Any) -> Callable[...,
 def written_prefixes(f: Any, xs: Any, axis: int, reverse: bool) -> Any:
     """All prefixes of the rows of `xs` under an associative function."""
     length = jax.tree.leaves(xs)[0].shape[axis]
-    part = lambda i: jax.tree.map(lambda x: lax.slice_in_dim(x, i, i + 1, axis=axis), xs)
+    part = lambda i: jax.tree.map(
+        lambda x: lax.slice_in_dim(x, i, i + 1, axis=axis), xs
+    )
     order = range(length)[:: -1 if reverse else 1]
     prefixes = [part(order[0])]
     for i in order[1:]:
