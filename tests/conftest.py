@@ -38,3 +38,18 @@ def promote_nothing() -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(f"jax_{name}", value)
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def either_width(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test without and with 64 bits, which counters and numbers then have.
+
+    Beside arrays of 32 bits, those of modules for instance, they have to be promoted.
+    """
+    promotion = jax.config.read("jax_numpy_dtype_promotion")
+    if request.param:
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", promotion)

@@ -71,6 +71,7 @@ def test_modes(mode):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+@pytest.mark.usefixtures("either_width")
 def test_schedules(schedule):
     check(derivatives.grad, derivatives.plain, schedule)
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)

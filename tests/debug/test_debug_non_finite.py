@@ -61,6 +61,7 @@ def assert_same(tree: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("either_width")
 def test_values_and_derivatives_are_the_same() -> None:
     run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(SCALE, XS)
     assert_same(run(loss), run(plain_loss))

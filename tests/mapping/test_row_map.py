@@ -156,6 +156,7 @@ def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 4])
+@pytest.mark.usefixtures("either_width")
 def test_a_row_counts_once_where_f_is_singular(chunk_size):
     sqrt = el.ChunkedVmap(jnp.sqrt, chunk_size)
     at = jnp.zeros(5)

@@ -9,6 +9,9 @@ import jax
 import numpy as np
 
 from .cases import Case, Result
+from .rules import RULES
+
+DISHONEST = {name for name, rule in RULES.items() if not rule.is_honest}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,9 @@ def _compared(case: Case, expected: Result, found: Result) -> Finding | None:
     if worst <= 100 * _sensitivity(case, expected):
         return None
     kind = f"other numbers: {case.mode} of {case.program.transform.name}"
+    dishonest = sorted(case.program.names() & DISHONEST)
+    if dishonest:
+        kind += f" with {', '.join(dishonest)}"
     arrays = f"{jax.tree.leaves(found.arrays)}\nfor\n{jax.tree.leaves(expected.arrays)}"
     return Finding(case, kind, f"off by {worst:.2g}\n{arrays}")
 

@@ -22,9 +22,8 @@ def weigh(tree: Any) -> Any:
         x.real + x.imag / 2 if jnp.iscomplexobj(x) else x
         for x in map(jnp.ravel, jax.tree.leaves(tree))
     ]
-    dtype = jnp.float32
-    for leaf in real:  # no less precise than the most precise of them
-        dtype = jnp.promote_types(dtype, leaf.dtype)
+    is_double = any(leaf.dtype == jnp.float64 for leaf in real)
+    dtype = jnp.float64 if is_double else jnp.float32
     total = jnp.zeros((), dtype)
     for leaf in real:
         weights = jnp.asarray(np.cos(np.arange(leaf.size)), dtype)

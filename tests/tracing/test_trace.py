@@ -38,6 +38,7 @@ def test_inputs_are_in_the_order_of_leaves():
     assert [a.shape for a in jaxpr.in_avals] == [leaf.shape for leaf in leaves]
 
 
+@pytest.mark.usefixtures("either_width")
 def test_traces_once_for_types_and_static_leaves():
     traces = []
 

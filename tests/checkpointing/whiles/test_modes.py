@@ -102,6 +102,7 @@ def test_contexts(context):
     check(mode, context, list(LOOPS.values())[turn // 2 % 2])
 
 
+@pytest.mark.usefixtures("either_width")
 def test_places():
     check(mapped(derivatives.vjp), derivatives.plain, LOOPS["checkpointed"])
     check(rematerialised(derivatives.jvp), derivatives.plain, LOOPS["bounded"])
