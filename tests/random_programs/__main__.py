@@ -15,7 +15,7 @@ import time
 
 import jax
 
-from .cases import random_case
+from .choice import random_case
 from .judging import Finding, Skipped, judge
 from .shrinking import shrink
 
@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("seed", type=int, nargs="?")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--from", type=int, default=0, dest="start")
-    parser.add_argument("--without", default="", help="modes, rules and effects")
+    parser.add_argument("--without", default="", help="modes, places, rules, effects")
     parser.add_argument("--no-shrink", action="store_false", dest="shrink")
     parser.add_argument("--show", action="store_true", help="the case of a seed only")
     return parser.parse_args()
