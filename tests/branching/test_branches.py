@@ -40,7 +40,6 @@ def theirs(branches: Any, index: Any, x: Any) -> Any:
     return jax.lax.switch(index, [lambda x, f=f: f(x) for f in branches], x)
 
 
-@pytest.mark.usefixtures("either_width")
 def test_switch_is_that_of_jax_and_clamps():
     branches = (linear(0), jnp.sin, linear(1))
     weights, static = eqx.partition(branches, eqx.is_array)
