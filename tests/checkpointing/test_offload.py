@@ -21,7 +21,7 @@ def stacked_loss(schedule, reverse=False):
     def loss(f, init, xs):
         step = lambda h, x: (f(h, x)[0], h[:2])
         carry, ys = el.Scan(step, schedule=schedule, reverse=reverse)(init, xs)
-        return jnp.sum(carry**2) + jnp.sum(jnp.arange(len(xs)) * ys.sum(1))
+        return jnp.sum(carry**2) + jnp.arange(1.0 * len(xs)) @ ys.sum(1)
 
     return loss
 
