@@ -14,6 +14,8 @@ import pytest
 
 import eqloop as el
 
+from .marks import slow
+
 XS = jnp.linspace(0.5, 1.5, 5)
 
 
@@ -165,7 +167,7 @@ def test_third_derivatives(rule, schedule):
         (clips, "ChunkedVmap"),
         (inside, "Map"),
         (another, "CheckpointedForLoop"),
-        *slow([(rule, kind) for rule in REVERSE for kind in ("ChunkedVmap", "Map")]),
+        *[slow(rule, kind) for rule in REVERSE for kind in ("ChunkedVmap", "Map")],
     ],
 )
 def test_maps(rule, kind):
@@ -192,7 +194,7 @@ WHILES = {
     [
         (leaves, "Bounded"),
         (inside, "Checkpointed"),
-        *slow([(rule, kind) for rule in (*FORWARD, backward) for kind in WHILES]),
+        *[slow(rule, kind) for rule in (*FORWARD, backward) for kind in WHILES],
     ],
 )
 def test_whiles(rule, kind):

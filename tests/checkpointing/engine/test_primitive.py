@@ -43,7 +43,7 @@ def assert_same(evaluate: Callable[..., Any], schedule: Any, *args: Any) -> None
             np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
 
 
-US = jnp.cos(jnp.arange(LENGTH * 1.0) * 0.9)
+US = jnp.cos(jnp.arange(LENGTH) * 0.9)
 
 
 def test_leaves_that_are_not_differentiated():
@@ -54,8 +54,7 @@ def test_leaves_that_are_not_differentiated():
         u, i, key_of_step = x
         key, noise = jax.random.split(key)
         noise = jax.random.normal(noise) + jax.random.normal(key_of_step)
-        number = (count * i).astype(h.dtype)
-        h = jnp.sin(w * h + jnp.where(odd, u, noise) + number)
+        h = jnp.sin(w * h + jnp.where(odd, u, noise) + (count * i).astype(float))
         count = (count + offset) % 5
         return (h, count, ~odd, key), (h * u, count, odd, key)
 
@@ -81,9 +80,8 @@ def test_leaves_that_are_not_differentiated():
 @schedules
 def test_cotangents_of_integers_are_float0(schedule):
     def evaluate(loop: Any, h: Any, i: Any) -> Any:
-        run = lambda h, i: loop(
-            lambda h, i: (h * (1.0 + i.astype(h.dtype)) / 5, None), h, i
-        )[0]
+        step = lambda h, i: (h * (1 + i).astype(float) / 5, None)
+        run = lambda h, i: loop(step, h, i)[0]
         return jax.grad(run, (0, 1), allow_int=True)(h, i)
 
     h, i = jnp.asarray(0.5), jnp.arange(LENGTH)
@@ -98,8 +96,8 @@ def test_cotangents_of_integers_are_float0(schedule):
 def test_complex_numbers(schedule):
     def evaluate(loop: Any, w: Any, h: Any, us: Any) -> Any:
         def run(w: Any, h: Any, us: Any) -> Any:
-            wave = lambda h, u: jnp.sin(w * h + u.astype(h.dtype))
-            return loop(lambda h, u: (wave(h, u), h * jnp.conj(w)), h, us)
+            step = lambda h, u: (jnp.sin(w * h + u), h * jnp.conj(w))
+            return loop(step, h, us)
 
         def loss(*args: Any) -> Any:
             h, ys = run(*args)

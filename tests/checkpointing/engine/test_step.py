@@ -83,7 +83,7 @@ def test_what_depends_on_what_over_all_steps(marked, carry, y):
 
 
 def test_a_dependence_may_not_pass_through_integers():
-    f = lambda c, x: ([c[0], c[1] + jnp.floor(c[0]).astype(int).astype(c[1].dtype)], [])
+    f = lambda c, x: ([c[0], c[0].astype(int).astype(float) + c[1]], [])
     step, _ = traced(f, 2)
     inexact = lambda aval: jnp.issubdtype(aval.dtype, jnp.inexact)
     marks = dict(consts=[], carry=[True, False], x=[False])
@@ -94,7 +94,7 @@ def test_a_dependence_may_not_pass_through_integers():
 def test_collectives_know_their_place_along_the_axis():
     def f(c: list, x: list) -> Any:
         index = jax.jit(lambda: jax.lax.axis_index("batch"))()
-        return [c[0] + index.astype(c[0].dtype), c[1] + 1], []
+        return [c[0] + index.astype(float), c[1] + 1], []
 
     def marks(h: Any) -> Any:
         step, _ = traced(f, 2)
