@@ -1,7 +1,7 @@
 """Which of their tests are expected to fail on our loops, and why.
 
-The lists are in `expected/`, one a suite. A test that is listed must fail: if it passes,
-the entry goes.
+The lists are in `expected/`, one a suite. A test that is listed must fail: if it
+passes, the entry goes.
 """
 
 import dataclasses
