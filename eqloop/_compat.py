@@ -4,12 +4,14 @@ Nothing else in the library asks which JAX is installed.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
+import jax.custom_derivatives
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import hijax
 
@@ -44,6 +46,77 @@ class _HiPrimitive(_VJPHiPrimitive):
 
 # JAX 0.12 has `HiPrim`; the methods that eqloop overrides have the same signatures.
 HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
+
+
+# JAX 0.10 makes a tangent for each output of a `hijax` primitive that is linearized,
+# whatever the primitive says, and then asks for the derivatives of all that is computed
+# from it. JAX 0.12 takes the word of the primitive.
+_ALL_MOVE = issubclass(HiPrimitive, _HiPrimitive)
+
+
+def linearization(outputs: Any, residuals: Any, moves_out: Any) -> tuple[Any, ...]:
+    """What `lin` and `vjp_fwd` of a `hijax` primitive return.
+
+    Args:
+        outputs: The outputs.
+        residuals: What the rule that follows is to get.
+        moves_out: Which of the outputs have a tangent.
+    """
+    result = outputs, residuals
+    return result if _ALL_MOVE else (*result, moves_out)
+
+
+def linear_outputs(tangents: Any) -> Any:
+    """What `linearized` returns, from tangents with symbolic zeros among them."""
+    if not _ALL_MOVE:
+        return tangents
+    is_zero = lambda x: isinstance(x, hijax.Zero)
+    return jax.tree.map(hijax.instantiate_zeros, tangents, is_leaf=is_zero)
+
+
+def with_symbolic_zeros(
+    moves_out: Callable[[list[bool]], list[bool]],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+) -> list[Any]:
+    """The outputs of a primitive, so that those without a tangent are known to be.
+
+    Args:
+        moves_out: Which outputs have a tangent, if these inputs have one.
+        inputs: The inputs.
+        outputs: The outputs.
+    """
+    if not _ALL_MOVE:
+        return list(outputs)
+    return _through(moves_out, tuple(inputs), tuple(outputs))
+
+
+def is_through(eqn: Any) -> bool:
+    """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule."""
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    info = eqn.params["call_jaxpr"].jaxpr.debug_info
+    return info.func_src_info.startswith("_through ") and __file__ in info.func_src_info
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _through(moves_out: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
+    del moves_out, inputs
+    return list(outputs)
+
+
+@functools.partial(_through.defjvp, symbolic_zeros=True)
+def _through_jvp(moves_out: Any, primals: Any, tangents: Any) -> Any:
+    is_zero = lambda x: isinstance(x, jax.custom_derivatives.SymbolicZero)
+    (_, outputs), (dots_in, dots) = primals, tangents
+    moves = moves_out([not is_zero(dot) for dot in dots_in])
+    zero = lambda x: jax.custom_derivatives.SymbolicZero(
+        jax.typeof(x).to_tangent_aval()
+    )
+    return list(outputs), [
+        dot if moving else zero(out)
+        for out, dot, moving in zip(outputs, dots, moves, strict=True)
+    ]
 
 
 def identity(x: Any) -> Any:
@@ -90,3 +163,20 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
+
+
+def is_widened(dtype: Any) -> bool:
+    """Whether XLA computes slices of such arrays in a wider type.
+
+    On the CPU, JAX 0.10 to 0.11 converts all of the array for each slice that is read
+    or written (bfloat16, 8-bit floats). It moves the conversion of what a loop only
+    reads out of the loop, which takes twice the memory of the array; what the loop
+    writes to is converted there and back at every step. JAX 0.12 no longer does this.
+    """
+    return (
+        jax.__version_info__ < (0, 12)
+        and jax.default_backend() == "cpu"
+        and jnp.issubdtype(dtype, jnp.floating)
+        and dtype.itemsize < 4
+        and dtype != jnp.float16
+    )

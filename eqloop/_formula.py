@@ -1,10 +1,19 @@
 """Primitives whose derivatives depend on nothing but their inputs.
 
 JAX lets a primitive say for itself how it is evaluated, batched and differentiated
-(`jax.experimental.hijax`). A `Formula` says it in three functions, `expand`, `push`
-and `pull`, and all that JAX asks for is derived from them here. `Pushed` is the
-derivative of a formula in forward mode and `Mapped` a formula under `vmap`; both are
-formulas again, so derivatives and batching nest in any order.
+(`jax.experimental.hijax`). A `Formula` says it in three functions, `expand`, `doubled`
+and `pull`, and all that JAX asks for is derived from them here.
+
+In forward mode a formula makes two equations, not one: the tangents, which are
+`Selected` outputs of the `doubled` formula, and the primal. Inside `jax.checkpoint` JAX
+evaluates the second and transposes the first, so it has to be able to tell them apart.
+
+The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
+`jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
+that. The formula in which rules have been replaced so is the `settled` one.
+
+`Selected` and `Mapped`, a formula under `vmap`, are formulas again, so derivatives and
+batching nest in any order.
 """
 
 import copy
@@ -13,43 +22,113 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
-from ._compat import HiPrimitive
-from ._lists import pick, put
+from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from ._lists import Flags, interleave, pick, put
+from ._reaching import names_axis
 from ._recall import remember
 
 
-class Formula(HiPrimitive):
-    """A primitive on nested lists and tuples of arrays.
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    """A formula that computes the outputs of another one along with their tangents.
 
-    In forward mode the primal and the tangents are two equations, not one: inside
-    `jax.checkpoint` the first is evaluated, and only the second transposed.
+    Its inputs are, in some order, those of the other one and their tangents; its
+    outputs likewise.
+
+    Attributes:
+        formula: The formula.
+        uses: Which inputs of the other one it takes.
+        takes: Of which of them it takes tangents. They may be more than have one, for
+            what is carried along in a loop.
+        ins: Which of its inputs are tangents.
+        gives: Of which outputs of the other one it gives tangents.
+        outs: Which of its outputs are tangents.
     """
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        """Forward mode: the outputs, or `None`, and their tangents.
+    formula: "Formula"
+    uses: Flags
+    takes: Flags
+    ins: Flags
+    gives: Flags
+    outs: Flags
 
-        Tangents are symbolic zeros where they are known to be zero. The outputs are
-        given only if they cost nothing once there are tangents.
+    def arrange(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        """The inputs of the formula, from flat inputs and tangents of the other one."""
+        tangents = instantiated(pick(tangents, self.takes))
+        flat = interleave(self.ins, pick(primals, self.uses), tangents)
+        return self.formula.in_tree.unflatten(flat)
+
+    def primals(self, flat: Sequence[Any]) -> list[Any]:
+        """Of what there is one for each input of the formula: that of the other one.
+
+        It is `None` for an input that is not used.
         """
+        of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
+        return put([None] * len(self.uses), self.uses, of_primals)
+
+
+class Formula(HiPrimitive):
+    """A primitive on nested lists and tuples of arrays."""
+
+    def doubled(self, moves: Flags) -> Doubled:
+        """The formula that computes tangents as well, if these inputs have one."""
         raise AssertionError("abstract: each formula has its own")
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """Reverse mode: cotangents of the perturbed inputs, zeros for the others."""
         raise AssertionError("abstract: each formula has its own")
 
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        """What is left of the formula when it has been differentiated once.
+
+        Args:
+            moves: Which inputs, in flat order, it was differentiated for.
+            reverse: Whether in reverse mode.
+
+        Returns:
+            The same with the primals that custom rules give.
+        """
+        return self
+
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        """Reverse mode, the forward sweep.
+
+        Args:
+            perturbed: A mark for each of the inputs.
+            inputs: The inputs.
+
+        Returns:
+            The outputs, the residuals that `vjp_bwd_retval` is to get, and which of the
+            outputs have a tangent.
+        """
+        marks = self._marks(perturbed)
+        primal = self.settled(marks, reverse=True)
+        moves_out = self.out_tree.unflatten(self.moves_out(marks))
+        return primal(*inputs), (Static(marks), inputs), moves_out
+
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         """Which outputs have a tangent if these inputs have one, both in flat order."""
         return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
 
-    def batch_pushed(
-        self, pushed: "Pushed", axis_data: Any, args: Any, dims: Any
-    ) -> Any | None:
-        """A better batch rule for the tangents than `Mapped`, where there is one."""
-        return None
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple["Formula", Any, list[int | None]]:
+        """The formula under `vmap`, its inputs, and where its outputs are batched.
+
+        The outputs are the same in number and in order, and need not be so nested.
+        """
+        mapped = Mapped(self, axis_data, tuple(self.flat_in(dims)), args)
+        return mapped, args, [0] * len(self.out_avals_flat)
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        """The programs that it runs, for those who look for something in them."""
+        return []
 
     def muted(self, backward: bool) -> Self:
         """The same to be run again: without progress bars for what was shown before.
@@ -80,25 +159,40 @@ class Formula(HiPrimitive):
         new.__dict__.update(params)
         return new
 
+    def apply(self, *inputs: Any) -> Any:
+        """The outputs, for those who differentiate what they make of them."""
+        moves_out = lambda flags: self.moves_out(
+            self._marks(self.in_tree.unflatten(flags))
+        )
+        outs = self.flat_out(self(*inputs))
+        outs = with_symbolic_zeros(moves_out, self.flat_in(inputs), outs)
+        return self.out_tree.unflatten(outs)
+
     # What JAX asks for.
 
     def jvp(self, primals: Any, tangents: Any) -> Any:
         # The tangents come first, since they may leave the primal behind for `recall`.
-        tangents = self._tangents(primals, tangents)
-        return self(*primals), tangents
+        moves = self._moves(tangents)
+        tangents = self._tangents(moves, primals, tangents)
+        return self.settled(moves, reverse=False)(*primals), tangents
 
     def lin(self, nzs_in: Any, *primals: Any) -> Any:
-        return self(*primals), primals
+        moves = self._marks(nzs_in)
+        primal = self.settled(moves, reverse=False)
+        moves_out = self.out_tree.unflatten(self.moves_out(moves))
+        residuals = Static(moves), primals
+        return linearization(primal(*primals), residuals, moves_out)
 
     def linearized(self, residuals: Any, *tangents: Any) -> Any:
-        return instantiated(self._tangents(residuals, tangents))
+        moves, primals = residuals
+        return linear_outputs(self._tangents(moves.value, primals, tangents))
 
     def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
-        return self(*inputs), (Static(tuple(self.flat_in(nzs_in))), inputs)
+        return linearization(*self.sweep_forward(nzs_in, *inputs))
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
-        perturbed, inputs = res
-        return self.pull(self.in_tree.unflatten(perturbed.value), inputs, outgrad)
+        marks, inputs = res
+        return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
 
     def transpose(self, out_ct: Any, *args: Any) -> None:
         # The inputs that it is linear in come as accumulators of their cotangents.
@@ -118,10 +212,12 @@ class Formula(HiPrimitive):
 
     def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
         # JAX asks for a batch rule also where nothing is batched.
-        if not jax.tree.leaves(dims):
+        names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
+        if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
-        mapped = Mapped(self, axis_data, dims, args)
-        return mapped(*args), jax.tree.map(lambda _: 0, self.out_aval)
+        formula, args, out_dims = self.batched(axis_data, args, dims)
+        unflatten = self.out_tree.unflatten
+        return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
     # For those who work with flat inputs and outputs.
 
@@ -131,104 +227,216 @@ class Formula(HiPrimitive):
     def flat_out(self, tree: Any) -> list[Any]:
         return self.out_tree.flatten_up_to(tree)
 
-    def _tangents(self, primals: Any, tangents: Any) -> Any:
-        flat = self.flat_in(tangents)
-        moves = tuple(
-            not is_zero(tangent) and is_inexact(aval)
-            for tangent, aval in zip(flat, self.in_avals_flat, strict=True)
+    def zero_cts(self) -> Any:
+        """Symbolic zeros as the cotangents of all inputs."""
+        return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+
+    def _marks(self, perturbed: Any) -> Flags:
+        """Which of the inputs that are marked can have a tangent."""
+        return tuple(
+            bool(mark) and is_inexact(aval)
+            for mark, aval in zip(
+                self.flat_in(perturbed), self.in_avals_flat, strict=True
+            )
         )
-        args = (primals, pick(flat, moves))
-        return self.among_zeros(moves, Pushed(self, moves, args)(*args))
 
-    def among_zeros(self, moves_in: Sequence[bool], tangents: Any) -> Any:
-        """The tangents of all outputs from those of the outputs that move."""
+    def _moves(self, tangents: Any) -> Flags:
+        marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
+        return self._marks(self.in_tree.unflatten(marks))
+
+    def _tangents(self, moves: Flags, primals: Any, tangents: Any) -> Any:
+        """The tangents of all outputs, symbolic zeros among them."""
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
-        return self.out_tree.unflatten(put(zeros, self.moves_out(moves_in), tangents))
+        if any(self.moves_out(moves)):
+            doubled = self.doubled(moves)
+            args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
+            source = Source(self, self.settled(moves, reverse=False), doubled)
+            formula = Selected.of(doubled.formula, doubled.outs, source)
+            zeros = put(zeros, doubled.gives, formula(*args))
+        return self.out_tree.unflatten(zeros)
 
 
-class Pushed(Formula):
-    """The tangents of a formula: `(primals, tangents) -> tangents`.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Whose tangents they are that a `Selected` computes.
 
     Attributes:
-        moves: Which inputs of the formula have a tangent; the others have none here.
+        formula: The formula that was differentiated.
+        primal: What is left of it, and computes the primal.
+        doubled: The formula that computes both.
+        is_transposed: Whether the reverse mode of the formula is the transpose of the
+            tangents. It is not where tangents are batched and their primals are not.
+    """
+
+    formula: Formula = dataclasses.field(repr=False)
+    primal: Formula = dataclasses.field(repr=False)
+    doubled: Doubled = dataclasses.field(repr=False)
+    is_transposed: bool = True
+
+    def may_pull(self, marks: Sequence[bool]) -> bool:
+        """Whether these are tangents only, and `pull` can be had."""
+        return self.is_transposed and not any(
+            mark and not is_tangent
+            for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
+        )
+
+    def pull(self, inputs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        """The cotangents of all tangents that the doubled formula takes.
+
+        It would be right to differentiate the doubled formula, but that carries
+        tangents along, which nobody needs to transpose a linear map.
+        """
+        formula, doubled = self.formula, self.doubled
+        zeros = [Zero(aval.to_ct_aval()) for aval in formula.out_avals_flat]
+        pulled = formula.pull(
+            formula.in_tree.unflatten(doubled.takes),
+            formula.in_tree.unflatten(doubled.primals(inputs)),
+            formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
+        )
+        return pick(formula.flat_in(pulled), doubled.takes)
+
+    def remember(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Leaves primal outputs behind for the equation of the primal."""
+        if not all(self.doubled.uses):
+            return
+        outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
+        types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
+        if types == [(out.shape, out.dtype) for out in outs]:
+            outputs = self.primal.out_tree.unflatten(outs)
+            remember(self.primal, self.doubled.primals(inputs), outputs)
+
+    def batched(
+        self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
+    ) -> "Source | None":
+        """The same for tangents under `vmap`."""
+        doubled = self.doubled
+        if not all(doubled.uses):
+            return None
+        at = doubled.primals(dims)
+        is_transposed = pick(at, doubled.takes) == pick(dims, doubled.ins)
+        same = dataclasses.replace(self, is_transposed=False)
+        if all(dim is None for dim in at):
+            return same
+        formulas = [
+            formula.batched(
+                axis_data,
+                formula.in_tree.unflatten(doubled.primals(inputs)),
+                formula.in_tree.unflatten(at),
+            )[0]
+            for formula in (self.formula, self.primal)
+        ]
+        is_transposed &= self.is_transposed
+        return Source(*formulas, doubled, is_transposed=is_transposed)
+
+
+class Selected(Formula):
+    """Some of the outputs of a formula, in a list.
+
+    Attributes:
+        shown: Which of them.
+        source: The formula whose tangents they are, as long as that is known.
     """
 
     formula: Formula
-    moves: tuple[bool, ...]
+    shown: Flags
+    source: Source | None
 
-    def __init__(self, formula: Formula, moves: tuple[bool, ...], args: Any):
-        moves_out = formula.moves_out(moves)
-        self.in_avals = jax.tree.map(jax.typeof, args)
-        self.out_aval = [
-            aval.to_tangent_aval() for aval in pick(formula.out_avals_flat, moves_out)
-        ]
-        self.params = dict(formula=formula, moves=moves)
+    def __init__(self, formula: Formula, shown: Flags, source: Source | None):
+        self.in_avals = formula.in_avals
+        self.out_aval = pick(formula.out_avals_flat, shown)
+        self.params = dict(formula=formula, shown=shown, source=source)
         self.effects = formula.effects
         super().__init__()
 
-    def expand(self, primals: Any, tangents: Any) -> Any:
-        primals_out, tangents_out = self._push(primals, tangents)
-        if primals_out is not None:
-            remember(self.formula, self.formula.flat_in(primals), primals_out)
-        return tangents_out
+    @classmethod
+    def of(cls, formula: Formula, shown: Flags, source: Source | None = None) -> Self:
+        """Some of the outputs of a formula, which may be a selection itself."""
+        if isinstance(formula, Selected):
+            none = [False] * len(formula.shown)
+            shown = tuple(put(none, formula.shown, shown))
+            formula = formula.formula
+        return cls(formula, shown, source)
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        tangents = self.flat_in(tangents)
-        moves = [not is_zero(tangent) for tangent in tangents]
-        flat, push = self.flat_in(primals), self.muted(backward=True)._flat_push
-        return None, _jvp_at(push, flat, moves, pick(tangents, moves))
+    def expand(self, *inputs: Any) -> Any:
+        outs = self.formula.flat_out(self.formula.expand(*inputs))
+        if self.source is not None and len(outs) == len(self.source.doubled.outs):
+            self.source.remember(self.flat_in(inputs), outs)
+        return pick(outs, self.shown)
+
+    def doubled(self, moves: Flags) -> Doubled:
+        all_of_it = self.formula.doubled(moves)
+        gives = tuple(pick(all_of_it.gives, self.shown))
+        of_tangents = pick(self.shown, all_of_it.gives)
+        shown = tuple(interleave(all_of_it.outs, self.shown, of_tangents))
+        return dataclasses.replace(
+            all_of_it,
+            formula=Selected.of(all_of_it.formula, shown),
+            gives=gives,
+            outs=tuple(pick(all_of_it.outs, shown)),
+        )
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        formula, (primals, _) = self.formula, inputs
-        flat = self.flat_in(inputs)
-        result = [Zero(aval.to_ct_aval()) for aval in self.in_avals_flat]
-        of_primals, of_tangents = perturbed
+        source = self.source
+        if source is not None and source.may_pull(self.flat_in(perturbed)):
+            pulled = source.pull(self.flat_in(inputs), cts)
+            zeros = self.flat_in(self.zero_cts())
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
+        return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
 
-        marks = [
-            bool(mark) and is_inexact(aval)
-            for mark, aval in zip(
-                formula.flat_in(of_primals), formula.in_avals_flat, strict=True
-            )
-        ]
-        count = len(marks)
-        if any(marks):
-            marks += [False] * (len(flat) - count)
-            push = self.muted(backward=False)._flat_push
-            pulled = _vjp_at(push, flat, marks, instantiated(cts))
-            result = put(result, marks, pulled)
-            formula = formula.muted(backward=True)  # one bar will do
-        if any(jax.tree.leaves(of_tangents)):
-            moves = formula.in_tree.unflatten(self.moves)
-            moves_out = formula.moves_out(self.moves)
-            all_cts = [Zero(aval.to_ct_aval()) for aval in formula.out_avals_flat]
-            all_cts = formula.out_tree.unflatten(put(all_cts, moves_out, cts))
-            pulled = formula.flat_in(formula.pull(moves, primals, all_cts))
-            result[count:] = pick(pulled, self.moves)
-        return self.in_tree.unflatten(result)
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        if self.source is not None and self.source.may_pull(self._marks(perturbed)):
+            out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
+            return out, (Static(True), residuals), moves_out
+        out, residuals, moves_out = self.formula.sweep_forward(perturbed, *inputs)
+        out, moves_out = (
+            pick(self.formula.flat_out(tree), self.shown) for tree in (out, moves_out)
+        )
+        return out, (Static(False), residuals), moves_out
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        better = self.formula.batch_pushed(self, axis_data, args, dims)
-        return super().batch(axis_data, args, dims) if better is None else better
+    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+        is_linear, residuals = res
+        if is_linear.value:
+            return super().vjp_bwd_retval(residuals, outgrad)
+        return self.formula.vjp_bwd_retval(residuals, self._among_zeros(outgrad))
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        formula = self.formula.settled(moves, reverse)
+        if formula is self.formula:
+            return self
+        return self.with_params(formula=formula, source=None)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return pick(self.formula.moves_out(moves_in), self.shown)
+
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        flat = self.flat_in(args), self.flat_in(dims)
+        formula, args, out_dims = self.formula.batched(axis_data, args, dims)
+        source = self.source and self.source.batched(axis_data, *flat)
+        if len(formula.in_avals_flat) != len(self.in_avals_flat):
+            source = None  # the inputs are not in the same order
+        out_dims = pick(out_dims, self.shown)
+        return Selected.of(formula, self.shown, source), args, out_dims
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return self.formula.jaxprs
 
     def muted(self, backward: bool) -> Self:
-        return self.with_params(formula=self.formula.muted(backward))
+        return self._with(self.formula.muted(backward))
 
     def guarded(self) -> Self:
-        return self.with_params(formula=self.formula.guarded())
+        return self._with(self.formula.guarded())
 
-    def _push(self, primals: Any, tangents: Any) -> tuple[Any, list[Any]]:
+    def _with(self, formula: Formula) -> Self:
+        return self.with_params(formula=formula)
+
+    def _among_zeros(self, cts: Sequence[Any]) -> Any:
+        """Cotangents of all outputs of the formula, zeros for those not shown."""
         formula = self.formula
-        among_zeros = put(
-            _zero_tangents(formula.flat_in(primals)), self.moves, tangents
-        )
-        out, tangents_out = formula.push(
-            primals, formula.in_tree.unflatten(among_zeros)
-        )
-        moves_out = formula.moves_out(self.moves)
-        return out, instantiated(pick(formula.flat_out(tangents_out), moves_out))
-
-    def _flat_push(self, flat: Sequence[Any]) -> list[Any]:
-        return self._push(*self.in_tree.unflatten(flat))[1]
+        zeros = [Zero(aval.to_ct_aval()) for aval in formula.out_avals_flat]
+        return formula.out_tree.unflatten(put(zeros, self.shown, cts))
 
 
 class Mapped(Formula):
@@ -238,13 +446,12 @@ class Mapped(Formula):
     axis_data: Any
     dims: tuple[int | None, ...]
 
-    def __init__(self, formula: Formula, axis_data: Any, dims: Any, args: Any):
-        self.in_avals = jax.tree.map(jax.typeof, args)
+    def __init__(self, formula: Formula, axis_data: Any, dims: Any, in_avals: Any):
+        self.in_avals = jax.tree.map(type_of, in_avals)
         self.out_aval = jax.tree.map(
             lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
         )
-        flat_dims = tuple(formula.flat_in(dims))
-        self.params = dict(formula=formula, axis_data=axis_data, dims=flat_dims)
+        self.params = dict(formula=formula, axis_data=axis_data, dims=dims)
         self.effects = formula.effects
         super().__init__()
 
@@ -252,20 +459,17 @@ class Mapped(Formula):
         one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
         return self._vmap(one, self.dims)(self.flat_in(inputs))
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        tangents = self.flat_in(tangents)
-        moves = [not is_zero(tangent) for tangent in tangents]
-        moves_out = self.formula.moves_out(moves)
-        unflatten = self.in_tree.unflatten
-
-        def one(primals: list[Any], moving: list[Any]) -> list[Any]:
-            tangents = put(_zero_tangents(primals), moves, moving)
-            _, out = self.formula.push(unflatten(primals), unflatten(tangents))
-            return instantiated(pick(self.flat_out(out), moves_out))
-
-        mapped = self._vmap(one, self.dims, pick(self.dims, moves))
-        out = mapped(self.flat_in(primals), pick(tangents, moves))
-        return None, self.among_zeros(moves, out)
+    def doubled(self, moves: Flags) -> Doubled:
+        doubled = self.formula.doubled(moves)
+        avals = self.in_avals_flat
+        tangents = [aval.to_tangent_aval() for aval in pick(avals, doubled.takes)]
+        both = lambda of_inputs, of_tangents: interleave(
+            doubled.ins, pick(of_inputs, doubled.uses), of_tangents
+        )
+        in_avals = doubled.formula.in_tree.unflatten(both(avals, tangents))
+        dims = tuple(both(self.dims, pick(self.dims, doubled.takes)))
+        mapped = Mapped(doubled.formula, self.axis_data, dims, in_avals)
+        return dataclasses.replace(doubled, formula=mapped)
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         def one(inputs: list[Any], cts: list[Any]) -> list[Any]:
@@ -282,8 +486,15 @@ class Mapped(Formula):
             for aval, ct, dim in zip(self.in_avals_flat, pulled, self.dims, strict=True)
         )
 
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        return self.with_params(formula=self.formula.settled(moves, reverse))
+
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return self.formula.moves_out(moves_in)
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return self.formula.jaxprs
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(formula=self.formula.muted(backward))
@@ -308,20 +519,8 @@ def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> 
     )
 
 
-def _jvp_at(
-    f: Callable[[list[Any]], Any], flat: Any, marks: Any, tangents: Sequence[Any]
-) -> Any:
-    """The tangents of `f` for tangents of the marked inputs."""
-    run = lambda marked: f(put(flat, marks, marked))
-    return jax.jvp(run, (pick(flat, marks),), (list(tangents),))[1]
-
-
-def _vjp_at(
-    f: Callable[[list[Any]], Any], flat: Any, marks: Any, cts: Any
-) -> list[Any]:
-    """The cotangents of the marked inputs of `f`."""
-    _, pull = jax.vjp(lambda marked: f(put(flat, marks, marked)), pick(flat, marks))
-    return pull(cts)[0]
+def type_of(x: Any) -> Any:
+    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
 
 
 # Symbolic zeros.
@@ -350,10 +549,6 @@ def instantiated(tree: Any) -> Any:
 def zero_tangent(aval: Any) -> Any:
     """The symbolic zero among the tangents of a type."""
     return Zero(aval.to_tangent_aval())
-
-
-def _zero_tangents(leaves: Sequence[Any]) -> list[Any]:
-    return [zero_tangent(jax.typeof(leaf)) for leaf in leaves]
 
 
 def _zeros_of(aval: Any) -> Any:

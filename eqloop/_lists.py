@@ -28,3 +28,9 @@ def split(leaves: Sequence[Any], *counts: int) -> Any:
         pieces.append(list(leaves[start : start + count]))
         start += count
     return (*pieces, list(leaves[start:]))
+
+
+def interleave(flags: Sequence[bool], others: Arrays, marked: Arrays) -> list[Any]:
+    """One list of two: `marked` where there is a mark, and `others` elsewhere."""
+    sources = iter(others), iter(marked)
+    return [next(sources[flag]) for flag in flags]

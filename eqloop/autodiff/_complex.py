@@ -14,6 +14,12 @@ def is_complex(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
 
 
+def common_dtype(*dtypes: Any) -> Any:
+    """The dtype to compute in with all of these, however strict promotion is."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
+
+
 def check_some_value(call: Call, value: Any) -> None:
     """Raises if the value has nothing that could be differentiated."""
     if not _outputs(value):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._lists import Arrays
 from .._transform import setting
 from ._call import Call
-from ._complex import check_reverse
+from ._complex import check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
@@ -97,9 +97,14 @@ def _estimate(call: Call, directions: Arrays) -> tuple[Any, Arrays, Arrays]:
         return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
 
     outs, (slopes,), others = jax.vmap(push, out_axes=(None, 0, None))(directions)
+
     # JAX's gradient by a complex array is such that its product with a direction has
     # the derivative for its real part.
-    mean = lambda v: jnp.tensordot(slopes, jnp.conj(v), axes=1) / len(slopes)
+    def mean(v: Any) -> Any:
+        dtype = common_dtype(slopes, v)
+        total = jnp.tensordot(slopes.astype(dtype), jnp.conj(v).astype(dtype), axes=1)
+        return total / len(slopes)
+
     leaves = [
         mean(v).astype(array.dtype)
         for v, array in zip(directions, call.arrays, strict=True)

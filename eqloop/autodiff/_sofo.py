@@ -11,7 +11,7 @@ from .._lists import Arrays
 from .._partition import describe
 from .._transform import setting
 from ._call import Call
-from ._complex import check_forward, check_reverse
+from ._complex import check_forward, check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
@@ -157,7 +157,7 @@ def _normalised(directions: Arrays) -> list[jax.Array]:
 
 
 def _at_least_float32(x: jax.Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return common_dtype(x.dtype, jnp.float32)
 
 
 def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, Any]:

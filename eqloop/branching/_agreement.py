@@ -210,7 +210,10 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
     if not gives or any(map(_is_extended, firm)):  # such as keys: JAX promotes none
         return None if gives or len(firm) > 1 else firm.pop()
-    common = jnp.result_type(*firm, *gives)
+    try:
+        common = jnp.result_type(*firm, *gives)
+    except jax.dtypes.TypePromotionError:
+        return None  # so strict is the promotion that the user asked for
     return common if firm <= {common} else None
 
 

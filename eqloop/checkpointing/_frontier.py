@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from ._plan import Plan, all_active, plan, plan_of
 from ._schedule import AbstractSchedule, Budget
@@ -70,9 +70,11 @@ def frontier(
         return Frontier((chosen,), chosen)
     active = all_active(step)
 
-    def planned(layout: Any) -> Plan:
-        found = plan_of(Problem(step, loop, policy, schedule), active, layout)
-        return dataclasses.replace(found, schedule=Budget(found.peak_bytes))
-
-    layouts = pareto(Problem(step, loop, policy, schedule), active)
-    return Frontier(tuple(map(planned, layouts)), chosen)
+    problem = Problem(step, loop, policy, schedule)
+    plans = (
+        dataclasses.replace(
+            plan_of(problem, active, layout, size), schedule=Budget(size)
+        )
+        for layout, size in pareto(problem, active)
+    )
+    return Frontier(tuple(plans), chosen)

@@ -130,21 +130,22 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    schedule.check(loop)
     problem = Problem(step, loop, policy, schedule)
     active = all_active(step)
     return plan_of(problem, active, schedule.layout(problem, active))
 
 
-def plan_of(problem: Problem, active: Active, layout: Layout) -> Plan:
-    """The plan that is made of a layout."""
+def plan_of(
+    problem: Problem, active: Active, layout: Layout, size: int | None = None
+) -> Plan:
+    """The plan that is made of a layout, and of what it takes if that is known."""
     cost, rate = step_cost(problem, active), rates()
     everything = duration(cost, Stored(layout.length), rate)
     return Plan(
         schedule=problem.planner,
         layout=layout,
         cost=cost,
-        peak_bytes=peak_bytes(problem, active, layout),
+        peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=duration(cost, layout, rate) / everything if everything else 1.0,
     )
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from .._effects import refuse_checks
 from .._lists import Arrays
 from ._schedule import AbstractSchedule, StoreAll
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop
+from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._step import Step, strongly_typed
@@ -34,19 +36,17 @@ def run(
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
-
-    Raises:
-        ValueError: If the loop cannot be run under the schedule.
     """
-    schedule.check(loop)
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None
     is_scan = isinstance(schedule, StoreAll) and is_plain
     if is_scan or not loop.length:
         return stored(step, loop, policy, consts, init, xs)
-    problem = Problem(step, loop, policy, schedule)
+    form = normal_form(step, keeps_carry=loop.meter is not None)
+    refuse_checks(form.step.jaxpr.effects)
+    problem = Problem(form.step, loop, policy, schedule)
     if loop.meter is not None:
         problem = problem.guarded()
-    # Derivatives lose weak types, and the primitive must keep the types that it has.
-    inputs = [list(map(strongly_typed, group)) for group in (consts, init, xs)]
-    return planned_loop(problem, *inputs)
+    inputs = form.open(consts, init)
+    carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
+    return form.close(consts, init, carry), ys

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from .._effects import refuse_checks
 from .._lists import Arrays
 from ..progress import Meter
 from .engine._loop import Loop
+from .engine._normal_form import normal_form
 from .engine._problem import Problem
-from .engine._step import Step, strongly_typed
+from .engine._step import Step
 from .whiles._layout import Bounded, Forward, Online
 from .whiles._metered import counted, start
 from .whiles._primitive import planned_while
@@ -32,11 +34,14 @@ def run_while(
     Returns:
         The final carry.
     """
+    if not planner.max_steps:
+        return list(init)
     loop = Loop(planner.max_steps, meter=meter)
     if meter is not None:
         step, init = counted(step, loop).guarded(), [init[0], *start(), *init[1:]]
-    problem = Problem(step, loop, None, planner)
-    # Derivatives lose weak types, and the primitive must keep the types that it has.
-    consts, init = (list(map(strongly_typed, group)) for group in (consts, init))
-    carry = planned_while(problem, consts, init) if planner.max_steps else init
+    form = normal_form(step, keeps_carry=meter is not None)
+    refuse_checks(form.step.jaxpr.effects)
+    problem = Problem(form.step, loop, None, planner)
+    carry = planned_while(problem, *form.open(consts, init))
+    carry = form.close(consts, init, carry)
     return carry if meter is None else [carry[0], *carry[3:]]

@@ -9,7 +9,6 @@ from ._plan import plan_of
 from .engine._forward import Active
 from .engine._layout import Layout, Nested, Revolved, Stored
 from .engine._levels import Nest, nests
-from .engine._loop import Loop
 from .engine._problem import Problem
 from .planning._choice import fastest, smallest
 from .planning._units import format_bytes, parse_bytes
@@ -36,17 +35,6 @@ class AbstractSchedule(abc.ABC):
         Raises:
             ValueError: If the schedule has none for this loop.
         """
-
-    def check(self, loop: Loop) -> None:
-        """Sees to it that a loop can be run under this schedule at all.
-
-        Args:
-            loop: The loop.
-
-        Raises:
-            ValueError: If it never can.
-        """
-        return
 
 
 @final
@@ -196,12 +184,12 @@ class Binomial(AbstractSchedule):
     Args:
         checkpoints: How many carries are stored at once, the initial one included.
         block: How many consecutive steps have their residuals stored together. More
-            than 1 saves recomputation if the residuals of a step are small.
+            than 1 saves recomputation if the residuals of a step are small. A loop that
+            is shorter is one block.
 
     Raises:
         TypeError: If either is not an int.
-        ValueError: If either is less than 1; where the loop is run, if the block is
-            longer than the loop.
+        ValueError: If either is less than 1.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -225,20 +213,12 @@ class Binomial(AbstractSchedule):
         _check_count(self, "checkpoints")
         _check_count(self, "block")
 
-    def check(self, loop: Loop) -> None:
-        """The block must fit into the loop."""
-        if loop.length and self.block > loop.length:
-            raise ValueError(
-                f"Binomial: a block of {self.block} steps is longer than the loop, "
-                f"which has {loop.length}. Choose `block` of at most {loop.length}, or "
-                f"`el.StoreAll()` to store the residuals of every step."
-            )
-
     def layout(self, problem: Problem, active: Active) -> Layout:
         """A chain of blocks, reversed in place."""
-        if problem.loop.length == 0:
+        length = problem.loop.length
+        if length == 0:
             return Stored(0)
-        return Revolved(problem.loop.length, self.checkpoints, self.block)
+        return Revolved(length, self.checkpoints, min(self.block, length))
 
 
 @final
@@ -361,10 +341,6 @@ class Offload(AbstractSchedule):
                 f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "
                 f"that compiled code can reach, not {self.memory_kind!r}."
             )
-
-    def check(self, loop: Loop) -> None:
-        """As the schedule that is moved."""
-        self.schedule.check(loop)
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         """The layout of the schedule, elsewhere."""

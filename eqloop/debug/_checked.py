@@ -14,11 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._formula import Formula, Zero, instantiated, is_inexact, is_zero
-from .._lists import Arrays, pick, put, split
+from .._formula import (
+    Doubled,
+    Formula,
+    Zero,
+    instantiated,
+    is_inexact,
+    is_zero,
+    type_of,
+)
+from .._lists import Arrays, Flags, pick, put, split
 from .._nonfinite import raise_inside
 from .._positions import is_watched
 from .._recall import recall
+from .._settled import settled
 from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program, batched, pulled, pushed
 from ._watch import Watch
@@ -30,7 +39,7 @@ class Checked(Formula):
     program: Program
 
     def __init__(self, program: Program, inputs: Any):
-        self.in_avals = jax.tree.map(jax.typeof, inputs)
+        self.in_avals = jax.tree.map(type_of, inputs)
         self.out_aval = program.out_types
         self.params = dict(program=program)
         self.effects = program.jaxpr.effects
@@ -52,14 +61,30 @@ class Checked(Formula):
             raise watch.error(jax.device_get(finding))
         return outs
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        when, inputs = primals
-        moves = tuple(not is_zero(t) and is_inexact(t) for t in tangents[1])
-        program = pushed(self.program, moves)
-        args = (when, [*inputs, *pick(tangents[1], moves)])
-        outs, dots = split(Checked(program, args)(*args), len(self.out_avals_flat))
-        moves_in = [False] * len(when) + list(moves)
-        return outs, self.among_zeros(moves_in, dots)
+    def doubled(self, moves: Flags) -> Doubled:
+        when, inputs = self.in_avals
+        is_flag = [False] * len(when)
+        moving = moves[len(when) :]
+        dots = [aval.to_tangent_aval() for aval in pick(inputs, moving)]
+        formula = Checked(pushed(self.program, moving), (when, [*inputs, *dots]))
+        gives = tuple(self.moves_out(moves))
+        return Doubled(
+            formula,
+            uses=(True,) * len(moves),
+            takes=moves,
+            ins=(*is_flag, *[False] * len(inputs), *[True] * len(dots)),
+            gives=gives,
+            outs=(*[False] * len(gives), *[True] * sum(gives)),
+        )
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        moving = moves[len(self.in_avals[0]) :]
+        rewrite = lambda jaxpr: settled(jaxpr, moving, reverse)
+        return self.with_params(program=self.program.rewritten(rewrite))
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return [self.program.jaxpr]
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         when, inputs = inputs
@@ -73,17 +98,18 @@ class Checked(Formula):
         args = (when, [*inputs, *instantiated(pick(cts, wanted))])
         return zeros_when, put(zeros, marks, Checked(program, args)(*args))
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
         (when, inputs), (when_dims, input_dims) = args, dims
         if not jax.tree.leaves(input_dims):
-            program, out_dims = self.program, [None] * len(self.out_avals_flat)
+            program, dim = self.program, None
         else:
-            program = batched(self.program, axis_data, tuple(input_dims))
-            out_dims = [0] * len(self.out_avals_flat)
+            program, dim = batched(self.program, axis_data, tuple(input_dims)), 0
         if any(dim is not None for dim in when_dims):
             when = [jnp.any(flag) for flag in when]
         args = (when, list(inputs))
-        return Checked(program, args)(*args), out_dims
+        return Checked(program, args), args, [dim] * len(self.out_avals_flat)
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(program=self.program.muted(backward))

@@ -110,7 +110,7 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
             tuple(pick(paths(out, "the result"), is_array)),
         )
         inputs = (when, [*consts, *arrays])
-        outs = Checked(program, inputs)(*inputs)
+        outs = Checked(program, inputs).apply(*inputs)
         _, rest = split(out, is_array)
         return rest.join(outs)
 

@@ -128,7 +128,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
             step, consts = self._trace(elements, 1, size)
         sweep = Sweep(step, elements.axes, length, size, self.reverse)
         inputs = list(map(strongly_typed, consts)), elements.arrays
-        return elements.join(Prefixes(sweep, inputs)(*inputs))
+        in_avals = jax.tree.map(jax.typeof, inputs)
+        return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
 
     def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Any]]:
         """Traces a scan of as many elements as the last of the sizes says.

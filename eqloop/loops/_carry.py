@@ -139,7 +139,10 @@ def _promote(before: Any, after: Any) -> Any:
         return before
     # Only a weakly typed array gives way, and only in its dtype.
     if jax.typeof(before).weak_type and jnp.shape(after) == before.shape:
-        dtype = jnp.result_type(before, after)
+        try:
+            dtype = jnp.result_type(before, after)
+        except jax.dtypes.TypePromotionError:
+            return before  # so strict is the promotion: `settle` says that they differ
         if dtype != before.dtype:
             return lax.convert_element_type(before, dtype)
     # Inside `jax.shard_map`, what starts the same on all devices may come to differ.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._axes import as_length, common_length, resolve_axes
+from .._effects import refuse_refs
 from .._outputs import Outputs
 from .._partition import Rest, as_arrays, describe, flatten, paths, split
 from .._typecheck import enforce_annotations, explained
@@ -97,6 +98,7 @@ class Frame:
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
         kept = kept_indices(inputs.length, self.kept)
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
+        refuse_refs(self.name, init, self.words.path)
         carry = Carry.of(self.name, init, self.words)
         body, step, consts = self._trace(inputs, carry, loop)
         outputs = body.outputs
@@ -120,6 +122,7 @@ class Frame:
         axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
+        refuse_refs(self.name, xs, "xs")
         axes += resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )

@@ -12,6 +12,7 @@ from .._positions import loop_scope
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
+from ..checkpointing.engine._normal_form import normal_form
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._frame import Frame, Opened
 from ._settings import check_bool, check_schedule, check_unroll
@@ -74,7 +75,7 @@ class AbstractLoop(AbstractTransform):
 
         eqx.filter_eval_shape(open_abstractly, self, args, kwargs)
         return dict(
-            step=opened[0].step,
+            step=normal_form(opened[0].step).step,
             loop=opened[0].loop,
             schedule=self._schedule(),
             policy=as_policy(self.policy),

@@ -11,17 +11,19 @@ and the first ones are dropped.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import Formula, Static, Zero, instantiated, is_inexact, is_zero, vmap
+from .._formula import Doubled, Formula, Static, Zero, instantiated, is_inexact, vmap
 from .._lists import Arrays, Flags, pick, put, split
 from .._recall import recall
+from .._settled import settled
 from ..checkpointing.engine._step import Step, make_step
 
 Arguments = tuple[Arrays, Arrays]
@@ -151,12 +153,17 @@ class Sweep:
         """Cotangents of the prefixes in a chunk, zero for those that are dropped."""
         if not self.overlaps:
             return list(cts)
-        index, end = self.start(chunk) + jnp.arange(self.size), self.end(chunk)
+        start, end = self.start(chunk), self.end(chunk)
+        index = start + jnp.arange(self.size, dtype=start.dtype)
         own = index >= end if self.reverse else index <= end
         return [
             jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)
             for ct, axis in zip(cts, self.axes, strict=True)
         ]
+
+    def pushed(self, moves: Flags) -> "Sweep":
+        """The same with tangents, of marked consts and of all elements."""
+        return _pushed(self, moves)
 
     def batched(self, axis_data: Any, const_dims: Sequence[int | None]) -> "Sweep":
         """The sweep under `vmap`, whose arrays are batched along their first axis."""
@@ -182,13 +189,48 @@ class Sweep:
         return [y for y in self.step(consts, [], x)[1] if is_inexact(y)]
 
 
+@functools.lru_cache(maxsize=128)
+def _pushed(sweep: Sweep, moves: Flags) -> Sweep:
+    step, moving = sweep.step, tuple(map(is_inexact, sweep.step.y_types))
+    size = len(moving) + sum(moving)
+
+    def run(consts: Arrays, _: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+        consts, consts_dot = split(consts, step.num_consts)
+        # The prefix before the chunk with its tangents, and then the chunk with its.
+        pairs = [split(part, len(moving)) for part in split(x, size)]
+        xs, dots = ([leaf for pair in pairs for leaf in pair[i]] for i in (0, 1))
+
+        def ys(of_consts: Arrays, of_xs: Arrays) -> list[Any]:
+            return step(put(consts, moves, of_consts), [], put(xs, moving * 2, of_xs))[
+                1
+            ]
+
+        primals = pick(consts, moves), pick(xs, moving * 2)
+        out, out_dot = jax.jvp(ys, primals, (consts_dot, dots))
+        return [], [*out, *pick(out_dot, moving)]
+
+    dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
+    twofold = lambda avals: [*avals, *dots(avals, moving)]
+    before, chunk = split(step.x_types, len(moving))
+    return dataclasses.replace(
+        sweep,
+        step=make_step(
+            run,
+            [*step.const_types, *dots(step.const_types, moves)],
+            [],
+            [*twofold(before), *twofold(chunk)],
+        ),
+        axes=(*sweep.axes, *pick(sweep.axes, moving)),
+    )
+
+
 class Prefixes(Formula):
     """`(consts, xs) -> ys`, by a sweep."""
 
     sweep: Sweep
 
-    def __init__(self, sweep: Sweep, inputs: Arguments):
-        self.in_avals = jax.tree.map(jax.typeof, inputs)
+    def __init__(self, sweep: Sweep, in_avals: Arguments):
+        self.in_avals = in_avals
         self.out_aval = list(self.in_avals[1])
         self.params = {"sweep": sweep}
         self.effects = sweep.step.jaxpr.effects
@@ -198,19 +240,28 @@ class Prefixes(Formula):
         known = recall(self, self.flat_in(inputs))
         return self.sweep.run(*inputs) if known is None else known
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        flat, dots = self.flat_in(primals), self.flat_in(tangents)
-        moves = [not is_zero(dot) for dot in dots]
-        run = lambda moving: self.sweep.run(
-            *self.in_tree.unflatten(put(flat, moves, moving))
+    def doubled(self, moves: Flags) -> Doubled:
+        consts, xs = self.in_avals
+        moving, inexact = moves[: len(consts)], tuple(map(is_inexact, xs))
+        dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
+        in_avals = (
+            [*consts, *dots(consts, moving)],
+            [*xs, *dots(xs, inexact)],
         )
-        ys, ys_dot = jax.jvp(run, (pick(flat, moves),), (pick(dots, moves),))
-        ys_dot = pick(ys_dot, self.moves_out(moves))
-        return ys, self.among_zeros(moves, ys_dot)
+        of_xs = (*[False] * len(xs), *[True] * sum(inexact))
+        return Doubled(
+            Prefixes(self.sweep.pushed(moving), in_avals),
+            uses=(True,) * len(moves),
+            takes=(*moving, *inexact),
+            ins=(*[False] * len(consts), *[True] * sum(moving), *of_xs),
+            gives=inexact,
+            outs=of_xs,
+        )
 
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
-        ys = self(*inputs)
-        return ys, (Static(tuple(self.flat_in(nzs_in))), inputs, ys)
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        marks = self._marks(perturbed)
+        ys = self.settled(marks, reverse=True)(*inputs)
+        return ys, (Static(marks), inputs, ys), self.moves_out(marks)
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         perturbed, inputs, ys = res
@@ -219,15 +270,32 @@ class Prefixes(Formula):
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         return self._pull(perturbed, inputs, self(*inputs), cts)
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        if not jax.tree.leaves(dims):
-            return super().batch(axis_data, args, dims)
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        step = self.sweep.step
+        # Any prefix may move what comes after it.
+        inexact = tuple(map(is_inexact, step.x_types))
+        marks = (*moves[: step.num_consts], *inexact)
+        jaxpr = settled(step.jaxpr, marks, reverse)
+        if jaxpr is step.jaxpr:
+            return self
+        step = dataclasses.replace(step, jaxpr=jaxpr)
+        return self.with_params(sweep=dataclasses.replace(self.sweep, step=step))
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return [self.sweep.step.jaxpr]
+
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
         (consts, xs), (const_dims, x_dims) = args, dims
         xs = [
             _in_front(x, dim, axis_data.size) for x, dim in zip(xs, x_dims, strict=True)
         ]
         sweep = self.sweep.batched(axis_data, const_dims)
-        return Prefixes(sweep, (consts, xs))(consts, xs), [0] * len(xs)
+        args = (list(consts), xs)
+        formula = Prefixes(sweep, jax.tree.map(jax.typeof, args))
+        return formula, args, [0] * len(xs)
 
     def _pull(self, perturbed: Any, inputs: Any, ys: Any, cts: Any) -> Any:
         marks = jax.tree.map(
@@ -236,8 +304,7 @@ class Prefixes(Formula):
         flags = tuple(marks[0]), tuple(marks[1])
         cts = instantiated(pick(cts, list(map(is_inexact, ys))))
         pulled = self.sweep.pull(inputs, ys, cts, flags)
-        zeros = jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
-        return tuple(map(put, zeros, flags, pulled))
+        return tuple(map(put, self.zero_cts(), flags, pulled))
 
 
 def _vjp(f: Any, flat: Arrays, marks: Sequence[bool], cts: Arrays) -> list[Any]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._effects import refuse_refs
 from .._lists import split
 from .._partition import describe, is_dynamic
 from .._typecheck import enforce_annotations, explained
@@ -76,6 +77,7 @@ def open_while(
         init: The initial carry.
         is_bounded: Whether the loop stops even if `cond` always holds.
     """
+    refuse_refs(owner, init, _WORDS.path)
     traced, step, consts = trace_settled(
         lambda carry: _Body(owner, body, carry), Carry.of(owner, init, _WORDS), []
     )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._axes import Axis, axes_tree, common_length, resolve_axes
+from .._effects import refuse_refs
 from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
 
 _DEFAULT_AXES = eqx.if_array(0)
@@ -54,6 +55,8 @@ def open_arguments(
     """
     args, kwargs = as_arrays((args, kwargs))
     names = _argument_names(f, args)
+    for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
+        refuse_refs(name, value, argument)
     specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
     arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
     axes: dict[str, list[Axis]] = {}

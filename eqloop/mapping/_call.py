@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from .._effects import is_ref
 from .._lists import Arrays, pick
 from .._outputs import Outputs
 from .._partition import Rest
@@ -187,6 +188,12 @@ def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
         for x, axis in zip(arguments.xs, arguments.axes, strict=True)
     ]
     step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
+    if any(map(is_ref, consts)):
+        raise ValueError(
+            f"{row.name}: f closes over a reference (`jax.new_ref`), but the rows of a "
+            f"map have no order in which to read and write it. Use `el.Scan` or "
+            f"`el.ForLoop`, or pass the value of the reference, `ref[...]`."
+        )
     outputs = row.outputs
     step, same = hoist(row.name, step, consts, outputs, VARYING)
     reductions = pick(row.reductions, [not is_same for is_same in outputs.same])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from .._formula import instantiated, vmap
 from .._lists import Arrays, Flags, pick, put, split
+from .._settled import has_rules, settled
 from ._rows import Rows, along
 
 # For the consts and the xs, or for the sums and the ys.
@@ -90,6 +91,25 @@ def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         meter=rows.meter and rows.meter.backward,
         is_again=False,
     )
+
+
+@functools.lru_cache(maxsize=128)
+def settled_rows(rows: Rows, marks: Marks, reverse: bool) -> Rows:
+    """What is left of the function when it has been differentiated, see `_settled`."""
+    if not has_rules(rows.chunk(*rows.probe).step.jaxpr):
+        return rows
+
+    def left(
+        size: int, visits: Any, consts: Arrays, xs: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        chunk = rows.chunk(size, visits is not None)
+        flags = (*[False] * chunk.has_visits, *marks[0], *marks[1])
+        step = dataclasses.replace(
+            chunk.step, jaxpr=settled(chunk.step.jaxpr, flags, reverse)
+        )
+        return dataclasses.replace(chunk, step=step)(visits, consts, xs)
+
+    return dataclasses.replace(rows, f=left)
 
 
 @functools.lru_cache(maxsize=128)

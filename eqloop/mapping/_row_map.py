@@ -18,14 +18,15 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from .._formula import Formula, Static, Zero, instantiated, is_inexact, nonzero
-from .._lists import Arrays, pick, put, split
+from .._effects import refuse_callbacks, refuse_checks
+from .._formula import Doubled, Formula, Static, instantiated, is_inexact, nonzero
+from .._lists import Arrays, Flags, pick, put
 from .._recall import recall
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._step import strongly_typed
 from ..progress import open_back, tied
-from ._derivatives import Marks, batched, in_front, pulled, pushed
+from ._derivatives import Marks, batched, in_front, pulled, pushed, settled_rows
 from ._planner import Planner
 from ._rows import Rows
 from ._stored import run_stored
@@ -49,7 +50,9 @@ def map_rows(
     """
     inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
     policy = None if policy == save_nothing else policy
-    return RowMap(rows, planner, policy, inputs)(*inputs)
+    row_map = RowMap(rows, planner, policy, jax.tree.map(jax.typeof, inputs))
+    refuse_checks(row_map.effects)
+    return row_map.apply(*inputs)
 
 
 class RowMap(Formula):
@@ -64,8 +67,8 @@ class RowMap(Formula):
     planner: Planner
     policy: Saveable
 
-    def __init__(self, rows: Rows, planner: Planner, policy: Saveable, inputs: Any):
-        self.in_avals = jax.tree.map(jax.typeof, inputs)
+    def __init__(self, rows: Rows, planner: Planner, policy: Saveable, in_avals: Any):
+        self.in_avals = in_avals
         self.out_aval = rows.out_types
         self.params = {"rows": rows, "planner": planner, "policy": policy}
         self.effects = rows.chunk(*rows.probe).step.jaxpr.effects
@@ -75,22 +78,29 @@ class RowMap(Formula):
         known = recall(self, self.flat_in(inputs))
         return self.planner.sweep(self.rows).run(*inputs) if known is None else known
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        moves_in = nonzero(tangents)
-        moves_out = self.moves_out(self.flat_in(moves_in))
-        out = self.out_tree.unflatten(moves_out)
-        rows = pushed(self.rows, _flags(moves_in), _flags(out))
-        inputs = tuple(map(_with, primals, tangents, moves_in))
-        sums, ys = RowMap(rows, self.planner, self.policy, inputs)(*inputs)
-        sums, sums_dot = split(sums, len(self.out_aval[0]))
-        ys, ys_dot = split(ys, len(self.out_aval[1]))
-        tangents = self.among_zeros(self.flat_in(moves_in), [*sums_dot, *ys_dot])
-        return (sums, ys), tangents
+    def doubled(self, moves: Flags) -> Doubled:
+        gives = self.moves_out(moves)
+        moves_in, moves_out = self.in_tree.unflatten(moves), self._out_marks(gives)
+        rows = pushed(self.rows, _flags(moves_in), moves_out)
+        in_avals = tuple(map(_with_tangents, self.in_avals, moves_in))
+        return Doubled(
+            RowMap(rows, self.planner, self.policy, in_avals),
+            uses=(True,) * len(moves),
+            takes=moves,
+            ins=_behind(moves_in),
+            gives=tuple(gives),
+            outs=_behind(moves_out),
+        )
 
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        refuse_callbacks(
+            self.effects,
+            "The gradient of this map runs its function again",
+            "Use `el.Vmap`",
+        )
         if self.policy is None:
-            return super().vjp_fwd(nzs_in, *inputs)
-        marks = _flags(map(_may_move, nzs_in, self.in_avals))
+            return super().sweep_forward(perturbed, *inputs)
+        marks = _flags(map(_may_move, perturbed, self.in_avals))
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
         sweep = self.planner.sweep_storing(self.rows, self.policy, marks)
 
@@ -102,7 +112,9 @@ class RowMap(Formula):
         back = None if self.rows.meter is None else jnp.zeros((), jnp.float32)
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
-        return tied(here, out), (Static((marks, moving)), (pull, here))
+        moves_out = self.moves_out([*marks[0], *marks[1]])
+        residuals = (Static((marks, moving)), (pull, here))
+        return tied(here, out), residuals, self.out_tree.unflatten(moves_out)
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         if self.policy is None:
@@ -112,30 +124,40 @@ class RowMap(Formula):
         cts = instantiated(list(map(pick, outgrad, moving)))
         number = open_back(self.rows.meter, here, [*cts[0], *cts[1]])
         number, *cts = pull((number, *cts))
-        return tuple(map(put, self._zero_cts(), marks, tied(number, cts)))
+        return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         marks = _flags(map(_may_move, perturbed, self.in_avals))
         wanted = _flags(map(_may_move, nonzero(cts), self.out_aval))
-        zeros = self._zero_cts()
+        zeros = self.zero_cts()
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
         rows = pulled(self.rows, marks, wanted)
         inputs = tuple(map(_with, inputs, cts, wanted))
-        out = RowMap(rows, self.planner, None, inputs)(*inputs)
+        in_avals = jax.tree.map(jax.typeof, inputs)
+        out = RowMap(rows, self.planner, None, in_avals)(*inputs)
         return tuple(map(put, zeros, marks, out))
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        marks = _flags(self.in_tree.unflatten(moves))
+        return self.with_params(rows=settled_rows(self.rows, marks, reverse))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         consts, xs = self.in_tree.unflatten(moves_in)
-        sums, ys = self.rows.reached(consts, xs, through=is_inexact)
+        sums, ys = self.rows.reached(consts, xs, is_derivative=True)
         return [*sums, *ys]
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        if not jax.tree.leaves(dims):
-            return super().batch(axis_data, args, dims)
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
         rows, marks = batched(self.rows, axis_data, tuple(map(tuple, dims)))
-        out = RowMap(rows, self.planner, self.policy, args)(*args)
-        return out, tuple(map(in_front, marks))
+        in_avals = jax.tree.map(jax.typeof, args)
+        formula = RowMap(rows, self.planner, self.policy, in_avals)
+        return formula, args, in_front((*marks[0], *marks[1]))
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return [self.rows.chunk(*self.rows.probe).step.jaxpr]
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(rows=self.rows.again(backward))
@@ -143,8 +165,8 @@ class RowMap(Formula):
     def guarded(self) -> Self:
         return self.with_params(rows=dataclasses.replace(self.rows, is_guarded=True))
 
-    def _zero_cts(self) -> Any:
-        return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+    def _out_marks(self, flat: Sequence[bool]) -> Marks:
+        return _flags(self.out_tree.unflatten(flat))
 
 
 # Pairs of lists: of consts and xs, or of sums and ys.
@@ -153,6 +175,16 @@ class RowMap(Formula):
 def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:
     """Values, followed by those of some more that are marked."""
     return [*values, *instantiated(pick(more, flags))]
+
+
+def _with_tangents(avals: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    return [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
+
+
+def _behind(groups: Any) -> Flags:
+    """Which entries are tangents, if each group has those that are marked behind it."""
+    marks = ([False] * len(flags) + [True] * sum(flags) for flags in groups)
+    return tuple(mark for group in marks for mark in group)
 
 
 def _flags(groups: Any) -> Marks:

@@ -53,7 +53,8 @@ def run_stored(
     blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, rows.x_axes, strict=True)]
     sums = [zeros(aval) for aval in rows.out_types[0]]
     state = (sweep.open(consts, xs), back, sums)
-    state, ys = lax.scan(body, state, (jnp.arange(chunks.count), blocks))
+    indices = jnp.arange(chunks.count, dtype=jnp.int32)
+    state, ys = lax.scan(body, state, (indices, blocks))
     number, back, sums = state
     ys = [_join(y, axis, chunks) for y, axis in zip(ys, rows.y_axes, strict=True)]
     if chunks.rest:

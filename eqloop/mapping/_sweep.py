@@ -89,9 +89,11 @@ class Sweep:
         chunks = self.chunks
         if not (chunks.overlap and self.rows.uses_visits):
             return None
-        row = jnp.minimum(first, chunks.last) + jnp.arange(chunks.size)
+        rows = jnp.arange(chunks.size, dtype=jnp.int32)
+        row = jnp.minimum(first, chunks.last) + rows
         is_twice = (chunks.last <= row) & (row < chunks.end)
-        return jnp.where(is_twice, 1 + (row < first), 0).astype(jnp.int8)
+        visits = jnp.where(is_twice, jnp.where(row < first, 2, 1), 0)
+        return visits.astype(jnp.int8)
 
     def _visit(
         self, first: Any, size: int, state: _State, consts: Arrays, xs: Arrays

@@ -44,13 +44,11 @@ def test_schedules_are_frozen():
         el.Binomial(3).checkpoints = 4
 
 
-def test_a_block_that_is_longer_than_the_loop():
-    schedule = el.Binomial(2, block=11)
-    xs = jnp.zeros((10, 3))
-    for use in (scan(schedule), scan(schedule).plan):
-        with pytest.raises(ValueError, match="a block of 11 steps is longer"):
-            use(jnp.zeros(3), xs)
-    assert plan(el.Binomial(2, block=10), 10).slots == 1
+@pytest.mark.parametrize("policy", [None, el.policies.save_dots])
+def test_a_block_may_be_longer_than_the_loop(policy):
+    found = plan(el.Binomial(2, block=11), 7, policy)
+    assert (found.slots, found.block) == (1, 7)
+    assert found.evaluations == 14
 
 
 @pytest.mark.parametrize("policy", [None, el.policies.save_dots])

@@ -78,11 +78,6 @@ WRONG = {
         TypeError,
         "SlicedScan: f must return a pair `(carry, y)`, but it returned f32[].",
     ),
-    "block that is too long": (
-        lambda: sliced(step=2, schedule=el.Binomial(2, block=9)),
-        ValueError,
-        "Binomial: a block of 9 steps is longer than the loop, which has 4.",
-    ),
     "lengths": (
         lambda: el.ForLoop(jnp.add)(XS, {"a": jnp.ones(3)}),
         ValueError,

@@ -18,9 +18,9 @@ from ..._lists import Arrays, Flags
 from ...progress import tied
 from ._constant import constant
 from ._layout import Nested, Revolved
-from ._loop import Loop, element, stack_of, store
+from ._loop import Loop, element, opaque, stack_of, store
 from ._metered import hops, metered_scan
-from ._slots import HOST, write
+from ._slots import HOST, new_slots, packed, write
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
@@ -45,6 +45,8 @@ def primal(
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
 
+    if loop.meter is not None:
+        consts, xs = opaque(consts), opaque(xs)
     state, inputs = (zero(), list(init)), (consts, init, xs)
     number, (_, carry), ys = metered_scan(body, state, [], loop, inputs)
     return tied(number, (carry, ys))
@@ -156,10 +158,13 @@ def forward(
     xs: Arrays,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Runs the loop and leaves carries in slots. Returns the carry, `ys`, the slots."""
+    by_segments = isinstance(layout, Revolved) and not step.y_types
+    if layout.on_host or by_segments or loop.meter is not None:
+        consts, xs = opaque(consts), opaque(xs)
     if layout.on_host:
         return _forward_to_host(step, loop, layout, consts, init, xs)
-    slots = [stack_of(c, layout.primal_slots + 1) for c in init]
-    if isinstance(layout, Revolved) and not step.y_types:
+    slots = new_slots(init, layout.primal_slots + 1)
+    if isinstance(layout, Revolved) and by_segments:
         walk = Walk(step, loop, consts, xs)
         return _forward_by_segments(walk, layout, list(init), slots)
     row_of = _row_of(layout)
@@ -228,7 +233,7 @@ def _forward_to_host(
 
     def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
         number, state = told
-        kept = [jax.device_put(leaf, HOST) for leaf in state[1]]
+        kept = [jax.device_put(leaf, HOST) for leaf in packed(state[1])]
         return hops(gauge, number, state, stop, run, last_y), kept
 
     ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]

@@ -57,6 +57,11 @@ class Nested:
         return max((nest.block for nest in self.nests), default=1)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether blocks are reversed one after the other, and no step is run again."""
+        return all(len(nest.levels) == 1 for nest in self.nests)
+
+    @property
     def primal_slots(self) -> int:
         """The carries that the primal leaves behind."""
         return sum(nest.levels[0] for nest in self.nests)
@@ -101,6 +106,11 @@ class Revolved:
     slots: int
     block: int = 1
     on_host: bool = dataclasses.field(default=False, kw_only=True, repr=False)
+
+    @property
+    def is_flat(self) -> bool:
+        """Never: how often a loop goes round is found out by another one around it."""
+        return False
 
     @property
     def blocks(self) -> int:

@@ -7,6 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ..._compat import is_widened
 from ..._lists import Arrays
 from ..._positions import mark
 from ...progress import Gauge, Meter
@@ -117,6 +118,7 @@ class Loop:
 
 def element(x: Any, index: Any, axis: int = 0) -> Any:
     """`x[index]` along an axis, for an index that is known to be in range."""
+    x, index = _in_place(x, index)
     return lax.dynamic_index_in_dim(
         x, index, axis, keepdims=False, allow_negative_indices=False
     )
@@ -124,7 +126,30 @@ def element(x: Any, index: Any, axis: int = 0) -> Any:
 
 def part(x: Any, start: Any, count: int, axis: int = 0) -> Any:
     """`x[start : start + count]` along an axis, for a part that is in range."""
+    x, start = _in_place(x, start)
     return lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
+
+
+def _in_place(x: Any, index: Any) -> tuple[Any, Any]:
+    """An array of which XLA converts no more than the slice at the index.
+
+    Behind a barrier together with the index, the array is not the same at every step as
+    far as XLA can see. So it leaves the conversion in the loop, and fuses it there with
+    the slice.
+    """
+    if not is_widened(x.dtype):
+        return x, index
+    return lax.optimization_barrier((x, jnp.asarray(index)))
+
+
+def opaque(arrays: Arrays) -> list[Any]:
+    """Arrays for loops in loops: XLA must not know that they are a number, repeated.
+
+    The cotangent of a mean is one, and so is `jnp.ones`. XLA repeats the number within
+    the outer loop, to the size of the whole array, for the inner one to read a few
+    entries of: the time of a step would grow with the length of the loop.
+    """
+    return [lax.optimization_barrier(x) if x.ndim else x for x in arrays]
 
 
 def put_part(buffer: Any, x: Any, start: Any, axis: int = 0) -> Any:

@@ -1,58 +1,57 @@
 """How a loop under a schedule is differentiated, in every mode.
 
 Such a loop is a primitive of its own, `PlannedLoop`, so that it can say for itself how
-it is batched and how it is differentiated. With `F` the loop as a function of its
-inputs `p`, and `J(p)` its Jacobian, reverse mode consists of a forward sweep, which
-saves slots, and of the primitive `Reverse`, which computes `(p, ct) -> J(p)^T ct` from
-them.
-
-All higher derivatives come from one observation. Let `T(p, v) = (F(p), J(p) v)`. It is
-a loop again, of the step's jvp, under the same schedule. Its vjp at `(p, v)` takes the
-cotangents `(a, b)` to
-
-    (J(p)^T a + d/dp <b, J(p) v>,  J(p)^T b).
-
-So the derivative of `Reverse` in a direction `v` of `p` and `a` of `ct` is the first
-part with `b = ct`, since second derivatives are symmetric. Its cotangents, in turn, are
-`d/dp <ct, J(p) v>` and `J(p) v`. Thus forward-over-reverse and reverse-over-reverse
-keep to the schedule's memory as well.
+it is batched and how it is differentiated. Forward mode is the loop of the step's jvp,
+under the same schedule. Reverse mode consists of a forward sweep, which saves slots,
+and of the primitive `Reverse`, which goes back from them. The derivatives of `Reverse`,
+in turn, are a loop there and a loop back, so these are a `PlannedLoop` and a `Reverse`
+again (see `_back.py`): all of them keep to the schedule's memory.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
-from ..._formula import (
-    Formula,
-    Pushed,
-    Static,
-    Zero,
-    instantiated,
-    is_zero,
-    nonzero,
-)
-from ..._lists import Arrays, Flags, pick, put, split
+from ..._effects import refuse_callbacks
+from ..._formula import Doubled, Formula, Static, Zero, instantiated, is_zero
+from ..._lists import Arrays, Flags, pick
 from ..._recall import recall
 from ...progress import open_back, tied
 from . import _forward
+from ._back import (
+    Back,
+    NotLinearError,
+    Pull,
+    Pulled,
+    Pushed,
+    Taken,
+    left_of,
+    onward,
+)
 from ._forward import Active
 from ._layout import Nested, Revolved, Stored
+from ._levels import Nest
 from ._loop import Loop, stack_of, stack_type
 from ._problem import (
     Problem,
     activity,
+    all_active,
     batched_problem,
     inexact_only,
     merge,
     select,
+    settled_problem,
     tangent_problem,
 )
 from ._reverse import reverse
 from ._slots import slot_type
+from ._step import Step, without_outputs
 from ._sweep import Sweep
+from ._written_out import there_and_back
 
 
 def planned_loop(
@@ -60,7 +59,8 @@ def planned_loop(
 ) -> tuple[list[Any], list[Any]]:
     """Runs a loop that is differentiated as its schedule plans: carry and `ys`."""
     inputs = (list(consts), list(init), list(xs))
-    carry, ys, _ = PlannedLoop(problem, None, inputs)(*inputs)
+    loop = PlannedLoop(problem, None, _types_of(inputs))
+    carry, ys, _ = loop.apply(*inputs)
     return carry, ys
 
 
@@ -70,21 +70,18 @@ class PlannedLoop(Formula):
     The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
     """
 
+    instead_of_callbacks: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     problem: Problem
     saves: Nested | Revolved | None
 
-    def __init__(self, problem: Problem, saves: Nested | Revolved | None, inputs: Any):
+    def __init__(
+        self, problem: Problem, saves: Nested | Revolved | None, in_avals: Any
+    ):
         step, rows = problem.step, problem.loop.rows
-        carry = step.carry_types
-        slots = 0 if saves is None else saves.primal_slots + 1
-        self.in_avals = jax.tree.map(jax.typeof, inputs)
-        self.out_aval = (
-            carry,
-            [stack_type(y, rows) for y in step.y_types],
-            []
-            if saves is None
-            else [slot_type(c, slots, saves.on_host) for c in carry],
-        )
+        ys = [stack_type(y, rows) for y in step.y_types]
+        slots = [] if saves is None else self._slot_types(step, saves)
+        self.in_avals = in_avals
+        self.out_aval = (step.carry_types, ys, slots)
         self.params = dict(problem=problem, saves=saves)
         self.effects = step.jaxpr.effects
         super().__init__()
@@ -97,37 +94,46 @@ class PlannedLoop(Formula):
             return (*_forward.primal(step, loop, *inputs), [])
         return _forward.forward(step, loop, self.saves, *inputs)
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        active, y_active = activity(self.problem.step, nonzero(tangents))
+    def doubled(self, moves: Flags) -> Doubled:
+        active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
-        inputs = tuple(
-            [*primal, *instantiated(pick(tangent, flags))]
-            for primal, tangent, flags in zip(primals, tangents, active, strict=True)
+        formula = type(self)(problem, self.saves, _with_tangents(self.in_avals, active))
+        return Doubled(
+            formula,
+            uses=(True,) * len(moves),
+            takes=_flat(active),
+            ins=_behind(self.in_avals, active),
+            gives=(*active.carry, *y_active, *self._no_slots()),
+            outs=(
+                *_behind(self.out_aval[:2], (active.carry, y_active)),
+                *formula._no_slots(),
+            ),
         )
-        carry, ys, slots = type(self)(problem, self.saves, inputs)(*inputs)
-        carry, carry_dot = split(carry, len(active.carry))
-        ys, ys_dot = split(ys, len(y_active))
-        moves = self.flat_in(nonzero(tangents))
-        tangents_out = self.among_zeros(moves, [*carry_dot, *ys_dot])
-        return (carry, ys, slots[: len(self.out_aval[2])]), tangents_out
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         again = self.muted(backward=False)
-        _, residuals = again.vjp_fwd(perturbed, *inputs)
+        _, residuals, _ = again.sweep_forward(perturbed, *inputs)
         return again.vjp_bwd_retval(residuals, cts)
 
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         problem = self.problem
-        active, y_active = activity(problem.step, nzs_in)
+        active, y_active = activity(problem.step, perturbed)
         layout = self.saves or problem.planner.layout(problem, active)
         if isinstance(layout, Stored):
             (carry, ys), residuals = _vjp_stored(problem, active, y_active, inputs)
             slots = []
         else:
-            carry, ys, slots = type(self)(problem, layout, inputs)(*inputs)
+            refuse_callbacks(
+                self.effects,
+                "The gradient of this loop runs steps again",
+                self.instead_of_callbacks,
+            )
+            primal = settled_problem(problem, active, reverse=True)
+            carry, ys, slots = type(self)(primal, layout, self.in_avals)(*inputs)
             residuals = (inputs, slots)
         out = (carry, ys, slots if self.saves else [])
-        return out, (Static((layout, active, y_active)), residuals)
+        moves_out = (list(active.carry), list(y_active), self._no_slots())
+        return out, (Static((layout, active, y_active)), residuals), moves_out
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         static, residuals = res
@@ -138,49 +144,32 @@ class PlannedLoop(Formula):
             ct_ys = instantiated(pick(ct_ys, y_active))
             cts = _pull_stored(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
-            has_rows = self.problem.loop.rows > 0
-            wanted = tuple(
-                a and has_rows and not is_zero(ct)
-                for a, ct in zip(y_active, ct_ys, strict=True)
-            )
-            args = (*residuals, ct_carry, pick(ct_ys, wanted))
-            cts = self._reverse(self.problem, layout, active, wanted, args)(*args)
+            cts = self._reversed(layout, active, y_active, residuals, ct_carry, ct_ys)
         return _spread(cts, active, self.in_avals)
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        batched, inputs, _, out_dims = self._batched(axis_data, args, dims)
-        return batched(*inputs), out_dims
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        active, _ = self._activity(moves)
+        return self.with_params(problem=settled_problem(self.problem, active, reverse))
 
-    def batch_pushed(
-        self, pushed: Pushed, axis_data: Any, args: Any, dims: Any
-    ) -> Any | None:
-        """Where tangents are batched as their primals are, the tangents of the batch.
-
-        Elsewhere, as in `jax.jacfwd`, this would batch the primal with its tangents.
-        """
-        (primals, tangents), (primal_dims, tangent_dims) = args, dims
-        moves = pushed.moves
-        at = pick(self.flat_in(primal_dims), moves)
-        if any(
-            (a is None) != (b is None) for a, b in zip(at, tangent_dims, strict=True)
-        ):
-            return None
-        batched, inputs, in_dims, out_dims = self._batched(
-            axis_data, primals, primal_dims
-        )
-        axes = pick(self.flat_in(in_dims), moves)
-        tangents = [
-            t if axis is None else jnp.moveaxis(_lead(t, dim, axis_data.size), 0, axis)
-            for t, dim, axis in zip(tangents, tangent_dims, axes, strict=True)
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        dims = tuple(map(tuple, dims))
+        problem, carry, ys = batched_problem(self.problem, axis_data, dims)
+        consts, init, xs = args
+        init = [
+            _lead(c, dim, axis_data.size) if flag else c
+            for c, dim, flag in zip(init, dims[1], carry, strict=True)
         ]
-        args = (inputs, tangents)
-        moves_out = self.moves_out(moves)
-        out = Pushed(batched, moves, args)(*args)
-        out = batched.flat_out(batched.among_zeros(moves, out))
-        return (
-            instantiated(pick(out, moves_out)),
-            pick(self.flat_out(out_dims), moves_out),
-        )
+        args = (list(consts), init, list(xs))
+        at = lambda axis, flags: [axis if flag else None for flag in flags]
+        slots = at(1, carry) if self.saves else []
+        out_dims = [*at(0, carry), *at(1, ys), *slots]
+        return type(self)(problem, self.saves, _types_of(args)), args, out_dims
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return [self.problem.step.jaxpr]
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(problem=self.problem.muted(backward))
@@ -196,118 +185,262 @@ class PlannedLoop(Formula):
         return self.with_params(problem=dataclasses.replace(self.problem, step=step))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        active, y_active = activity(self.problem.step, self.in_tree.unflatten(moves_in))
-        return [*active.carry, *y_active] + [False] * len(self.out_aval[2])
+        active, y_active = self._activity(moves_in)
+        return [*active.carry, *y_active, *self._no_slots()]
 
-    def _batched(
-        self, axis_data: Any, inputs: Any, dims: Any
-    ) -> tuple["PlannedLoop", Any, Any, Any]:
-        """The loop under `vmap`, its inputs, where they and the outputs are batched."""
-        dims = tuple(map(tuple, dims))
-        problem, carry, ys = batched_problem(self.problem, axis_data, dims)
-        consts, init, xs = inputs
-        init = [
-            _lead(c, dim, axis_data.size) if flag else c
-            for c, dim, flag in zip(init, dims[1], carry, strict=True)
-        ]
-        inputs = (list(consts), init, list(xs))
-        at = lambda axis, flags: [axis if flag else None for flag in flags]
-        in_dims = (list(dims[0]), at(0, carry), list(dims[2]))
-        out_dims = (at(0, carry), at(1, ys), at(1, carry) if self.saves else [])
-        return type(self)(problem, self.saves, inputs), inputs, in_dims, out_dims
+    def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
+        return activity(self.problem.step, self.in_tree.unflatten(moves))
 
-    def _reverse(self, *params: Any) -> "Reverse":
-        """The reverse sweep that reads the slots of this loop."""
-        return Reverse(*params)
+    def _no_slots(self) -> list[bool]:
+        """A mark for each of the slots, of which none has a tangent."""
+        return [False] * len(self.out_aval[2])
+
+    def _slot_types(self, step: Step, layout: Any) -> list[Any]:
+        rows = layout.primal_slots + 1
+        return [slot_type(c, rows, layout.on_host) for c in step.carry_types]
+
+    def _reversed(
+        self,
+        layout: Any,
+        active: Active,
+        y_active: Flags,
+        residuals: Any,
+        ct_carry: Arrays,
+        ct_ys: Arrays,
+    ) -> Any:
+        """The cotangents of the active inputs, from the slots of a forward sweep."""
+        problem, (inputs, slots) = self.problem, residuals
+        has_rows = problem.loop.rows > 0
+        wanted = tuple(
+            a and has_rows and not is_zero(ct)
+            for a, ct in zip(y_active, ct_ys, strict=True)
+        )
+        primal = settled_problem(problem, active, reverse=True)
+        args = (inputs, slots, ct_carry, pick(ct_ys, wanted))
+        return self.reversal.first(problem, primal, layout, active, wanted, args)
+
+    @property
+    def reversal(self) -> type["Reverse"]:
+        """The way back from the slots of this loop."""
+        return Reverse
 
 
 class Reverse(Formula):
-    """`(inputs, slots, ct_carry, ct_ys) -> cts` of the active inputs, by `Sweep`.
+    """`(inputs, slots, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
+
+    The inputs are those of the loop there. Without slots that loop is run before. What
+    is carried back starts as given; the `zs` are what each step gets besides. For a
+    gradient these are cotangents of the carry and of the `ys`, and what is returned are
+    the cotangents of active consts, carry and `xs`.
 
     Attributes:
-        wanted: Which of the `ys` have a cotangent; that of the others is zero.
-        primal: The class of the formula that this is a derivative of.
+        problem: The loop there.
+        back: What the way back does to a block.
     """
 
-    primal: ClassVar[type[PlannedLoop]] = PlannedLoop
+    there: ClassVar[type[PlannedLoop]] = PlannedLoop
     problem: Problem
-    layout: Nested | Revolved
-    active: Active
-    wanted: Flags
+    back: Back
+    layout: Any  # Nested | Revolved
 
-    def __init__(
-        self,
-        problem: Problem,
-        layout: Nested | Revolved,
-        active: Active,
-        wanted: Flags,
-        args: Any,
-    ):
-        self.in_avals = jax.tree.map(jax.typeof, args)
-        self.out_aval = tuple(
-            [aval.to_ct_aval() for aval in pick(avals, flags)]
-            for avals, flags in zip(self.in_avals[0], active, strict=True)
+    def __init__(self, problem: Problem, back: Back, layout: Any, in_avals: Any):
+        (consts, _, xs), _, carried, _ = in_avals
+        ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
+        self.in_avals = in_avals
+        self.out_aval = (
+            ct_types(consts, back.const_of),
+            list(carried),
+            ct_types(xs, back.x_of),
         )
-        self.params = dict(problem=problem, layout=layout, active=active, wanted=wanted)
+        self.params = dict(problem=problem, back=back, layout=layout)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
-    def expand(self, inputs: Any, slots: Any, ct_carry: Any, ct_ys: Any) -> Any:
+    @classmethod
+    def first(
+        cls,
+        problem: Problem,
+        primal: Problem,
+        layout: Any,
+        active: Active,
+        wanted: Flags,
+        args: Any,
+    ) -> Any:
+        """The cotangents of a loop.
+
+        Args:
+            problem: The loop that is differentiated.
+            primal: The same as it was run.
+            layout: How it was cut.
+            active: Which inputs are differentiated.
+            wanted: Which of the `ys` have a cotangent.
+            args: Its inputs, the slots, and the cotangents of carry and `ys`.
+        """
+        step = cls._read(problem.step.muted(backward=False))
+        carry = active.carry[cls.lead :]
+        back = Pull(step, problem.policy, active._replace(carry=carry), wanted)
+        return cls(primal, back, layout, _types_of(args))(*args)
+
+    # How many leaves of the carry the way back does not know of.
+    lead: ClassVar[int] = 0
+
+    @staticmethod
+    def _read(step: Step) -> Step:
+        """The step as the way back knows it."""
+        return step
+
+    def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
+        if not slots:
+            slots = self._forward(inputs)
         consts, _, xs = inputs
-        ct_ys = put([None] * len(self.wanted), self.wanted, ct_ys)
-        problem = self.problem
-        sweep = Sweep(
-            problem.step, problem.loop, problem.policy, self.active, consts, xs, ct_ys
-        )
-        cts = reverse(sweep, self.layout, slots, ct_carry)
+        step = self._again
+        sweep = Sweep(step, self.problem.loop, self.back, consts, xs, zs)
+        cts = reverse(sweep, self.layout, slots, carried)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        inputs, _, *cts = primals
-        inputs_dot, _, *cts_dot = tangents
-        pushed = Active(*map(tuple, nonzero(inputs_dot)))
-        direction = select(inputs_dot, pushed)
-        pushing = lambda marked: self._push(
-            merge(inputs, self.active, marked), pushed, direction
+    def doubled(self, moves: Flags) -> Doubled:
+        marks, _, _, _ = self.in_tree.unflatten(moves)
+        active, y_active = activity(self.problem.step, marks)
+        if not any(map(any, active)):
+            return self._doubled_ends()
+        problem = tangent_problem(self.problem, active, y_active)
+        inputs, _, carried, zs = self.in_avals
+        in_avals = (_with_tangents(inputs, active), [], carried * 2, zs * 2)
+        formula = self._derived(problem, Pushed, active, in_avals)
+        return self._as_doubled(formula, active, uses_slots=False)
+
+    def _doubled_ends(self) -> Doubled:
+        """The same if only what is carried back has tangents: that is all linear."""
+        active = Active(*((False,) * len(group) for group in self.in_avals[0]))
+        back = Pushed(self.back, self._again, self._known(active))
+        inputs, slots, carried, zs = self.in_avals
+        in_avals = (inputs, slots, carried * 2, zs * 2)
+        formula = type(self)(self.problem, back, self.layout, in_avals)
+        return self._as_doubled(formula, active, uses_slots=True)
+
+    def _as_doubled(
+        self, formula: "Reverse", active: Active, uses_slots: bool
+    ) -> Doubled:
+        inputs, slots, carried, zs = self.in_avals
+        ends = [True] * (len(carried) + len(zs))
+        used = [uses_slots] * len(slots)
+        twice = lambda avals: [False] * len(avals) + [True] * len(avals)
+        return Doubled(
+            formula,
+            uses=(*[True] * sum(map(len, inputs)), *used, *ends),
+            takes=(*_flat(active), *[False] * len(slots), *ends),
+            ins=(
+                *_behind(inputs, active),
+                *[False] * sum(used),
+                *twice(carried),
+                *twice(zs),
+            ),
+            gives=(True,) * len(self.out_avals_flat),
+            outs=tuple(mark for group in self.out_aval for mark in twice(group)),
         )
-        _, pull = jax.vjp(pushing, select(inputs, self.active))
-        (out_dot,) = pull((tuple(instantiated(cts_dot)), tuple(cts)))
-        # The cotangents of the direction would give the primal, too. But under `vmap`
-        # it would then be batched as the direction is.
-        return None, out_dot
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        primals, slots, *ct_outs = inputs
-        marks = Active(*map(inexact_only, perturbed[0], primals))
-        direction = instantiated(cts)
-        pushing = lambda marked: self._push(
-            merge(primals, marks, marked), self.active, direction
+        """A loop there, with the cotangents of what is carried back, and one back."""
+        (primals, slots, carried, zs), problem = inputs, self.problem
+        active, _ = activity(problem.step, perturbed[0])
+        cts = instantiated(cts)
+        try:
+            step = onward(self.back, problem.step.muted(backward=False), problem.loop)
+        except NotLinearError:
+            return self._pull_written_out(perturbed, inputs, cts)
+        axes = [problem.loop.x_axes[i] for i in self.back.x_of]
+        meter = problem.loop.meter and problem.loop.meter.again.tangents
+        loop = dataclasses.replace(
+            problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
         )
-        (outs, outs_dot), pull = jax.vjp(pushing, select(primals, marks))
-        (ct_primals,) = pull((jax.tree.map(jnp.zeros_like, outs), tuple(ct_outs)))
+        problem = dataclasses.replace(problem, step=step, loop=loop)
+        args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
+        count = len(primals[1])
         zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
-        return (_spread(ct_primals, marks, self.in_avals[0]), zero_slots, *outs_dot)
+        if not any(map(any, active)):
+            carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
+            zeros = _spread(([], [], []), active, self.in_avals[0])
+            return zeros, zero_slots, carry[count:], ct_zs
+        ct_carry = [
+            instantiated(Zero(c.to_ct_aval()))
+            for c in pick(self.in_avals[0][1], active.carry)
+        ]
+        ends = ([*carried, *ct_carry], zs)
+        in_avals = (_types_of(args), [], *_types_of(ends))
+        formula = self._derived(problem, Pulled, active, in_avals)
+        layout = formula.layout
+        carry, ct_zs, slots = self.there(problem, layout, in_avals[0])(*args)
+        formula = type(self)(
+            problem,
+            formula.back,
+            layout,
+            (in_avals[0], _types_of(slots), *in_avals[2:]),
+        )
+        sums, carried_on, ct_xs = formula(args, slots, *ends)
+        ct_init = carried_on[len(carried) :]
+        ct_primals = _spread((sums, ct_init, ct_xs), active, self.in_avals[0])
+        return ct_primals, zero_slots, carry[count:], ct_zs
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
+        problem = settled_problem(self.problem, active, reverse)
+        back = left_of(self.back, self._again, self._known(active), reverse)
+        return self.with_params(problem=problem, back=back)
+
+    @property
+    def jaxprs(self) -> list[Any]:
+        return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
 
     def muted(self, backward: bool) -> Self:
         # A sweep that is there already is one whose bar has been shown.
-        return self.with_params(problem=self.problem.muted(backward=True))
+        muted = self.back.mapped(lambda step: step.muted(backward=True))
+        return self.with_params(problem=self.problem.muted(backward=True), back=muted)
 
     def guarded(self) -> Self:
-        return self.with_params(problem=self.problem.guarded())
+        back = self.back.mapped(Step.guarded)
+        return self.with_params(problem=self.problem.guarded(), back=back)
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [any(moves_in)] * len(self.out_avals_flat)
 
-    def _push(self, inputs: Any, active: Active, direction: Any) -> Any:
-        """`T` of the module's docstring: those outputs that have cotangents here."""
-        problem = self.problem.muted(backward=False)
+    @property
+    def _again(self) -> Step:
+        """The step to advance by: the loop there, and the bars in it, were shown."""
+        step = self._read(self.problem.step.muted(backward=False))
+        return without_outputs(step)
 
-        def run(*marked: Any) -> tuple[list[Any], list[Any]]:
-            moved = merge(inputs, active, marked)
-            carry, ys, _ = self.primal(problem, None, moved)(*moved)
-            return pick(carry, self.active.carry), pick(ys, self.wanted)
+    def _known(self, active: Active) -> Active:
+        """Of the active inputs those that the way back knows of."""
+        return active._replace(carry=active.carry[self.lead :])
 
-        return jax.jvp(run, select(inputs, active), direction)
+    def _derived(
+        self, problem: Problem, kind: Callable[..., Back], active: Active, in_avals: Any
+    ) -> "Reverse":
+        """A derivative, of which the loop there is this one."""
+        layout = problem.planner.layout(problem, all_active(problem.step))
+        if isinstance(layout, Stored):  # which is residuals, and there are none
+            layout = Nested((Nest((layout.length,)),))
+        back = kind(self.back, self._again, self._known(active))
+        return type(self)(problem, back, layout, in_avals)
+
+    def _forward(self, inputs: Any) -> list[Any]:
+        """The slots, from running the loop there."""
+        problem = self.problem.muted(backward=True)
+        step = without_outputs(problem.step)
+        return _forward.forward(step, problem.loop, self.layout, *inputs)[2]
+
+    def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        """The same by JAX, of two loops between which every carry is kept."""
+        (primals, slots, *ends), _ = inputs, perturbed
+        run = functools.partial(
+            there_and_back, self.back, self._again, self.problem.loop
+        )
+        marks = Active(*map(inexact_only, perturbed[0], primals))
+        marked = lambda m, ends: run(merge(primals, marks, m), ends)
+        _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
+        ct_marked, ct_ends = pull(Taken(*cts))
+        zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
+        return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 
 def _vjp_stored(
@@ -336,6 +469,31 @@ def _pull_stored(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) ->
     number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
     number, *cts = pull((number, ct_carry, ct_ys))
     return tied(number, cts)
+
+
+def _types_of(inputs: Any) -> Any:
+    return jax.tree.map(jax.typeof, inputs)
+
+
+def _flat(groups: Sequence[Flags]) -> Flags:
+    return tuple(flag for group in groups for flag in group)
+
+
+def _with_tangents(groups: Any, active: Sequence[Flags]) -> Any:
+    """The types of consts, carry and `xs`, behind each those of its tangents."""
+    return tuple(
+        [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
+        for avals, flags in zip(groups, active, strict=True)
+    )
+
+
+def _behind(groups: Any, active: Sequence[Flags]) -> Flags:
+    """Which entries are tangents, if each group has those of its active ones behind."""
+    marks = (
+        [False] * len(avals) + [True] * sum(flags)
+        for avals, flags in zip(groups, active, strict=True)
+    )
+    return tuple(mark for group in marks for mark in group)
 
 
 def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:

@@ -14,6 +14,7 @@ import jax.extend.core as jex
 
 from ..._formula import is_inexact, vmap
 from ..._lists import Flags, pick, put, split
+from ..._settled import settled
 from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop
@@ -59,8 +60,25 @@ def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
     consts, carry, xs = map(inexact_only, perturbed, types)
-    carry, ys = reaching(step, consts, carry, xs, through=is_inexact)
+    carry, ys = reaching(step, consts, carry, xs, is_derivative=True)
     return Active(consts, carry, xs), ys
+
+
+def all_active(step: Step) -> Active:
+    """What is differentiated if all inputs are."""
+    types = (step.const_types, step.carry_types, step.x_types)
+    return activity(step, [[True] * len(group) for group in types])[0]
+
+
+@functools.lru_cache(maxsize=128)
+def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
+    """What is left of the loop when it has been differentiated, see `_settled`."""
+    step = problem.step
+    marks = (*active.consts, *active.carry, *active.xs)
+    jaxpr = settled(step.jaxpr, marks, reverse)
+    if jaxpr is step.jaxpr:
+        return problem
+    return dataclasses.replace(problem, step=dataclasses.replace(step, jaxpr=jaxpr))
 
 
 @functools.lru_cache(maxsize=128)

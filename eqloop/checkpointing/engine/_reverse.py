@@ -9,9 +9,8 @@ from jax import lax
 from ..._lists import Arrays
 from ._layout import Nested, Revolved
 from ._levels import Nest
-from ._loop import stack_of
 from ._revolve import reverse_chain
-from ._slots import read, write
+from ._slots import new_slots, write
 from ._sweep import Cotangents, Sweep
 
 
@@ -31,6 +30,8 @@ def reverse(
         ct_carry: The cotangents of the active leaves of the final carry.
         stop: How many of the steps were run, if a nested loop may have stopped early.
     """
+    if not layout.is_flat:
+        sweep = sweep.opaque()
     cts = sweep.start(ct_carry, slots)
     if isinstance(layout, Revolved):
         return reverse_chain(sweep, layout, slots, cts)
@@ -63,7 +64,7 @@ def _reverse_level(
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
-        carry = read(slots, row + segment)
+        carry = sweep.carry(slots, row + segment)
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within = Nest(tuple(inner), nest.block)
@@ -83,7 +84,7 @@ def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest, stop: Any) -> lis
         return carry, write(slots, carry, i + 1)
 
     rows = nest.levels[0]
-    slots = [stack_of(c, rows) for c in carry]
+    slots = new_slots(carry, rows)
     unroll = max(min(sweep.loop.unroll, rows - 1), 1) if nest.stride == 1 else 1
     count = _count(nest, start, stop) - 1
     return lax.fori_loop(0, count, body, (list(carry), slots), unroll=unroll)[1]
@@ -94,4 +95,5 @@ def _count(nest: Nest, start: Any, stop: Any) -> Any:
     count = nest.levels[0]
     if stop is None:
         return count
-    return jnp.clip(lax.div(stop - start + nest.stride - 1, nest.stride), 0, count)
+    left = stop - jnp.asarray(start, stop.dtype) + (nest.stride - 1)
+    return jnp.clip(lax.div(left, jnp.asarray(nest.stride, left.dtype)), 0, count)

@@ -12,7 +12,7 @@ from ._constant import constant
 from ._forward import iterate, zero
 from ._layout import Revolved
 from ._loop import element, store
-from ._slots import read, write
+from ._slots import write
 from ._sweep import Cotangents, Sweep
 
 
@@ -44,7 +44,7 @@ def reverse_chain(
     first = int(layout.missing > 0)
     stack, cts = chain.reverse(_stack(layout, slots), layout.blocks - 1, first, cts)
     if first:
-        carry = read(stack.slots, 0)
+        carry = sweep.carry(stack.slots, 0)
         cts = sweep.pull(carry, zero(), layout.block - layout.missing, cts)
     return cts
 
@@ -133,7 +133,7 @@ class Chain:
             length = block + 1 - start
             near = self._reach_below(free + 1, rank)
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
-            carry = read(slots, self._row(top))
+            carry = self.sweep.carry(slots, self._row(top))
             begin, end = self.position(start), self.position(stop)
             carry = self.sweep.walk.advance_to(carry, begin, end)
             table = store(table, jnp.stack([start, rank - 1]), top)
@@ -161,7 +161,7 @@ class Chain:
             carry = self._next(carry, at)
             return at + 1, carry, write(slots, carry, self._row(place))
 
-        carry = read(stack.slots, self._row(stack.top))
+        carry = self.sweep.carry(stack.slots, self._row(stack.top))
         state = (stack.start, carry, stack.slots)
         *_, slots = lax.while_loop(lambda state: state[0] < block, move, state)
         count = block - stack.start
@@ -177,7 +177,7 @@ class Chain:
 
         def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
             block, cts = state
-            carry = read(slots, self._row(block + offset))
+            carry = self.sweep.carry(slots, self._row(block + offset))
             position = block * self.block - self.missing
             return block - 1, self.sweep.pull(carry, position, self.block, cts)
 
@@ -187,7 +187,7 @@ class Chain:
     def drop(self, stack: Stack, low: Any) -> Stack:
         """Frees the slot whose segment has been reversed, if it has been wholly."""
         done = stack.start == low
-        top = jnp.maximum(stack.top - done, 0)
+        top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
         start, rank = element(stack.table, top)
         start = jnp.where(done, start, stack.start)
         rank = jnp.where(done, rank, stack.rank)

@@ -6,24 +6,47 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_batching import custom_vmap
 
+from ..._compat import is_widened
 from ..._lists import Arrays
-from ._loop import element, stack_type, store
+from ._loop import element, stack_of, stack_type, store
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def slot_type(aval: Any, rows: int, on_host: bool) -> Any:
     """The type of so many slots for a leaf of the carry."""
-    stacked = stack_type(aval, rows)
+    stacked = stack_type(aval.update(dtype=_stored_as(aval.dtype)), rows)
     return stacked.update(memory_space=HOST) if on_host else stacked
+
+
+def new_slots(carry: Arrays, rows: int) -> list[Any]:
+    """Slots on the device, with a carry in each of them."""
+    return [stack_of(c, rows) for c in packed(carry)]
+
+
+def packed(carry: Arrays) -> list[Any]:
+    """A carry as slots hold it: what XLA would widen there is kept as its bits."""
+    return [_as(leaf, _stored_as(jax.typeof(leaf).dtype)) for leaf in carry]
+
+
+def _stored_as(dtype: Any) -> Any:
+    return jnp.dtype(f"uint{8 * dtype.itemsize}") if is_widened(dtype) else dtype
+
+
+def _as(leaf: Any, dtype: Any) -> Any:
+    # A literal of the program is a leaf, too, and has no dtype of its own.
+    is_so = jax.typeof(leaf).dtype == dtype
+    return leaf if is_so else lax.bitcast_convert_type(leaf, dtype)
 
 
 def write(slots: Arrays, carry: Arrays, row: Any) -> list[Any]:
     """The slots with a carry in a row, sent to the host if that is where they are."""
 
     def write_leaf(slot: Any, leaf: Any) -> Any:
+        leaf = _as(leaf, slot.dtype)
         if not _is_on_host(slot):
             return store(slot, leaf, row)
         return _store_at(0)(slot, jax.device_put(leaf, HOST), row)
@@ -31,15 +54,16 @@ def write(slots: Arrays, carry: Arrays, row: Any) -> list[Any]:
     return list(map(write_leaf, slots, carry))
 
 
-def read(slots: Arrays, row: Any) -> list[Any]:
-    """The carry in a row, on the device."""
+def read(slots: Arrays, row: Any, types: Arrays) -> list[Any]:
+    """The carry in a row, on the device, given the types of its leaves."""
 
-    def read_leaf(slot: Any) -> Any:
+    def read_leaf(slot: Any, aval: Any) -> Any:
         if not _is_on_host(slot):
-            return element(slot, row)
-        return jax.device_put(_element_at(0)(slot, row), DEVICE)
+            return _as(element(slot, row), aval.dtype)
+        leaf = jax.device_put(_element_at(0)(slot, row), DEVICE)
+        return _as(leaf, aval.dtype)
 
-    return list(map(read_leaf, slots))
+    return list(map(read_leaf, slots, types))
 
 
 def _is_on_host(x: Any) -> bool:

@@ -1,15 +1,18 @@
 """A step: the body of a scan on flat lists of arrays, with everything explicit."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
 from jax import lax
+from jax.interpreters import partial_eval
 
 from ..._lists import Arrays, Flags, split
+from ..._reaching import reached
 from ...progress import guarded, muted
 
 
@@ -78,11 +81,26 @@ def make_step(
     num_consts, num_carry = len(const_types), len(carry_types)
 
     def flat(*leaves: Any) -> list[Any]:
-        carry, y = f(*split(leaves, num_consts, num_carry))
-        return [strongly_typed(leaf) for leaf in (*carry, *y)]
+        inputs = split(leaves, num_consts, num_carry)
+        carry, y = f(*inputs)
+        # A leaf that is handed on as it is stays the same variable, for `normal_form`.
+        before = [*inputs[1], *[None] * (len(carry) + len(y))]
+        pairs = zip((*carry, *y), before, strict=False)
+        return [x if x is b else strongly_typed(x) for x, b in pairs]
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(jaxpr, num_consts, num_carry)
+
+
+@functools.lru_cache(maxsize=128)
+def without_outputs(step: Step) -> Step:
+    """The step without `y`, and without what that alone needs."""
+    if not step.y_types:
+        return step
+    used = [True] * step.num_carry + [False] * len(step.y_types)
+    jaxpr, _ = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, used, instantiate=True)
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return dataclasses.replace(step, jaxpr=closed)
 
 
 def trace_step(
@@ -125,18 +143,12 @@ def strongly_typed(leaf: Any) -> Any:
     return leaf
 
 
-# Which outputs depend on which inputs. An equation is taken to use all of its inputs
-# for each of its outputs: an answer that is too large costs work, never correctness.
-
-
 def reaching(
     step: Step,
     consts: Sequence[bool],
     carry: Sequence[bool],
     x: Sequence[bool],
-    *,
-    through: Callable[[Any], bool] = lambda aval: True,
-    axis_name: Hashable = None,
+    **settings: Any,
 ) -> tuple[Flags, Flags]:
     """Which leaves of carry and `y` depend on the marked inputs, over all steps.
 
@@ -145,63 +157,16 @@ def reaching(
         consts: A mark for every const.
         carry: A mark for every leaf of the initial carry.
         x: A mark for every leaf of `x`.
-        through: Whether a dependence can pass through a value of this type.
-        axis_name: Mark whatever knows its place along this axis, too.
+        settings: Those of `reached`.
 
     Returns:
         The marks of the carry, which hold at every step, and those of `y`.
     """
     marked = tuple(carry)
     while True:
-        inputs = (*consts, *marked, *x)
-        outs = _marks_out(step.jaxpr.jaxpr, inputs, through, axis_name)
-        carry_out, y = outs[: step.num_carry], outs[step.num_carry :]
+        outs = reached(step.jaxpr, (*consts, *marked, *x), **settings)
+        carry_out, y = split(outs, step.num_carry)
         merged = tuple(a or b for a, b in zip(marked, carry_out, strict=True))
         if merged == marked:
             return merged, tuple(y)
         marked = merged
-
-
-def _marks_out(
-    jaxpr: Any,
-    inputs: Sequence[bool],
-    through: Callable[[Any], bool],
-    axis_name: Hashable,
-) -> list[bool]:
-    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
-    is_marked = lambda atom: not isinstance(atom, jex.Literal) and atom in marked
-    for eqn in jaxpr.eqns:
-        inputs = [is_marked(atom) for atom in eqn.invars]
-        if eqn.primitive.name == "jit":
-            inner = eqn.params["jaxpr"].jaxpr
-            outs = _marks_out(inner, inputs, through, axis_name)
-        elif _reduces(eqn, axis_name):
-            outs = [False] * len(eqn.outvars)  # `vmap` knows that, too
-        else:
-            mark = any(inputs) or (axis_name is not None and _names(eqn, axis_name))
-            outs = [mark] * len(eqn.outvars)
-        marked.update(
-            var
-            for var, mark in zip(eqn.outvars, outs, strict=True)
-            if mark and through(var.aval)
-        )
-    return [is_marked(atom) for atom in jaxpr.outvars]
-
-
-def _reduces(eqn: Any, axis_name: Hashable) -> bool:
-    """Whether an equation is a reduction over that axis: the same all along it."""
-    is_reduction = eqn.primitive.name in ("psum", "pmax", "pmin")
-    return axis_name is not None and is_reduction and axis_name in eqn.params["axes"]
-
-
-def _names(eqn: Any, axis_name: Hashable) -> bool:
-    """Whether an equation, or one inside it, is a collective over that axis."""
-    for value in eqn.params.values():
-        names = value if isinstance(value, tuple) else (value,)
-        if any(type(name) is type(axis_name) and name == axis_name for name in names):
-            return True
-    return any(
-        _names(inner, axis_name)
-        for jaxpr in jex.jaxprs_in_params(eqn.params)
-        for inner in jaxpr.eqns
-    )

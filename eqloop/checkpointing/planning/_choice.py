@@ -2,55 +2,110 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ._cost import step_cost
-from ._memory import peak_bytes, stored_bytes
+from ._guess import Guess
+from ._memory import peak_bytes
 from ._search import layouts
 from ._time import duration
 from ._work import rates
+
+# Programs are compiled in the course of a search until no layout promises to be so much
+# faster than the one that was found, or this often.
+_WORTHWHILE = 0.97
+_MOST_TRIALS = 12
 
 
 @functools.lru_cache(maxsize=128)
 def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
     """The layout that takes the least time within so many bytes, if there is any."""
-    cost = step_cost(problem, active)
-    for layout in _by_duration(problem, active):
-        # What is stored is known at once; for the rest a program may be compiled.
-        if stored_bytes(cost, layout) > nbytes:
-            continue
-        if peak_bytes(problem, active, layout) <= nbytes:
-            return layout
-    return None
-
-
-def smallest(problem: Problem, active: Active) -> Layout:
-    """The layout that takes the least memory; of equal ones the fastest."""
-    steps = (item for item in _by_duration(problem, active) if item.block == 1)
-    layouts = list(steps) or list(_by_duration(problem, active))
-    return min(layouts, key=lambda layout: peak_bytes(problem, active, layout))
-
-
-def pareto(problem: Problem, active: Active) -> list[Layout]:
-    """The layouts that no other one beats in memory and in time, the smallest first."""
-    cost = step_cost(problem, active)
-    chosen: list[Layout] = []
-    least = math.inf
-    for layout in _by_duration(problem, active):
-        if stored_bytes(cost, layout) < least:
-            size = peak_bytes(problem, active, layout)
-            if size < least:
-                chosen.append(layout)
-                least = size
-    return chosen[::-1]
+    guess = _guess(problem, active)
+    found: Layout | None = None
+    left, limit = _by_duration(problem, active), math.inf
+    for _ in range(_MOST_TRIALS):
+        promising = (layout for time, layout in left if time < limit)
+        layout = next((one for one in promising if guess(one) <= nbytes), None)
+        if layout is None:
+            break
+        left = [item for item in left if item[1] != layout]
+        if _measured(problem, active, layout, guess) <= nbytes:
+            found, limit = layout, _WORTHWHILE * _duration(problem, active, layout)
+    if found is None:
+        least = smallest(problem, active)
+        return least if peak_bytes(problem, active, least) <= nbytes else None
+    return found
 
 
 @functools.lru_cache(maxsize=128)
-def _by_duration(problem: Problem, active: Active) -> Sequence[Layout]:
-    cost, rate = step_cost(problem, active), rates()
-    return sorted(
-        layouts(problem.loop.length), key=lambda layout: duration(cost, layout, rate)
-    )
+def smallest(problem: Problem, active: Active) -> Layout:
+    """The layout that takes the least memory; of equal ones the fastest."""
+    guess = _guess(problem, active)
+    every = [layout for _, layout in _by_duration(problem, active)]
+    singles = [layout for layout in every if layout.block == 1]
+    for _ in range(_MOST_TRIALS):
+        least = min(singles or every, key=guess)
+        if guess.knows(least):
+            break
+        _measured(problem, active, least, guess)
+    return least
+
+
+def pareto(problem: Problem, active: Active) -> list[tuple[Layout, int]]:
+    """The layouts that no other one beats in memory and in time, the smallest first.
+
+    Returns:
+        Each of them, with the bytes that it takes. One of every kind is compiled, and
+        those of the others are told from it.
+    """
+    guess = _guess(problem, active)
+    least = smallest(problem, active)
+    _measured(problem, active, least, guess)
+    every = [layout for _, layout in _by_duration(problem, active)]
+    for _ in range(_MOST_TRIALS):
+        chosen = _beaten_by_none(every, guess)
+        unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
+        if not unknown:
+            break
+        _measured(problem, active, unknown[len(unknown) // 2], guess)
+    floor = guess(least)
+    larger = [layout for layout in chosen if guess(layout) > floor]
+    return [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]
+
+
+def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
+    """Of layouts in the order of their time those that take less than all before."""
+    chosen: list[Layout] = []
+    least = math.inf
+    for layout in every:
+        if (size := guess(layout)) < least:
+            chosen.append(layout)
+            least = size
+    return chosen
+
+
+def _guess(problem: Problem, active: Active) -> Guess:
+    return Guess(step_cost(problem, active))
+
+
+def _measured(problem: Problem, active: Active, layout: Layout, guess: Guess) -> int:
+    """The bytes that a layout takes, from which others are guessed better."""
+    size = peak_bytes(problem, active, layout)
+    guess.learn(layout, size)
+    return size
+
+
+def _duration(problem: Problem, active: Active, layout: Layout) -> float:
+    return duration(step_cost(problem, active), layout, rates())
+
+
+@functools.lru_cache(maxsize=128)
+def _by_duration(problem: Problem, active: Active) -> Sequence[tuple[float, Layout]]:
+    timed = [
+        (_duration(problem, active, layout), layout)
+        for layout in layouts(problem.loop.length)
+    ]
+    return sorted(timed, key=lambda item: item[0])

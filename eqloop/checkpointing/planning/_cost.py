@@ -11,11 +11,12 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._formula import is_inexact
-from ..._lists import Arrays, pick, put
+from ..._lists import Arrays, Flags, pick, put
 from ..engine import _forward
 from ..engine._forward import Active
 from ..engine._loop import Loop
 from ..engine._problem import Problem
+from ..engine._step import Step
 from ._work import outer_products, rates, work
 
 
@@ -26,6 +27,8 @@ class StepCost:
     Attributes:
         carry: Bytes of a carry.
         read: Bytes of those leaves of a carry that the reversal of one step reads.
+        walked: Bytes of those leaves that must be known to get to such leaves of the
+            carries of later steps.
         x: Bytes of one element of `xs`.
         ct_x: Bytes of its cotangent.
         ct_y: Bytes of the cotangents of its outputs.
@@ -39,6 +42,7 @@ class StepCost:
 
     carry: int
     read: int
+    walked: int
     x: int
     ct_x: int
     ct_y: int
@@ -56,6 +60,7 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
     step, rate = problem.step, rates()
     one = _Block(problem, active, 1)
     pull, stored = one.pull()
+    read = one.leaves_read()
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -67,7 +72,8 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
         quiet = _residuals(problem, active, with_outputs=False)
     return StepCost(
         carry=nbytes(step.carry_types),
-        read=one.bytes_read(),
+        read=nbytes(pick(step.carry_types, read)),
+        walked=nbytes(pick(step.carry_types, _walked(step, read))),
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -99,6 +105,18 @@ def _everything(
         total += loop.length * x  # `xs` are cut into parts
     copies = (after < between) + (loop.kept.step < 0)
     return total + 2 * copies * loop.rows * ct_y
+
+
+def _walked(step: Step, read: Flags) -> Flags:
+    """The leaves of a carry that leaves of later ones depend on, those included."""
+    jaxpr, carry = step.jaxpr.jaxpr, slice(step.num_consts, None)
+    while True:
+        wanted = [*read, *([False] * len(step.y_types))]
+        _, used = partial_eval.dce_jaxpr(jaxpr, wanted)
+        merged = tuple(a or b for a, b in zip(read, used[carry], strict=False))
+        if merged == read:
+            return read
+        read = merged
 
 
 def nbytes(types: Sequence[Any]) -> int:
@@ -162,8 +180,8 @@ class _Block:
         jaxpr = jax.make_jaxpr(back)(leaves, cts).jaxpr
         return jaxpr, pick(jaxpr.invars[: len(leaves)], stored)
 
-    def bytes_read(self) -> int:
-        """Bytes of the leaves of a carry without which the block is not reversed."""
+    def leaves_read(self) -> Flags:
+        """The leaves of a carry without which the block is not reversed."""
 
         def back(carry: Arrays, consts: Arrays, xs: Arrays, cts: Any) -> Any:
             return jax.tree.leaves(self._vjp((consts, carry, xs))[1](cts))
@@ -172,7 +190,7 @@ class _Block:
         cts = jax.eval_shape(lambda *inputs: self._vjp(inputs)[0], *self.types)
         jaxpr = jax.make_jaxpr(back)(carry, consts, xs, cts).jaxpr
         _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-        return nbytes(pick(carry, used[: len(carry)]))
+        return tuple(used[: len(carry)])
 
     def _vjp(self, inputs: Any) -> tuple[Any, Any]:
         step, policy, active = self.problem.step, self.problem.policy, self.active

@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._effects import refuse_callbacks
 from ..._lists import Arrays, split
+from ..._reaching import mixes_examples
 from ..engine._problem import Problem, batched_problem
-from ..engine._step import Step, make_step, reaching
+from ..engine._step import make_step
 
 # The axes of consts, of the carry, and of `xs`, of which there are none.
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
@@ -39,10 +41,17 @@ def joint_loop(
     Its carry starts with whether any example is to go on; what follows is the carry of
     the examples, all of it batched along the leading axis.
     """
+    refuse_callbacks(
+        problem.step.jaxpr.effects,
+        "Under `vmap`, a while loop also runs the steps of examples that have stopped",
+        "Map over the examples one by one (`el.Map`)",
+    )
     size = axis_data.size
     init = [_lead(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Any] = []
-    if not _communicates(problem.step, axis_data):
+    # Examples that depend on each other cannot borrow: those that have stopped take
+    # part in what the others do, as in `jax.lax.while_loop`.
+    if not mixes_examples(problem.step.jaxpr, axis_data.name):
         borrow = functools.partial(_borrow, init[0])
         consts = [
             c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
@@ -84,19 +93,6 @@ def _joint_problem(
             loop, meter=dataclasses.replace(meter, at=meter.at + 1)
         )
     return Problem(step, loop, batched.policy, batched.planner)
-
-
-def _communicates(step: Step, axis_data: Any) -> bool:
-    """Whether the examples depend on each other, so that none can borrow."""
-    none = lambda types: [False] * len(types)
-    marked, _ = reaching(
-        step,
-        none(step.const_types),
-        none(step.carry_types),
-        [],
-        axis_name=axis_data.name,
-    )
-    return any(marked)
 
 
 def _borrow(runs: Any, x: Any) -> Any:

@@ -12,8 +12,7 @@ from ..._positions import is_watched, mark
 from ..engine._constant import constant
 from ..engine._forward import zero
 from ..engine._layout import Nested
-from ..engine._loop import stack_of
-from ..engine._slots import write
+from ..engine._slots import new_slots, packed, write
 from ..engine._step import Step
 from ._layout import UNLIMITED, Online
 from ._spread import Spread, full, move_on
@@ -52,7 +51,7 @@ def _forward_nested(
     # The slots are what a scan stacks: under `vmap` they are no part of a loop whose
     # examples stop at different times, where each step would copy all of them.
     def segment(state: _State, stop: Any) -> tuple[_State, list[Any]]:
-        return _run(step, consts, state, stop), state[1][1:]
+        return _run(step, consts, state, stop), packed(state[1][1:])
 
     stops = constant([*layout.starts[1:], layout.length])
     (count, carry), slots = lax.scan(segment, _start(init), stops)
@@ -62,7 +61,7 @@ def _forward_nested(
 def _forward_online(
     step: Step, layout: Online, consts: Arrays, init: Arrays
 ) -> tuple[list[Any], list[Any]]:
-    slots = [stack_of(c, layout.slots + 1) for c in init[1:]]
+    slots = new_slots(init[1:], layout.slots + 1)
     most = min(layout.slots, layout.max_steps)
 
     def fill(state: tuple[_State, list[Any]]) -> tuple[_State, list[Any]]:

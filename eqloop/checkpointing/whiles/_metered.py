@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from ..._formula import Formula, Zero, zero_tangent
+from ..._formula import Formula
 from ..._lists import Arrays
 from ...progress import Gauge, Meter, tied
 from ..engine._loop import Loop
@@ -37,11 +37,8 @@ class Tell(Formula):
             return number
         return self.gauge.report_if_due(number, count, 1, carry)
 
-    def push(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        return None, zero_tangent(self.out_aval)
-
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+        return self.zero_cts()
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [False]

@@ -10,14 +10,16 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._formula import Formula, Pushed
+from ..._formula import Formula, Selected
 from ..._lists import Arrays, pick
+from ..._reaching import names_axis
 from ..._recall import recall
 from ...progress import tied
 from ..engine._layout import Nested
-from ..engine._loop import stack_type
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem, activity
+from ..engine._slots import slot_type
+from ..engine._step import Step
 from ..engine._sweep import Sweep
 from ._batch import joint_loop, stops_apart
 from ._forward import forward, primal
@@ -30,7 +32,8 @@ from ._varying import axes_of, check_consts, vary
 def planned_while(problem: Problem, consts: Arrays, init: Arrays) -> list[Any]:
     """Runs a loop while the first leaf of its carry says so, as its planner plans."""
     inputs = (list(consts), list(init), [])
-    return PlannedWhile(problem, None, inputs)(*inputs)[0]
+    loop = PlannedWhile(problem, None, jax.tree.map(jax.typeof, inputs))
+    return loop.apply(*inputs)[0]
 
 
 class PlannedWhile(PlannedLoop):
@@ -39,15 +42,10 @@ class PlannedWhile(PlannedLoop):
     What is saved is that of `forward`: a few integers, then the slots.
     """
 
+    instead_of_callbacks: ClassVar[str] = (
+        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
+    )
     saves: Any  # Nested | Online | None
-
-    def __init__(self, problem: Problem, saves: Nested | Online | None, inputs: Any):
-        carry = problem.step.carry_types
-        self.in_avals = jax.tree.map(jax.typeof, inputs)
-        self.out_aval = (carry, [], [] if saves is None else _saved(saves, carry))
-        self.params = dict(problem=problem, saves=saves)
-        self.effects = problem.step.jaxpr.effects
-        Formula.__init__(self)
 
     def expand(self, *inputs: Any) -> Any:
         if (known := recall(self, self.flat_in(inputs))) is not None:
@@ -61,51 +59,91 @@ class PlannedWhile(PlannedLoop):
         carry, saved = closed(loop.meter, carry, (carry, saved))
         return carry, [], saved
 
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         step = self.problem.step
-        active, _ = activity(step, nzs_in)
+        active, _ = activity(step, perturbed)
         check_consts(axes_of(inputs[1][0]), pick(step.const_types, active.consts))
-        return super().vjp_fwd(nzs_in, *inputs)
+        return super().sweep_forward(perturbed, *inputs)
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
         if self.saves is not None:
-            return Formula.batch(self, axis_data, args, dims)
+            check_apart(self, axis_data)
+            return Formula.batched(self, axis_data, args, dims)
         dims = tuple(map(tuple, dims))
         if not stops_apart(self.problem, axis_data, dims):
-            return super().batch(axis_data, args, dims)
+            return super().batched(axis_data, args, dims)
         consts, init, _ = args
         problem, consts, init = joint_loop(self.problem, axis_data, consts, init, dims)
-        _, *carry = planned_while(problem, consts, init)
-        return (carry, [], []), ([0] * len(carry), [], [])
+        args = (list(consts), list(init), [])
+        joint = PlannedWhile(problem, None, jax.tree.map(jax.typeof, args))
+        is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
+        formula = Selected.of(joint, is_of_example)
+        return formula, args, [0] * len(formula.out_avals_flat)
 
-    def batch_pushed(
-        self, pushed: Pushed, axis_data: Any, args: Any, dims: Any
-    ) -> Any | None:
-        dims_of_primals = tuple(map(tuple, dims[0]))
-        if self.saves or stops_apart(self.problem, axis_data, dims_of_primals):
-            return None
-        return super().batch_pushed(pushed, axis_data, args, dims)
+    def _slot_types(self, step: Step, layout: Any) -> list[Any]:
+        return _saved(layout, step.carry_types)
 
-    def _reverse(self, *params: Any) -> "ReverseWhile":
-        return ReverseWhile(*params)
+    @property
+    def reversal(self) -> type[Reverse]:
+        return ReverseWhile
 
 
 class ReverseWhile(Reverse):
-    """`(inputs, slots, ct_carry, ct_ys) -> cts`, for slots as `forward` saves them."""
+    """The same, for what `forward` saves; the way back knows not whether to go on."""
 
-    primal: ClassVar[type[PlannedLoop]] = PlannedWhile
-    layout: Any  # Nested | Online
+    there: ClassVar[type[PlannedLoop]] = PlannedWhile
+    lead: ClassVar[int] = 1
 
-    def expand(self, inputs: Any, slots: Any, ct_carry: Any, ct_ys: Any) -> Any:
-        consts, _, _ = inputs
-        problem = self.problem
-        step = unconditional(problem.step)
-        active = self.active._replace(carry=self.active.carry[1:])
-        sweep = Sweep(
-            step, problem.loop, problem.policy, active, consts, [], [], count=slots[0]
-        )
-        cts = reverse(sweep, self.layout, slots, ct_carry)
+    @staticmethod
+    def _read(step: Step) -> Step:
+        return unconditional(step)
+
+    def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
+        if not slots:
+            slots = self._forward(inputs)
+        (consts, _, _), loop = inputs, self.problem.loop
+        sweep = Sweep(self._again, loop, self.back, consts, [], [], count=slots[0])
+        cts = reverse(sweep, self.layout, slots, carried)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
+
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        check_apart(self, axis_data)
+        return super().batched(axis_data, args, dims)
+
+    def _forward(self, inputs: Any) -> list[Any]:
+        consts, init, _ = inputs
+        step = self.problem.step.muted(backward=True)
+        return forward(step, self.layout, consts, init)[1]
+
+    def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+        raise ValueError(
+            "A while loop cannot be differentiated twice in reverse mode if there is a "
+            "`jax.custom_vjp` in its body whose backward rule is not linear in the "
+            "cotangent that it is given, as one that clips it is not: the way back "
+            "would have to be stored, and how long it is is not known. Take one of the "
+            "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
+            "with `el.Scan`."
+        )
+
+
+def check_apart(formula: Formula, axis_data: Any) -> None:
+    """Sees to it that examples can be reversed each by itself.
+
+    Raises:
+        ValueError: If they depend on each other.
+    """
+    if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
+        raise ValueError(
+            f"`jax.vmap` over the gradient of a while loop with collectives over "
+            f"{axis_data.name!r} in it: each example is reversed from its own last "
+            f"step, and so the steps that collectives are to join do not meet. Take "
+            f"the gradient of the batch instead, `jax.grad` of a sum over the "
+            f"`jax.vmap`, or run the steps with `el.Scan`."
+        )
 
 
 def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
@@ -118,4 +156,4 @@ def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
     axes = axes_of(carry[0])
     integers = lambda: [vary(jnp.zeros(shape, jnp.int32), axes) for shape in shapes]
     marks = jax.make_jaxpr(integers)().out_avals
-    return [*marks, *(stack_type(c, rows) for c in carry[1:])]
+    return [*marks, *(slot_type(c, rows, on_host=False) for c in carry[1:])]

@@ -15,6 +15,7 @@ from ..engine._revolve import Chain, Stack
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._layout import Online
+from ._spread import appended
 
 
 @functools.lru_cache(maxsize=128)
@@ -27,7 +28,8 @@ def unconditional(step: Step) -> Step:
         [False] + [True] * (step.num_carry - 1),
         instantiate=kept,
     )
-    return Step(jex.ClosedJaxpr(jaxpr, ()), step.num_consts, step.num_carry - 1)
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, step.num_carry - 1)
 
 
 def reverse(
@@ -39,7 +41,7 @@ def reverse(
         return _reverse.reverse(sweep, layout, slots, ct_carry, stop=count)
     count, starts, rows, *slots = saved
     reach = constant(layout.reach)
-    order = jnp.append(rows, layout.slots)
+    order = appended(rows, layout.slots)
     chain = Chain(sweep, layout.slots - 1, reach, order=order)
     stack = _stack(layout, reach, count, starts, slots)
     return chain.reverse(stack, count - 1, 0, sweep.start(ct_carry, slots))[1]
@@ -47,9 +49,9 @@ def reverse(
 
 def _stack(layout: Online, reach: Any, count: Any, starts: Any, slots: Any) -> Stack:
     """The slots as the primal leaves them; if there were few steps, some are free."""
-    places = jnp.arange(layout.slots)
+    places = jnp.arange(layout.slots, dtype=jnp.int32)
     # Behind the slots in use this is nonsense, and is not read.
-    lengths = jnp.append(starts[1:], count) - starts
+    lengths = appended(starts[1:], count) - starts
     longest = reach[layout.slots - places, 1:]
     ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
     table = jnp.stack([starts, ranks], axis=1)

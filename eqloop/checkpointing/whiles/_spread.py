@@ -64,16 +64,22 @@ def move_on(layout: Online, spread: Spread, position: Any) -> tuple[Any, Spread]
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(layout, spread, position)
-    is_kept = jnp.arange(layout.slots) < place
-    row = element(jnp.append(rows, layout.slots), place)
-    starts = jnp.where(is_kept, starts, jnp.append(starts[1:], position))
-    rows = jnp.where(is_kept, rows, jnp.append(rows[1:], row))
-    rank = jnp.minimum(rank + (place == layout.slots), layout.ranks)
+    is_kept = jnp.arange(layout.slots, dtype=jnp.int32) < place
+    row = element(appended(rows, layout.slots), place)
+    starts = jnp.where(is_kept, starts, appended(starts[1:], position))
+    rows = jnp.where(is_kept, rows, appended(rows[1:], row))
+    is_full = (place == layout.slots).astype(jnp.int32)
+    rank = jnp.minimum(rank + is_full, layout.ranks)
     before, last = starts[-2], starts[-1]
     fits_soon = (rank > 2) & (last + rank - before <= (rank + 1) * (rank + 2) // 2)
-    grown = jnp.where(rank == 1, 1, rank + 1 - fits_soon)
+    grown = jnp.where(rank == 1, 1, jnp.where(fits_soon, rank, rank + 1))
     stop = jnp.maximum(last + grown, position + 1)
     return row, Spread(starts, rows, rank, stop)
+
+
+def appended(numbers: Any, last: Any) -> Any:
+    """An array of integers with one more of them at its end."""
+    return jnp.append(numbers, jnp.asarray(last, numbers.dtype))
 
 
 def _place_to_free(layout: Online, spread: Spread, position: Any) -> Any:
@@ -82,9 +88,9 @@ def _place_to_free(layout: Online, spread: Spread, position: Any) -> Any:
     # reach[r - 1][i] is that of the segment with `i` slots before it, at rank `r`.
     columns = zip(*layout.reach[:1:-1], strict=True)
     reach = constant(list(columns)[2:])
-    merged = jnp.append(starts[2:], position) - starts[:-1]
+    merged = appended(starts[2:], position) - starts[:-1]
     fits = merged <= element(reach, spread.rank - 1)
-    place = jnp.arange(1, slots)
+    place = jnp.arange(1, slots, dtype=jnp.int32)
     # Of those that fit the one with the highest preference, and 0 if none does.
     is_first = spread.rank == 1
     best = jnp.max(jnp.where(fits, jnp.where(is_first, slots - place, place), 0))

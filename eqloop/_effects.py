@@ -1,0 +1,82 @@
+"""What a step does besides computing: references, callbacks with effects, checks.
+
+A loop that recomputes runs a step more often than the user wrote. What only computes
+may be run again. A reference becomes a part of the carry, so that it is updated once.
+What else has effects is refused where it would be repeated, as by `jax.checkpoint`;
+`jax.debug` is not, which JAX too lets be repeated.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+# JAX gives these classes no public name.
+_OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
+_OF_CHECKS = ("ErrorEffect",)
+
+
+def is_ref(x: Any) -> bool:
+    """Whether something is a reference, or a type of one: `jax.new_ref` makes them."""
+    if isinstance(x, jax.ref.AbstractRef):
+        return True
+    is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
+    return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
+def refuse_refs(owner: str, tree: Any, name: str) -> None:
+    """Sees to it that there are no references in an argument.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        tree: The argument.
+        name: What it is called.
+
+    Raises:
+        TypeError: If there are some.
+    """
+    leaves, _ = jtu.tree_flatten_with_path(tree)
+    found = [name + jtu.keystr(path) for path, leaf in leaves if is_ref(leaf)]
+    if found:
+        raise TypeError(
+            f"{owner}: {', '.join(found)} is a reference (`jax.new_ref`). Pass arrays, "
+            f"`{found[0]}[...]`, or have the function close over the reference."
+        )
+
+
+def refuse_checks(effects: Iterable[Any]) -> None:
+    """Sees to it that there is no `checkify.check` in a step.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if _any_of(effects, _OF_CHECKS):
+        raise ValueError(
+            "There is a `checkify.check` in the step, of which `checkify` would not "
+            "learn: a loop that plans its gradient is one operation to it. Use "
+            "`el.error_if`, or run the loop as `el.Scan` with `schedule=el.StoreAll()`."
+        )
+
+
+def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
+    """Sees to it that no callback with effects is called more often than it should.
+
+    Args:
+        effects: The effects of a step.
+        when: What would repeat them, as the error message begins.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If there is such a callback.
+    """
+    if _any_of(effects, _OF_CALLBACKS):
+        raise ValueError(
+            f"{when}, and there is an `io_callback` in the step, whose effect would be "
+            f"repeated. {instead}, or use a callback without effects: "
+            f"`jax.pure_callback` for values, `jax.debug.callback` for messages."
+        )
+
+
+def _any_of(effects: Iterable[Any], names: tuple[str, ...]) -> bool:
+    return any(type(effect).__name__ in names for effect in effects)

@@ -1,0 +1,182 @@
+"""Which outputs of a program depend on which of its inputs, and on an axis of `vmap`.
+
+An answer that is too large costs work, never correctness. So of an equation of which
+nothing is known, each output depends on all inputs.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from ._compat import CALLS, close, is_through, scan_counts
+from ._lists import split
+
+Marks = Sequence[bool]
+
+
+def reached(
+    program: Any,
+    inputs: Marks,
+    *,
+    is_derivative: bool = False,
+    axis_name: Hashable = None,
+) -> list[bool]:
+    """Which outputs of a program depend on the marked inputs.
+
+    Args:
+        program: A jaxpr.
+        inputs: A mark for every input.
+        is_derivative: Whether what depends on integers does not count.
+        axis_name: Mark whatever knows its place along this axis, too.
+    """
+    return _Reach(is_derivative, axis_name).outputs(program, inputs)
+
+
+def names_axis(program: Any, axis_name: Hashable) -> bool:
+    """Whether there is a collective over an axis in a program, or inside it."""
+    return any(_names(eqn, axis_name) for eqn in program.eqns)
+
+
+def mixes_examples(program: Any, axis_name: Hashable) -> bool:
+    """Whether under `vmap` the examples may come to depend on each other."""
+    return any(
+        # It has a rule of its own for a batch, which may do anything.
+        eqn.primitive.name == "custom_vmap_call"
+        or _names_itself(eqn, axis_name)
+        or any(mixes_examples(inner, axis_name) for inner in inner_programs(eqn))
+        for eqn in program.eqns
+    )
+
+
+def inner_programs(eqn: Any) -> Iterator[Any]:
+    """The programs that an equation runs."""
+    yield from jex.jaxprs_in_params(eqn.params)
+    if (primitive := eqn.params.get("_prim")) is None:
+        return
+    yield from getattr(primitive, "jaxprs", ())  # one of this library
+    if (traced := getattr(primitive, "traced", None)) is not None:
+        yield traced.jaxpr  # a custom derivative (JAX 0.12)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reach:
+    """How dependences are followed, see `reached`."""
+
+    is_derivative: bool
+    axis_name: Hashable
+
+    def outputs(self, program: Any, inputs: Marks) -> list[bool]:
+        """Which outputs of a program are reached."""
+        jaxpr = close(program).jaxpr
+        marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+        while True:
+            before = len(marked)
+            for eqn in jaxpr.eqns:
+                self._pass(eqn, marked)
+            # What is written to a reference may have been read before, in a loop.
+            if len(marked) == before or not any(map(_is_ref, jaxpr.invars)):
+                return [_is_marked(atom, marked) for atom in jaxpr.outvars]
+
+    def _pass(self, eqn: Any, marked: set[Any]) -> None:
+        inputs = [_is_marked(atom, marked) for atom in eqn.invars]
+        outs = self._equation(eqn, inputs)
+        pairs = list(zip(eqn.outvars, outs, strict=True))
+        if any(inputs):
+            pairs += [(var, True) for var in eqn.invars if _is_ref(var)]
+        marked.update(var for var, mark in pairs if mark and self._passes(var.aval))
+
+    def _passes(self, aval: Any) -> bool:
+        return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
+
+    def _equation(self, eqn: Any, inputs: Marks) -> list[bool]:
+        name, params = eqn.primitive.name, eqn.params
+        if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
+            return [False] * len(eqn.outvars)  # the same all along the axis
+        if not any(inputs) and not self._names(eqn):
+            return [False] * len(eqn.outvars)
+        if any(map(_is_ref, eqn.invars)):
+            return [True] * len(eqn.outvars)
+        if name in CALLS:
+            return self.outputs(params[CALLS[name]], inputs)
+        if name in ("custom_jvp_call", "custom_vjp_call"):
+            return self._custom(eqn, inputs)
+        if name == "scan":
+            return self._scan(params, inputs)
+        if name == "while":
+            return self._while(params, inputs)
+        if name == "cond" and not inputs[0]:
+            branches = [self.outputs(b, inputs[1:]) for b in params["branches"]]
+            return [any(marks) for marks in zip(*branches, strict=True)]
+        primitive = params.get("_prim")
+        if self.is_derivative and hasattr(primitive, "moves_out"):
+            return primitive.moves_out(inputs)
+        return [True] * len(eqn.outvars)
+
+    def _names(self, eqn: Any) -> bool:
+        return self.axis_name is not None and _names(eqn, self.axis_name)
+
+    def _custom(self, eqn: Any, inputs: Marks) -> list[bool]:
+        if is_through(eqn):
+            return list(inputs[len(inputs) - len(eqn.outvars) :])
+        # A rule may have a derivative depend on more than the function does. But how a
+        # batch is laid out follows from the function.
+        if self.axis_name is None:
+            return [True] * len(eqn.outvars)
+        return self.outputs(eqn.params["call_jaxpr"], inputs)
+
+    def _scan(self, params: Any, inputs: Marks) -> list[bool]:
+        consts, carry, xs = split(inputs, *scan_counts(params))
+        while True:
+            outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
+            after, ys = split(outs, len(carry))
+            if (more := _either(carry, after)) == carry:
+                return [*carry, *ys]
+            carry = more
+
+    def _while(self, params: Any, inputs: Marks) -> list[bool]:
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        of_cond, of_body, carry = split(inputs, *counts)
+        while True:
+            goes_on = self.outputs(params["cond_jaxpr"], [*of_cond, *carry])
+            after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
+            # Who goes on for longer has another carry in the end.
+            more = [True] * len(carry) if any(goes_on) else _either(carry, after)
+            if more == carry:
+                return carry
+            carry = more
+
+
+def _either(marks: Marks, others: Marks) -> list[bool]:
+    return [a or b for a, b in zip(marks, others, strict=True)]
+
+
+def _is_marked(atom: Any, marked: set[Any]) -> bool:
+    return not isinstance(atom, jex.Literal) and atom in marked
+
+
+def _is_ref(var: Any) -> bool:
+    return isinstance(getattr(var, "aval", None), jax.ref.AbstractRef)
+
+
+def _is_reduction(eqn: Any, axis_name: Hashable) -> bool:
+    is_reduction = eqn.primitive.name in ("psum", "pmax", "pmin")
+    return is_reduction and axis_name in eqn.params["axes"]
+
+
+def _names(eqn: Any, axis_name: Hashable) -> bool:
+    """Whether an equation, or one inside it, is a collective over that axis."""
+    return _names_itself(eqn, axis_name) or any(
+        names_axis(inner, axis_name) for inner in inner_programs(eqn)
+    )
+
+
+def _names_itself(eqn: Any, axis_name: Hashable) -> bool:
+    for value in eqn.params.values():
+        names = value if isinstance(value, tuple) else (value,)
+        if any(type(name) is type(axis_name) and name == axis_name for name in names):
+            return True
+    return False

@@ -1,0 +1,108 @@
+"""The step that is run in place of the user's, and has the same meaning.
+
+- A leaf of the carry that every step hands on as it is is a const: it is not stored in
+  slots, and it comes out as the very array that went in.
+- A reference that the step closes over is a leaf of the carry while the loop runs, as
+  recomputation would update it again: within a step there is a reference of its own.
+- No type in it is weak: derivatives lose weak types, and a primitive must keep the
+  types that it has.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from ..._effects import is_ref
+from ..._lists import Arrays, Flags, pick, put, split
+from ._step import Step, make_step, strongly_typed
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalForm:
+    """A step in its normal form.
+
+    Attributes:
+        step: The step. Its consts are those of the original that are no references,
+            followed by the leaves of the carry that stay; its carry are the others,
+            followed by what is in the references.
+        refs: Which of the original consts are references.
+        stays: Which leaves of the original carry stay as they are.
+    """
+
+    step: Step
+    refs: Flags
+    stays: Flags
+
+    def open(self, consts: Arrays, init: Arrays) -> tuple[list[Any], list[Any]]:
+        """Consts and initial carry of the step, from those of the original."""
+        refs, staying = pick(consts, self.refs), pick(init, self.stays)
+        consts = [*pick(consts, _not(self.refs)), *staying]
+        init = [*pick(init, _not(self.stays)), *(ref[...] for ref in refs)]
+        return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
+
+    def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Any]:
+        """The final carry of the original, whose references are updated."""
+        varying, in_refs = split(carry, sum(_not(self.stays)))
+        for ref, value in zip(pick(consts, self.refs), in_refs, strict=True):
+            ref[...] = value
+        return put(init, _not(self.stays), varying)
+
+
+@functools.lru_cache(maxsize=128)
+def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
+    """The normal form of a step.
+
+    Args:
+        step: The step.
+        keeps_carry: Whether all leaves of the carry are to be in that of the result,
+            and in their places.
+    """
+    refs = tuple(map(is_ref, step.const_types))
+    stays = tuple(_stays(step))
+    if keeps_carry:
+        stays = (False,) * len(stays)
+    values = [aval.inner_aval for aval in pick(step.const_types, refs)]
+    consts, staying = pick(step.const_types, _not(refs)), pick(step.carry_types, stays)
+
+    def run(
+        inputs: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        consts, staying = split(inputs, sum(_not(refs)))
+        varying, in_refs = split(carry, sum(_not(stays)))
+        local = list(map(jax.new_ref, in_refs))
+        all_consts = put(put([None] * len(refs), refs, local), _not(refs), consts)
+        all_carry = put(put([None] * len(stays), stays, staying), _not(stays), varying)
+        after, y = step(all_consts, all_carry, x)
+        return [*pick(after, _not(stays)), *map(jax.freeze, local)], y
+
+    strong = lambda avals: [_strong(aval) for aval in avals]
+    types = (
+        [*consts, *staying],
+        [*pick(step.carry_types, _not(stays)), *values],
+        step.x_types,
+    )
+    has_weak = any(_strong(t) is not t for group in types for t in group)
+    if any(refs) or any(stays) or has_weak:
+        step = make_step(run, *map(strong, types))
+    return NormalForm(step, refs, stays)
+
+
+def _stays(step: Step) -> list[bool]:
+    jaxpr = step.jaxpr.jaxpr
+    before = jaxpr.invars[step.num_consts :][: step.num_carry]
+    after = jaxpr.outvars[: step.num_carry]
+    return [
+        not isinstance(b, jex.Literal) and a is b
+        for a, b in zip(before, after, strict=True)
+    ]
+
+
+def _strong(aval: Any) -> Any:
+    return aval.strip_weak_type() if getattr(aval, "weak_type", False) else aval
+
+
+def _not(flags: Flags) -> Flags:
+    return tuple(not flag for flag in flags)
