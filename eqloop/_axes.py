@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from ._partition import describe, flatten, is_dynamic, paths
+from ._symbolic import is_symbolic
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
@@ -134,6 +135,8 @@ def as_length(name: str, length: Any) -> int | None:
     """Checks a `length=` that a user passed."""
     if length is None:
         return None
+    if is_symbolic(length):
+        return length
     if isinstance(length, bool):
         raise TypeError(f"{name}: `length` must be an int, not the bool {length}.")
     try:

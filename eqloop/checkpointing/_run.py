@@ -40,7 +40,7 @@ def run(
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None
     is_scan = isinstance(schedule, StoreAll) and is_plain
-    if is_scan or not loop.length:
+    if is_scan or loop.length == 0:
         return stored(step, loop, policy, consts, init, xs)
     form = normal_form(step, keeps_carry=loop.meter is not None)
     refuse_checks(form.step.jaxpr.effects)

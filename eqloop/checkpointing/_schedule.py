@@ -5,11 +5,13 @@ import dataclasses
 import operator
 from typing import Any, final
 
+from .._symbolic import refuse_symbolic
 from ._plan import plan_of
 from .engine._forward import Active
 from .engine._layout import Layout, Nested, Revolved, Stored
 from .engine._levels import Nest, nests
 from .engine._problem import Problem
+from .engine._step import Step
 from .planning._choice import fastest, smallest
 from .planning._units import format_bytes, parse_bytes
 
@@ -105,7 +107,7 @@ class Recursive(AbstractSchedule):
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
-        length = problem.loop.length
+        length = problem.known_length
         if length == 0:
             return Stored(0)
         block = 1 if problem.policy is None else min(self.base, length)
@@ -158,7 +160,8 @@ class Chunked(AbstractSchedule):
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
-        length, chunk = problem.loop.length, min(self.chunk_size, problem.loop.length)
+        length = problem.known_length
+        chunk = min(self.chunk_size, length)
         if length == 0:
             return Stored(0)
         count, rest = divmod(length, chunk)
@@ -215,7 +218,7 @@ class Binomial(AbstractSchedule):
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         """A chain of blocks, reversed in place."""
-        length = problem.loop.length
+        length = problem.known_length
         if length == 0:
             return Stored(0)
         return Revolved(length, self.checkpoints, min(self.block, length))
@@ -269,8 +272,9 @@ class Budget(AbstractSchedule):
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         """The fastest layout that fits."""
-        if problem.loop.length == 0:
+        if problem.known_length == 0:
             return Stored(0)
+        _refuse_symbolic_shapes(problem.step)
         if (layout := fastest(problem, active, self.nbytes)) is not None:
             return layout
         least = plan_of(problem, active, smallest(problem, active))
@@ -348,6 +352,14 @@ class Offload(AbstractSchedule):
         if isinstance(layout, Stored):
             return layout
         return dataclasses.replace(layout, on_host=True)
+
+
+def _refuse_symbolic_shapes(step: Step) -> None:
+    """Sees to it that the bytes of a step are known."""
+    for aval in (*step.jaxpr.in_avals, *step.jaxpr.out_avals):
+        for size in aval.shape:
+            instead = "Use a schedule that does not ask for bytes, such as Recursive"
+            refuse_symbolic("Budget", size, "the size of an array in the step", instead)
 
 
 def _check_count(schedule: Any, name: str, least: int = 1) -> None:

@@ -15,6 +15,7 @@ from .._generics import NewX, X
 from .._lists import Arrays, pick, split
 from .._partition import Rest, as_arrays, describe, flatten, paths
 from .._partition import split as take_out
+from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
 from ..checkpointing import Step, trace_step
@@ -116,6 +117,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         """
         elements = _Elements.of(as_arrays(xs), self.axis)
         length = elements.length
+        instead = "Use `el.Scan`, one element after the other"
+        refuse_symbolic("AssociativeScan", length, "a tree of elements", instead)
         if self.chunk_size is None or length - 1 <= self.chunk_size:
             step, consts = self._trace(elements, length)
             _, ys = step(consts, [], elements.arrays)

@@ -18,6 +18,7 @@ from .._axes import as_length, common_length, resolve_axes
 from .._effects import refuse_refs
 from .._outputs import Outputs
 from .._partition import Rest, as_arrays, describe, flatten, paths, split
+from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step
 from ..checkpointing.engine._invariant import hoist
@@ -95,6 +96,10 @@ class Frame:
     ) -> Opened:
         """Takes a call of the loop apart."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
+        if self.unroll is True:
+            self._refuse_symbolic(inputs, "`unroll=True`", "Give an int")
+        if self.kept is not None:
+            self._refuse_symbolic(inputs, "a slice of the outputs", "Keep all of them")
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
         kept = kept_indices(inputs.length, self.kept)
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
@@ -138,11 +143,17 @@ class Frame:
         if key is not None:
             _check_key(self.name, key)
             if self.split_keys:
+                need = "a key for each step"
+                instead = "Use `split_keys=False`, and fold something into the key"
+                refuse_symbolic(self.name, length, need, instead)
                 key, key_axis = jax.random.split(key, length), 0
         axes.append(key_axis)
         scanned, rest = split((f, xs, key), [axis is not None for axis in axes])
         arrays = [jnp.asarray(leaf) for leaf in scanned]
         return _Inputs(arrays, tuple(a for a in axes if a is not None), rest, length)
+
+    def _refuse_symbolic(self, inputs: "_Inputs", need: str, instead: str) -> None:
+        refuse_symbolic(self.name, inputs.length, need, instead)
 
     def _trace(
         self, inputs: "_Inputs", carry: Carry, loop: Loop

@@ -19,7 +19,9 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
     >>> kept_indices(10, slice(-99, 99)) is None
     True
     """
-    indices = range(length) if kept is None else range(length)[kept]
+    if kept is None:
+        return None
+    indices = range(length)[kept]
     return None if indices == range(length) else indices
 
 

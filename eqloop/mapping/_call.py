@@ -14,6 +14,7 @@ from .._lists import Arrays, pick
 from .._outputs import Outputs
 from .._partition import Rest
 from .._positions import loop_scope
+from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
@@ -142,6 +143,10 @@ class MappedCall:
     ) -> list[jax.Array]:
         """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
+        if not planner.takes_any_length:
+            need = "to cut rows into chunks"
+            instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
+            refuse_symbolic(self.name, self.size, need, instead)
         if planner.is_whole(self.size) and meter is None:
             sums, ys = f(self.size, None, consts, xs)
         else:

@@ -62,6 +62,8 @@ def equal_chunks(rows: int, at_most: int, *, exact: bool = False) -> Chunks:
         >>> equal_chunks(1001, 300, exact=True)
         Chunks(rows=1001, size=251, count=3, rest=248)
     """
+    if at_most == 1:
+        return Chunks(rows, 1, rows)  # of however many rows, also if that is symbolic
     count = -(-rows // at_most)
     size = -(-rows // count) if count else 0
     if exact and size:

@@ -11,6 +11,7 @@ import jax.extend.core as jex
 
 from .._formula import is_inexact
 from .._lists import pick, put
+from .._symbolic import is_symbolic
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.planning._compiled import temporary_bytes
 from ..checkpointing.planning._units import format_bytes
@@ -24,6 +25,11 @@ from ._sweep import Sweep
 
 class Planner(Protocol):
     """What a map needs to know in order to be run."""
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether the number of rows need not be known."""
+        ...
 
     def is_whole(self, length: int) -> bool:
         """Whether it is certain that so many rows are mapped at once."""
@@ -50,8 +56,12 @@ class AtMost:
     exact: bool = False
     unroll: int = 1
 
+    @property
+    def takes_any_length(self) -> bool:
+        return self.size == 1  # a row at a time is the same however many there are
+
     def is_whole(self, length: int) -> bool:
-        return length <= self.size
+        return not is_symbolic(length) and length <= self.size
 
     def probe(self, length: int) -> tuple[int, bool]:
         chunks = equal_chunks(length, self.size, exact=self.exact)
@@ -74,6 +84,10 @@ class Within:
 
     nbytes: int
     exact: bool = False
+
+    @property
+    def takes_any_length(self) -> bool:
+        return False
 
     def is_whole(self, length: int) -> bool:
         return length == 0

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from .._lists import Arrays, split
+from .._symbolic import refuse_symbolic
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source
@@ -290,6 +291,8 @@ def make_meter(
     if progress is None:
         return None
     _display.require_tqdm(owner)
+    need = "the number of steps of a progress bar"
+    refuse_symbolic(owner, length, need, "Leave `progress` out for `jax.export`")
     total = progress.total if length is None else length
     if progress.total not in (None, total):
         raise ValueError(

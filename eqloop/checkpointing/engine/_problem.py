@@ -15,6 +15,7 @@ import jax.extend.core as jex
 from ..._formula import is_inexact, vmap
 from ..._lists import Flags, pick, put, split
 from ..._settled import settled
+from ..._symbolic import refuse_symbolic
 from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop
@@ -37,6 +38,17 @@ class Problem:
     loop: Loop
     policy: Saveable
     planner: Planner
+
+    @property
+    def known_length(self) -> int:
+        """The number of steps, for what is planned by it."""
+        refuse_symbolic(
+            type(self.planner).__name__,
+            self.loop.length,
+            "to plan the gradient of a loop",
+            "Use `schedule=el.StoreAll()`, or export for each length by itself",
+        )
+        return self.loop.length
 
     def muted(self, backward: bool) -> "Problem":
         """The same loop to be run again: without its bars and those in its step.

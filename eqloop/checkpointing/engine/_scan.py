@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
+from ..._symbolic import is_symbolic
 from ._loop import Loop, stack_of, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
@@ -127,5 +128,10 @@ def _lax_scan(
     body: Any, state: Any, xs: Arrays, length: int, loop: Loop, size: int = 1
 ) -> tuple[Any, Any]:
     """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
-    unroll = max(loop.unroll // size, 1)
-    return lax.scan(body, state, xs, length, reverse=loop.descends, unroll=unroll)
+    settings = dict(reverse=loop.descends, unroll=max(loop.unroll // size, 1))
+    if not is_symbolic(length):
+        return lax.scan(body, state, xs, length, **settings)
+    # `lax.scan` takes a length that is not known from its `xs` alone.
+    steps = jnp.arange(length, dtype=jnp.int32)
+    body_of_step = lambda state, at: body(state, at[1])
+    return lax.scan(body_of_step, state, (steps, xs), **settings)
