@@ -5,9 +5,9 @@ holds the cell it loops over, and calling it runs the loop. You can differentiat
 through any loop within the memory that you have.
 """
 
-import os
+import os as _os
 
-from jax.extend import source_info_util
+from jax.extend import source_info_util as _source_info_util
 
 from . import ir
 from ._version import __version__
@@ -59,7 +59,7 @@ from .progress import ProgressBar
 from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 
 # What JAX says of where an operation comes from is to point at the user's line.
-source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
+_source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 
 __all__ = [
     "AssociativeScan",

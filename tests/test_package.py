@@ -1,6 +1,8 @@
 """The package as a whole: what importing it brings along, its version, its floors."""
 
+import importlib
 import importlib.metadata
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -51,6 +53,26 @@ def test_public_names_are_sorted_and_there():
     names = [name for name in el.__all__ if name != "__version__"]
     assert names == sorted(names)
     assert all(hasattr(el, name) for name in el.__all__)
+
+
+def packages() -> list[str]:
+    """The package and the rooms in it."""
+    found = pkgutil.walk_packages(el.__path__, f"{el.__name__}.")
+    return [el.__name__, *(module.name for module in found if module.ispkg)]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_nothing_else_is_in_a_namespace(package: str):
+    module = importlib.import_module(package)
+    inside = {found.name for found in pkgutil.iter_modules(module.__path__)}
+    public = {name for name in dir(module) if not name.startswith("_")}
+    assert public - inside <= set(getattr(module, "__all__", ()))
+
+
+def test_the_public_namespace_is_what_is_listed_and_the_rooms():
+    rooms = {name.split(".")[1] for name in packages() if name.count(".") == 1}
+    public = {name for name in dir(el) if not name.startswith("_")}
+    assert public == {*el.__all__, *rooms} - {"__version__"}
 
 
 def test_oldest_versions_in_ci_are_the_floors():

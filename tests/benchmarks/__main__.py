@@ -21,10 +21,16 @@ def main() -> int:
     if not options.write:
         return _run(options)
     # Needs matplotlib: better missed now than when all is measured.
+    from ._once import differing
     from ._page import write
 
     status = _run(options)
     write(options.write)
+    for groups in load(data_of(options.write)).values():
+        for line in differing(
+            {name: groups[name] for name in GROUPS if name in groups}
+        ):
+            print(line)
     return status
 
 

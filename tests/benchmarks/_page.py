@@ -1,9 +1,10 @@
 """The page of benchmarks: everything in the results, in words, pictures and tables."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ._drawing import save
+from ._once import Shown, shown
 from ._plots import PICTURES, Picture
 from ._report import environment, folded, section
 from ._results import Record, Results, data_of, load
@@ -35,6 +36,8 @@ are in [benchmarks.json](benchmarks.json).
   that does not count. A time is the median of a row's runs. Where a ratio of two times
   is claimed, it is the median of the ratios within a turn: what slows the machine down
   for a while slows both.
+- **Once.** What several groups measure is shown by the first of them, and drawn from
+  there. The others refer to it, and show the ratios of their own runs.
 - **Time** is that of a compiled program whose inputs are on the device, until all of
   its results are there.
 - **Temporary memory** is what XLA allocates for the program beside its inputs and
@@ -71,9 +74,10 @@ def write(page: Path) -> None:
     folder = page.parent / _PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     for platform, groups in results.items():
-        for name, record in groups.items():
+        for name, comparisons in shown(_in_order(groups)).items():
+            outcomes = [one.outcome for one in comparisons]
             for picture in PICTURES.get(name, ()):
-                save(picture, record.outcomes, folder / _file(platform, picture))
+                save(picture, outcomes, folder / _file(platform, picture))
 
 
 def text(results: Results) -> str:
@@ -91,10 +95,14 @@ def text(results: Results) -> str:
 
 def _platform(platform: str, groups: Mapping[str, Record]) -> str:
     """The section of one platform: what was measured on, then its groups in order."""
-    known = {name: groups[name] for name in GROUPS if name in groups}
+    known = _in_order(groups)
     parts = [f"## {_PLATFORMS[platform]}", *_circumstances(known)]
-    parts += (_group(platform, name, record) for name, record in known.items())
+    parts += (_group(platform, *named) for named in shown(known).items())
     return "\n\n".join(parts) + "\n"
+
+
+def _in_order(groups: Mapping[str, Record]) -> Mapping[str, Record]:
+    return {name: groups[name] for name in GROUPS if name in groups}
 
 
 def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
@@ -115,10 +123,12 @@ def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
         )
 
 
-def _group(platform: str, name: str, record: Record) -> str:
+def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
     """A group: its pictures with the tables folded away, or else its tables."""
     group = GROUPS[name]
-    tables = "\n".join(map(section, record.outcomes))
+    tables = "\n".join(
+        section(one.outcome, one.rows, one.elsewhere) for one in comparisons
+    )
     parts = [f"### {group.title}", group.about]
     if drawn := PICTURES.get(name, ()):
         parts += (_image(platform, picture) for picture in drawn)

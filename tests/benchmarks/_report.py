@@ -20,14 +20,26 @@ def environment(of: Environment) -> str:
     )
 
 
-def section(outcome: Outcome) -> str:
-    """One comparison: its title, a table of its rows, and what came of its claims."""
-    rows = table(
-        ("", "time", "temporary memory", "trace and compile", "difference"),
-        [(row.name, *_cells(row)) for row in outcome.rows],
-    )
-    runs = "One run." if outcome.rounds == 1 else f"Medians of {outcome.rounds} runs."
-    parts = [f"**{outcome.title}**", rows, runs]
+def section(
+    outcome: Outcome, rows: Sequence[Row] | None = None, elsewhere: Sequence[str] = ()
+) -> str:
+    """One comparison: its title, a table of its rows, and what came of its claims.
+
+    Args:
+        outcome: The comparison.
+        rows: The rows of the table; by default all that there are.
+        elsewhere: The titles of the sections that have the others.
+    """
+    rows = outcome.rows if rows is None else rows
+    parts = [f"**{outcome.title}**"]
+    if rows:
+        header = ("", "time", "temporary memory", "trace and compile", "difference")
+        parts.append(table(header, [(row.name, *_cells(row)) for row in rows]))
+        once = outcome.rounds == 1
+        parts.append("One run." if once else f"Medians of {outcome.rounds} runs.")
+    if elsewhere:
+        which = "The other figures" if rows else "The figures"
+        parts.append(f"{which} are in {', '.join(map(_link, elsewhere))}.")
     if outcome.skipped:
         names = ", ".join(f"{name} (no {package})" for name, package in outcome.skipped)
         parts.append(f"Not run, see the extra `bench`: {names}.")
@@ -37,6 +49,11 @@ def section(outcome: Outcome) -> str:
     if outcome.verdicts:
         parts.append(_claims(outcome.verdicts))
     return "\n\n".join(parts) + "\n"
+
+
+def _link(title: str) -> str:
+    """A link to a section of the page."""
+    return f"[{title}](#{title.lower().replace(',', '').replace(' ', '-')})"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

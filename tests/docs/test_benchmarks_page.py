@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from tests.benchmarks import _drawing, _page, _plots, _report, _results
+from tests.benchmarks import _drawing, _once, _page, _plots, _report, _results
 from tests.benchmarks._machine import environment, watch
 from tests.benchmarks.groups import GROUPS
 
@@ -113,6 +113,45 @@ def test_groups_measured_apart_say_so():
     assert text.count("Measured on 2026-01-02:\n\n- ") == 2
     assert "- Where nothing is reversed\n" in text
     assert "- Maps in chunks\n" in text
+
+
+def test_what_two_groups_measure_is_shown_once():
+    here, there = row(seconds=0.5), row(seconds=1.5)
+    more = row("StoreAll()", "StoreAll()", seconds=0.7)
+    groups = {
+        "frontier": record(outcome(here)),
+        "length": record(outcome(there), outcome(there, title="Another")),
+        "recurrent": record(outcome(there, more)),
+        "compilation": record(outcome(there, title="Compiled")),
+    }
+    shown = _once.shown(groups)
+    rows = {name: [one.rows for one in ones] for name, ones in shown.items()}
+    assert rows["frontier"] == [(here,)]
+    assert rows["length"] == [(), (there,)]
+    assert rows["recurrent"] == [(more,)]
+    assert rows["compilation"] == [()]
+    drawn = [one.outcome.rows for one in shown["length"]]
+    assert drawn == [(here,), (there,)]
+    text = _page.text({"cpu": groups})
+    assert text.count("| `lax.scan` | 500 ms |") == 1
+    assert text.count("| `lax.scan` | 1,500 ms |") == 1
+    assert (
+        "The other figures are in [Time against memory](#time-against-memory)" in text
+    )
+    lines = list(_once.differing(groups))
+    assert len(lines) == 2
+    assert "length: A title: `lax.scan` took 1,500 ms, and 500 ms where" in lines[0]
+
+
+def test_no_figure_on_the_page_is_there_twice():
+    for groups in KEPT.values():
+        tables = [
+            (one.outcome.title, row.name)
+            for ones in _once.shown(_page._in_order(groups)).values()
+            for one in ones
+            for row in one.rows
+        ]
+        assert len(tables) == len(set(tables))
 
 
 def test_pictures_are_drawn_the_same_twice(tmp_path):

@@ -4,6 +4,7 @@ What decides what an operation is written as stands here, and how the text is la
 nothing here changes a jaxpr.
 """
 
-from ._handlers import register_handler as register_handler
-from ._module import jaxpr_to_python as jaxpr_to_python
-from ._module import to_python as to_python
+from ._handlers import register_handler
+from ._module import jaxpr_to_python, to_python
+
+__all__ = ["jaxpr_to_python", "register_handler", "to_python"]

@@ -24,23 +24,17 @@ class Group:
         title: the heading of their section.
         about: what they show, in a sentence or two.
         comparisons: makes them.
+        figures_in: the group that shows the figures of its loops, if it has nothing of
+            its own to show but claims.
     """
 
     title: str
     about: str
     comparisons: Callable[[], Sequence[Comparison]]
+    figures_in: str | None = None
 
 
 GROUPS: Mapping[str, Group] = {
-    "length": Group(
-        "As the loop grows longer",
-        "The recurrent step, run 256 to 65,536 times. The loops nested by hand and "
-        "powerpax's have as many chunks as there are steps in a chunk; Equinox chooses "
-        "its own number of slots; brainstate has its default base of 16, and is left "
-        "out of the longest loop, for its time grows with the square of the length. "
-        '`Budget` is `Budget("1MiB")`.',
-        length,
-    ),
     "frontier": Group(
         "Time against memory",
         "The recurrent step, run 4096 times: each library at several of its settings, "
@@ -48,21 +42,33 @@ GROUPS: Mapping[str, Group] = {
         "Lower and further to the left is better.",
         frontier,
     ),
+    "length": Group(
+        "As the loop grows longer",
+        "The recurrent step, run 256 to 65,536 times. The loops nested by hand and "
+        "powerpax's have as many chunks as there are steps in a chunk; Equinox chooses "
+        "its own number of slots; brainstate has its default base of 16, and is left "
+        "out of the longest loop, since its time comes to grow with the square of the "
+        'number of steps. `Budget` is `Budget("1MiB")`.',
+        length,
+    ),
     "recurrent": Group(
         "One loop, every schedule",
-        "The same loop at single settings, run more often, with what each schedule is "
-        "meant to reach.",
+        "More schedules on the same loop, beside some of those above, and what each "
+        "is meant to reach.",
         recurrent,
     ),
     "scaling": Group(
         "A step in a short loop and in a long one",
-        "What a schedule takes for each step should not grow with the loop.",
+        "What a schedule takes for each step should not grow with the loop. A short "
+        "loop and a long one are run in turn.",
         scaling,
+        figures_in="length",
     ),
     "compilation": Group(
         "Tracing and compiling a loop",
-        "Each program is compiled several times from nothing.",
+        "Each program is compiled several times from nothing, in turn.",
         compilation,
+        figures_in="frontier",
     ),
     "batched": Group(
         "A batch of sequences",

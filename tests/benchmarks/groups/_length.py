@@ -11,7 +11,7 @@ from .._problems import gradient
 from .._problems import recurrent as problem
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
-# brainstate's time grows with the square of the length.
+# brainstate's time comes to grow with the square of the number of steps.
 BRAINSTATE_AT_MOST = 16384
 
 

@@ -1,0 +1,87 @@
+"""The figures of the README and of the front page are what XLA reports.
+
+They are those of one version of JAX on a CPU, as the pages say, and tested with that.
+"""
+
+import re
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "docs" / "index.md").read_text()
+
+pytestmark = pytest.mark.skipif(
+    jax.__version__ != "0.10.2" or jax.default_backend() != "cpu",
+    reason="the pages have the figures of JAX 0.10.2 on a CPU",
+)
+
+
+class Plain(eqx.Module):
+    """`jax.lax.scan` over a cell, called as a scan of ours is."""
+
+    f: eqx.Module
+
+    def __call__(self, init, xs):
+        return jax.lax.scan(lambda h, x: self.f(h, x), init, xs)
+
+
+def temporary(gradient, loop, xs):
+    """The bytes that a gradient allocates beside its inputs and outputs."""
+    compiled = gradient.lower(loop, xs).compile().compiled
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def example(page):
+    """The names that the first program of a page defines."""
+    names = {}
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    exec(program.rstrip().rpartition("\n")[0], names)  # all but the gradient's call
+    return names
+
+
+def figures(pattern, page):
+    """The numbers of a sentence."""
+    (found,) = re.findall(pattern, " ".join(page.split()))
+    return [float(number) for number in ([found] if isinstance(found, str) else found)]
+
+
+def test_memory_of_the_readme():
+    names, xs = example(README), jnp.ones((100_000, 8))
+    ours = temporary(names["gradient"], names["loop"], xs)
+    theirs = temporary(names["gradient"], Plain(names["loop"].f), xs)
+    told = figures(r"takes ([\d.]+) MB of temp.*?`jax.lax.scan` takes (\d+) MB", README)
+    assert [round(ours / 1e6, 2), round(theirs / 1e6)] == told
+
+
+def test_memory_of_the_front_page():
+    names = example(INDEX)
+    theirs = temporary(names["gradient"], Plain(names["loop"].f), names["xs"])
+    assert [round(theirs / 2**20)] == figures(r"`jax.lax.scan` takes (\d+) MiB", INDEX)
+
+
+def test_memory_of_the_picture():
+    cell = eqx.nn.GRUCell(64, 64, key=jax.random.key(0))
+    h, xs = jnp.zeros(64), jnp.zeros((256, 64))
+
+    @eqx.filter_jit
+    def gradient(*inputs):  # of all of them, as in a plan
+        return eqx.filter_grad(lambda all: jnp.sum(all[0](h, all[1])[0]))(inputs)
+
+    def loops():
+        step = jax.tree_util.Partial(lambda cell, h, x: (cell(x, h), None), cell)
+        for schedule in (el.StoreAll(), el.Recursive(16), el.Binomial(8)):
+            yield el.Scan(step, schedule=schedule)
+
+    plans = [loop.plan(h, xs).peak_bytes for loop in loops()]
+    told = figures(r"stores (\d+) KiB.*?needs (\d+) KiB.*?needs (\d+) KiB", INDEX)
+    assert [round(nbytes / 1024) for nbytes in plans] == told
+    measured = [temporary(gradient, loop, xs) for loop in loops()]
+    told = figures(r"XLA's own are (\d+), (\d+) and (\d+) KiB", INDEX)
+    assert [round(nbytes / 1024) for nbytes in measured] == told
