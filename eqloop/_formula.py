@@ -533,7 +533,9 @@ def is_zero(x: Any) -> bool:
 
 def is_inexact(x: Any) -> bool:
     """Whether a value, or one of this type, can have a tangent."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+    # A literal of a program is a number of Python's, and has no dtype of its own.
+    aval = x if hasattr(x, "dtype") else jax.typeof(x)
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def nonzero(tree: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.interpreters import batching
 
 from ._compat import CALLS, close, is_through, scan_counts
 from ._lists import split
@@ -44,8 +45,7 @@ def names_axis(program: Any, axis_name: Hashable) -> bool:
 def mixes_examples(program: Any, axis_name: Hashable) -> bool:
     """Whether under `vmap` the examples may come to depend on each other."""
     return any(
-        # It has a rule of its own for a batch, which may do anything.
-        eqn.primitive.name == "custom_vmap_call"
+        _has_own_batch_rule(eqn)
         or _names_itself(eqn, axis_name)
         or any(mixes_examples(inner, axis_name) for inner in inner_programs(eqn))
         for eqn in program.eqns
@@ -165,6 +165,15 @@ def _is_ref(var: Any) -> bool:
 def _is_reduction(eqn: Any, axis_name: Hashable) -> bool:
     is_reduction = eqn.primitive.name in ("psum", "pmax", "pmin")
     return is_reduction and axis_name in eqn.params["axes"]
+
+
+def _has_own_batch_rule(eqn: Any) -> bool:
+    """Whether somebody else than JAX says what becomes of it in a batch: anything."""
+    if eqn.primitive.name == "custom_vmap_call":
+        return True
+    rule = batching.primitive_batchers.get(eqn.primitive)
+    module = getattr(getattr(rule, "func", rule), "__module__", None) or "jax"
+    return module.split(".")[0] not in ("jax", "eqloop")
 
 
 def _names(eqn: Any, axis_name: Hashable) -> bool:

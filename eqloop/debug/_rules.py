@@ -12,7 +12,7 @@ from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 from .._compat import CALLS, close, scan_counts
-from .._formula import Formula, Mapped
+from .._formula import Formula, Mapped, Selected
 from .._lists import Arrays, split
 from .._positions import loop_name, watched
 from ..checkpointing.engine._primitive import PlannedLoop, Reverse
@@ -155,7 +155,7 @@ def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[A
     program = _expanded(formula, eqn.source_info)
     label = loop_name(eqn.source_info.name_stack) or scope.label
     loop = formula
-    while isinstance(loop, Mapped):
+    while isinstance(loop, Mapped | Selected):
         loop = loop.formula
     if not isinstance(loop, PlannedLoop | Reverse | RowMap):
         inner = dataclasses.replace(scope, label=label, is_expanded=True)

@@ -89,7 +89,11 @@ def stored_with_bars(
         The final carry, the outputs, that number, and the number of the loop's own bar.
     """
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
-    moved = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
+    # An axis that is in front already is not moved: outside of `jit` that would copy.
+    moved = [
+        jnp.moveaxis(x, axis, 0) if axis else x
+        for x, axis in zip(xs, loop.x_axes, strict=True)
+    ]
 
     def body(state: tuple[Any, list[Any]], x: list[Any]) -> Any:
         number, carry = state

@@ -236,14 +236,19 @@ class Reverse(Formula):
     Attributes:
         problem: The loop there.
         back: What the way back does to a block.
+        layout: Which carries are slots.
+        has_run: Whether the loop there has been run, and its slots are given.
     """
 
     there: ClassVar[type[PlannedLoop]] = PlannedLoop
     problem: Problem
     back: Back
     layout: Any  # Nested | Revolved
+    has_run: bool
 
-    def __init__(self, problem: Problem, back: Back, layout: Any, in_avals: Any):
+    def __init__(
+        self, problem: Problem, back: Back, layout: Any, has_run: bool, in_avals: Any
+    ):
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
         self.in_avals = in_avals
@@ -252,7 +257,7 @@ class Reverse(Formula):
             list(carried),
             ct_types(xs, back.x_of),
         )
-        self.params = dict(problem=problem, back=back, layout=layout)
+        self.params = dict(problem=problem, back=back, layout=layout, has_run=has_run)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
@@ -279,7 +284,7 @@ class Reverse(Formula):
         step = cls._read(problem.step.muted(backward=False))
         carry = active.carry[cls.lead :]
         back = Pull(step, problem.policy, active._replace(carry=carry), wanted)
-        return cls(primal, back, layout, _types_of(args))(*args)
+        return cls(primal, back, layout, True, _types_of(args))(*args)
 
     # How many leaves of the carry the way back does not know of.
     lead: ClassVar[int] = 0
@@ -290,7 +295,7 @@ class Reverse(Formula):
         return step
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
-        if not slots:
+        if not self.has_run:
             slots = self._forward(inputs)
         consts, _, xs = inputs
         step = self._again
@@ -315,7 +320,7 @@ class Reverse(Formula):
         back = Pushed(self.back, self._again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
-        formula = type(self)(self.problem, back, self.layout, in_avals)
+        formula = type(self)(self.problem, back, self.layout, self.has_run, in_avals)
         return self._as_doubled(formula, active, uses_slots=True)
 
     def _as_doubled(
@@ -359,7 +364,7 @@ class Reverse(Formula):
         problem = dataclasses.replace(problem, step=step, loop=loop)
         args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
         count = len(primals[1])
-        zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
+        zero_slots = [Zero(aval.to_ct_aval()) for aval in self.in_avals[1]]
         if not any(map(any, active)):
             carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
             zeros = _spread(([], [], []), active, self.in_avals[0])
@@ -373,12 +378,8 @@ class Reverse(Formula):
         formula = self._derived(problem, Pulled, active, in_avals)
         layout = formula.layout
         carry, ct_zs, slots = self.there(problem, layout, in_avals[0])(*args)
-        formula = type(self)(
-            problem,
-            formula.back,
-            layout,
-            (in_avals[0], _types_of(slots), *in_avals[2:]),
-        )
+        in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
+        formula = type(self)(problem, formula.back, layout, True, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
         ct_init = carried_on[len(carried) :]
         ct_primals = _spread((sums, ct_init, ct_xs), active, self.in_avals[0])
@@ -424,7 +425,7 @@ class Reverse(Formula):
         if isinstance(layout, Stored):  # which is residuals, and there are none
             layout = Nested((Nest((layout.length,)),))
         back = kind(self.back, self._again, self._known(active))
-        return type(self)(problem, back, layout, in_avals)
+        return type(self)(problem, back, layout, False, in_avals)
 
     def _forward(self, inputs: Any) -> list[Any]:
         """The slots, from running the loop there."""
@@ -434,7 +435,7 @@ class Reverse(Formula):
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """The same by JAX, of two loops between which every carry is kept."""
-        (primals, slots, *ends), _ = inputs, perturbed
+        primals, _, *ends = inputs
         run = functools.partial(
             there_and_back, self.back, self._again, self.problem.loop
         )
@@ -442,7 +443,7 @@ class Reverse(Formula):
         marked = lambda m, ends: run(merge(primals, marks, m), ends)
         _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
-        zero_slots = [Zero(jax.typeof(slot).to_ct_aval()) for slot in slots]
+        zero_slots = [Zero(aval.to_ct_aval()) for aval in self.in_avals[1]]
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 

@@ -101,7 +101,7 @@ class ReverseWhile(Reverse):
         return unconditional(step)
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
-        if not slots:
+        if not self.has_run:
             slots = self._forward(inputs)
         (consts, _, _), loop = inputs, self.problem.loop
         sweep = Sweep(self._again, loop, self.back, consts, [], [], count=slots[0])

@@ -1,0 +1,150 @@
+"""Steps that do more than compute: references, callbacks with effects, checks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify, io_callback
+
+import eqloop as el
+
+SCHEDULES = [el.StoreAll(), el.Recursive(2), el.Binomial(2), el.Binomial(2, block=3)]
+MODES = {
+    "primal": lambda f: f,
+    "jvp": lambda f: lambda h: jax.jvp(f, (h,), (jnp.ones_like(h),)),
+    "gradient": jax.grad,
+    "hessian": jax.hessian,
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reference_is_updated_once_a_step(schedule, mode):
+    count = jax.new_ref(jnp.zeros(()))
+
+    def step(h: Any, x: Any) -> Any:
+        count[...] += 1.0
+        return jnp.sin(h * x), None
+
+    run = lambda h: el.Scan(step, schedule=schedule)(h, jnp.ones(6))[0]
+    MODES[mode](run)(jnp.float32(0.5))
+    assert count[...] == 6
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_reference_in_a_compiled_function_and_what_is_read_from_it(schedule):
+    def f(loop: Any, h: Any) -> Any:
+        ref = jax.new_ref(jnp.array([1.0, 2.0]))
+
+        def step(h: Any, x: Any) -> Any:
+            ref[0] = ref[0] * h
+            return jnp.sin(h + x * ref[1]), ref[0]
+
+        h, ys = loop(step)(h, jnp.linspace(0.1, 0.5, 5))
+        return h + jnp.sum(ys**2) + jnp.sum(ref[...])
+
+    ours = lambda h: f(lambda step: el.Scan(step, schedule=schedule), h)
+
+    def scan(step: Any) -> Any:
+        return lambda h, xs: jax.lax.scan(step, h, xs)
+
+    for derive in (lambda f: f, jax.grad):
+        got, want = (jax.jit(derive(g))(0.4) for g in (ours, lambda h: f(scan, h)))
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_reference_in_a_while_loop():
+    def run(loop: Any, h: Any) -> Any:
+        ref = jax.new_ref(jnp.zeros((), jnp.int32))
+
+        def body(c: Any) -> Any:
+            ref[...] += 2
+            return c[0] + 1, jnp.sin(c[1])
+
+        return loop(lambda c: c[0] < 4, body)((0, h))[1], ref[...]
+
+    loop = lambda cond, body: el.CheckpointedWhileLoop(cond, body, checkpoints=2)
+    f = jax.jit(jax.value_and_grad(lambda h: run(loop, h), has_aux=True))
+    (_, count), slope = f(0.5)
+    wanted = jax.grad(lambda h: jnp.sin(jnp.sin(jnp.sin(jnp.sin(h)))))(0.5)
+    assert count == 8
+    np.testing.assert_allclose(slope, wanted, rtol=1e-6)
+
+
+def test_references_are_no_arguments_and_rows_share_none():
+    ref = jax.new_ref(jnp.arange(3.0))
+    message = r"xs is a reference \(`jax.new_ref`\). Pass arrays, `xs\[...\]`"
+    with pytest.raises(TypeError, match="Scan: " + message):
+        el.Scan(lambda c, x: (c, None))(0.0, ref)
+    with pytest.raises(TypeError, match=r"Scan: carry\['r'\] is a reference"):
+        el.Scan(lambda c, x: (c, None))({"r": ref}, jnp.ones(2))
+    with pytest.raises(TypeError, match=r"Map: x\[0\] is a reference"):
+        el.Map(lambda x: x)((ref,))
+    with pytest.raises(TypeError, match="WhileLoop: carry is a reference"):
+        el.WhileLoop(lambda c: c[0] < 1, lambda c: c)(ref)
+
+    def row(x: Any) -> Any:
+        ref[0] = x
+        return x
+
+    with pytest.raises(ValueError, match=r"ChunkedVmap: f closes over a reference"):
+        el.ChunkedVmap(row, 2)(jnp.arange(5.0))
+
+
+def noisy(calls: list[Any], h: Any) -> Any:
+    io_callback(lambda: calls.append(1), None, ordered=True)
+    return jnp.sin(h)
+
+
+def test_a_callback_with_effects_is_called_once_or_refused():
+    for schedule in SCHEDULES:
+        calls: list[Any] = []
+        step = lambda h, x, calls=calls: (noisy(calls, h) * x, None)
+        run = lambda h, s=schedule, f=step: el.Scan(f, schedule=s)(h, jnp.ones(4))[0]
+        jax.block_until_ready(jax.jit(run)(0.5))
+        jax.effects_barrier()
+        assert len(calls) == 4
+        if schedule == el.StoreAll():
+            jax.block_until_ready(jax.jit(jax.grad(run))(0.5))
+            jax.effects_barrier()
+            assert len(calls) == 8
+        else:
+            message = r"runs steps again, and there is an `io_callback` .*StoreAll\(\)"
+            with pytest.raises(ValueError, match=message):
+                jax.grad(run)(0.5)
+    loop = el.CheckpointedWhileLoop(lambda c: c < 0.9, lambda c: noisy([], c) + 1)
+    with pytest.raises(ValueError, match=r"io_callback.*el\.Scan"):
+        jax.grad(loop)(0.5)
+    with pytest.raises(ValueError, match=r"map runs its function again.*el\.Vmap"):
+        jax.grad(lambda x: jnp.sum(el.Map(lambda x: noisy([], x))(x)))(jnp.ones(2))
+
+
+def test_examples_that_have_stopped_call_nobody():
+    def body(c: Any) -> Any:
+        io_callback(lambda i: None, None, c[0])
+        return c[0] + 1, c[1]
+
+    loop = el.WhileLoop(lambda c: c[0] < c[1], body)
+    with pytest.raises(ValueError, match=r"steps of examples that have stopped.*Map"):
+        jax.vmap(lambda n: loop((0, n)))(jnp.array([1, 3]))
+
+
+def test_checks_are_not_lost():
+    def checked(h: Any) -> Any:
+        checkify.check(h < 1.5, "too large")
+        return h + 1.0
+
+    step = lambda h, x: (checked(h), None)
+    run = lambda s: lambda h: el.Scan(step, schedule=s)(h, length=3)[0]
+    error, _ = checkify.checkify(run(el.StoreAll()))(jnp.float32(1))
+    assert "too large" in error.get()
+    message = r"`checkify.check` in the step.*`el.error_if`.*StoreAll\(\)"
+    with pytest.raises(ValueError, match=message):
+        checkify.checkify(run(el.Recursive(2)))(jnp.float32(1))
+    loop = el.WhileLoop(lambda h: h < 3, checked)
+    with pytest.raises(ValueError, match=r"`checkify.check` in the step"):
+        checkify.checkify(loop)(jnp.float32(1))
+    with pytest.raises(ValueError, match=r"`checkify.check` in the step"):
+        checkify.checkify(el.Map(checked))(jnp.ones(3))
