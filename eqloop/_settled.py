@@ -18,6 +18,7 @@ from jax.interpreters import partial_eval
 from ._compat import is_through
 from ._formula import Formula, is_inexact
 from ._lists import Flags, pick, put, split
+from ._reaching import inner_programs
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,19 +61,32 @@ def settled(jaxpr: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.ClosedJa
     return jex.ClosedJaxpr(live, traced.consts)
 
 
-@functools.lru_cache(maxsize=256)
 def has_rules(jaxpr: Any) -> bool:
     """Whether there is a custom derivative in a program, or in one inside it."""
-    return any(map(_has_rules, jaxpr.eqns))
+    return _has(jaxpr, ("custom_jvp_call", "custom_vjp_call"))
 
 
-def _has_rules(eqn: Any) -> bool:
-    if eqn.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")):
-        return not is_through(eqn)
-    formula = eqn.params.get("_prim")
-    if isinstance(formula, Formula):
-        return any(map(has_rules, formula.jaxprs))
+def has_backward_rules(jaxpr: Any) -> bool:
+    """Whether there is a `jax.custom_vjp` in a program, or in one inside it.
+
+    Its backward rule need not be linear in the cotangent that it is given.
+    """
+    return _has(jaxpr, ("custom_vjp_call",))
+
+
+@functools.lru_cache(maxsize=256)
+def _has(jaxpr: Any, names: tuple[str, ...]) -> bool:
+    return any(_is_one(eqn, names) for eqn in jaxpr.eqns)
+
+
+def _is_one(eqn: Any, names: tuple[str, ...]) -> bool:
+    if is_through(eqn):
+        return False
     # JAX 0.12 makes its own kind of `hijax` primitive of a custom derivative.
-    if formula is not None:
-        return True
-    return any(map(has_rules, jex.jaxprs_in_params(eqn.params)))
+    primitive = eqn.params.get("_prim")
+    is_foreign = primitive is not None and not isinstance(primitive, Formula)
+    return (
+        eqn.primitive.name.startswith(names)
+        or is_foreign
+        or any(_has(inner, names) for inner in inner_programs(eqn))
+    )

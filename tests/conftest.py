@@ -1,4 +1,4 @@
-"""What all tests share: the devices, hypothesis's profile, and a bounded cache."""
+"""What all tests share: devices, examples, strict types, a bounded cache."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,15 @@ import pytest
 # Enough devices to shard over; a program on one device does not notice the others.
 jax.config.update("jax_num_cpu_devices", 8)
 
-# The first example compiles, so a deadline would measure XLA. The same examples every
-# time, so that a failure is one of the change at hand.
+# The first example compiles, so a deadline would measure XLA, and so would a check of
+# how fast examples are made. The same examples every time, so that a failure is one of
+# the change at hand.
 hypothesis.settings.register_profile(
-    "eqloop", deadline=None, derandomize=True, max_examples=25
+    "eqloop",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("eqloop")
 
@@ -22,3 +27,35 @@ def forget_compiled_programs() -> Iterator[None]:
     """Hands back the memory of a module's programs once its tests are through."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promote_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """An error where dtypes or ranks differ that JAX would promote to one another.
+
+    Some projects have these settings, and the library's own code has to run there. What
+    is written for readers is run as they run it: with JAX's defaults.
+    """
+    if request.path.parent.name in ("docs", "examples"):
+        yield
+        return
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def either_width(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test without and with 64 bits, which counters and numbers then have.
+
+    Beside arrays of 32 bits, those of modules for instance, they have to be promoted.
+    """
+    promotion = jax.config.jax_numpy_dtype_promotion
+    if request.param:
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", promotion)

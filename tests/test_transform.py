@@ -205,7 +205,7 @@ def test_method_of_a_module_is_differentiated_with_respect_to_it(scan):
 def test_method_does_not_map_self():
     model = Model(jnp.array([2.0, 3.0]))
     x = jnp.arange(10.0).reshape(5, 2)
-    np.testing.assert_array_equal(model.scale(x), x * model.rate)
+    np.testing.assert_array_equal(model.scale(x), x * model.rate[None])
 
 
 def test_method_of_an_ordinary_class():

@@ -21,7 +21,9 @@ class Frontier(Sequence[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
     It goes from the least memory to the least time. The schedule of each plan is the
-    [`Budget`][eqloop.Budget] that chooses it.
+    [`Budget`][eqloop.Budget] for what it takes. That is known for the first plan and
+    for one of every kind, whose programs are compiled; for the others it is told from
+    these, and the budget may come to choose a plan beside.
 
     Attributes:
         plans: The plans.

@@ -233,8 +233,8 @@ class Budget(AbstractSchedule):
     lengths, and the least recomputation with any number of slots; each with the
     residuals of single steps or of blocks of them. The budget is for what the gradient
     of the loop allocates, beside its inputs and outputs, on the backend in use; under
-    `vmap` it is for the whole batch. To find out, small loops of the step are compiled,
-    once, and never run.
+    `vmap` it is for the whole batch. To find out, the programs of a few plans are
+    compiled, once, and never run.
 
     Plans that run each step more than a hundred times again are left out. Ask for
     these by [`Binomial`][eqloop.Binomial].

@@ -14,6 +14,7 @@ from .._lists import Arrays, pick
 from .._outputs import Outputs
 from .._partition import Rest
 from .._positions import loop_scope
+from .._settled import has_backward_rules
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
@@ -147,6 +148,8 @@ class MappedCall:
             need = "to cut rows into chunks"
             instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
             refuse_symbolic(self.name, self.size, need, instead)
+        if has_backward_rules(f.row.jaxpr):
+            planner = planner.in_exact_chunks()
         if planner.is_whole(self.size) and meter is None:
             sums, ys = f(self.size, None, consts, xs)
         else:

@@ -31,6 +31,14 @@ class Planner(Protocol):
         """Whether the number of rows need not be known."""
         ...
 
+    def in_exact_chunks(self) -> "Planner":
+        """The same with each row in one chunk only.
+
+        A row that is in two has half of its cotangent in each, which is for what is
+        linear in it.
+        """
+        ...
+
     def is_whole(self, length: int) -> bool:
         """Whether it is certain that so many rows are mapped at once."""
         ...
@@ -60,6 +68,9 @@ class AtMost:
     def takes_any_length(self) -> bool:
         return self.size == 1  # a row at a time is the same however many there are
 
+    def in_exact_chunks(self) -> "AtMost":
+        return dataclasses.replace(self, exact=True)
+
     def is_whole(self, length: int) -> bool:
         return not is_symbolic(length) and length <= self.size
 
@@ -88,6 +99,9 @@ class Within:
     @property
     def takes_any_length(self) -> bool:
         return False
+
+    def in_exact_chunks(self) -> "Within":
+        return dataclasses.replace(self, exact=True)
 
     def is_whole(self, length: int) -> bool:
         return length == 0

@@ -13,7 +13,7 @@ X = {"a": jnp.linspace(-1.0, 1.0, 4).reshape(2, 2), "b": jnp.array([0.3])}
 
 
 def f(x):
-    y = jnp.tanh(x["a"] @ x["a"] * x["b"])
+    y = jnp.tanh(x["a"] @ x["a"] * x["b"][0])
     return {"y": y[:, 0], "z": jnp.sum(y) ** 2, "static": "s"}
 
 
@@ -23,7 +23,7 @@ def of_arrays(x):
 
 
 def losses(x):
-    return x["a"] ** 3 * x["b"], jnp.sum(x["b"] ** 2)
+    return x["a"] ** 3 * x["b"][0], jnp.sum(x["b"] ** 2)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_as_a_decorator_under_jit_and_vmap():
     np.testing.assert_allclose(run(xs, scales), expected, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("either_width")
 def test_derivatives_of_derivatives():
     f = lambda x: jnp.sum(x**4)
     twice, thrice = el.JacFwd(el.Grad(f)), el.JacRev(el.Hessian(f, chunk_size=2))
@@ -198,6 +199,7 @@ def test_derivatives_of_derivatives():
     assert_close(quick_jit(thrice)(Y), jax.jacrev(jax.hessian(f))(Y))
 
 
+@pytest.mark.usefixtures("either_width")
 def test_numbers_and_numpy_arrays():
     np.testing.assert_allclose(el.Grad(jnp.sin)(0.5), jnp.cos(0.5))
     gradient = el.Grad(lambda x: jnp.sum(x**2))(np.ones(2, np.float32))
@@ -239,7 +241,7 @@ def test_complex_arguments_of_a_real_value():
 
 
 def test_complex_values_of_real_arguments():
-    f = lambda x: jnp.exp(1j * x)[:2]
+    f = lambda x: jnp.exp(1j * x.astype(complex))[:2]
     expected = jax.jacfwd(f)(Y)
     np.testing.assert_allclose(el.JacFwd(f)(Y), expected, rtol=1e-5)
     np.testing.assert_allclose(el.Jacobian(f)(Y), expected, rtol=1e-5)

@@ -64,6 +64,7 @@ def test_switch_is_that_of_jax_and_clamps():
 
 
 @pytest.mark.parametrize("index", [1, np.uint8(1), jnp.array(1), 9, -9])
+@pytest.mark.usefixtures("either_width")
 def test_indices_of_all_kinds(index):
     branches = [lambda: 0.5, lambda: 1.5, lambda: 9.5]
     assert el.Switch(branches)(index) == jax.lax.switch(index, branches)
@@ -74,6 +75,7 @@ def test_a_single_branch():
 
 
 @pytest.mark.parametrize("pred", [True, np.bool_(True), jnp.array(True)])
+@pytest.mark.usefixtures("either_width")
 def test_conditions_of_all_kinds(pred):
     assert el.Cond(lambda: 1.0, lambda: 2.0)(pred) == 1
     assert el.Cond(lambda: 1.0, lambda: 2.0)(~jnp.asarray(pred)) == 2

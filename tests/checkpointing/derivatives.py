@@ -31,7 +31,8 @@ def step(w: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     """Works for a state of any size; has leaves that are not differentiated."""
     h, count = carry
     u, shift = x
-    mixed = jnp.tanh(w[0] * h + w[1] * jnp.mean(h) + jnp.where(shift, u, count * u))
+    by = jnp.where(shift, u, count.astype(u.dtype) * u)
+    mixed = jnp.tanh(w[0] * h + w[1] * jnp.mean(h) + by)
     return (mixed, count + 1), (h * u, count + 1)
 
 
@@ -44,7 +45,7 @@ def run(loop: Loop, w: Any, h: Any, us: Any, step: Any = step) -> tuple[Any, Any
 def inputs() -> tuple[Any, Any, Any]:
     w = jnp.array([0.9, -0.4])
     h = jnp.linspace(-1, 1, WIDTH)
-    us = jnp.sin(jnp.arange(LENGTH * WIDTH) * 0.7).reshape(LENGTH, WIDTH)
+    us = jnp.sin(0.7 * jnp.arange(LENGTH * WIDTH * 1.0)).reshape(LENGTH, WIDTH)
     return w, h, us
 
 
@@ -186,7 +187,8 @@ def collectives(loop: Loop) -> Run:
 
     def along(w: Any, carry: Any, x: Any) -> Any:
         (h, count), y = step(w, carry, x)
-        h = jnp.tanh(lax.psum(h, "batch") - h * (1 + lax.axis_index("batch")))
+        index = lax.axis_index("batch").astype(h.dtype)
+        h = jnp.tanh(lax.psum(h, "batch") - h * (1 + index))
         return (h, count), y
 
     mapped = functools.partial(run, loop, step=along)
@@ -222,7 +224,8 @@ def in_scan(loop: Loop) -> Run:
 
 def in_fori_loop(loop: Loop) -> Run:
     def outer(w: Any, h: Any, us: Any) -> Any:
-        return lax.fori_loop(0, 2, lambda i, h: run(loop, w, h, us + i)[0], h)
+        shifted = lambda i: us + i.astype(us.dtype)
+        return lax.fori_loop(0, 2, lambda i, h: run(loop, w, h, shifted(i))[0], h)
 
     return outer
 

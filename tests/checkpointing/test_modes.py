@@ -50,7 +50,11 @@ def expected(mode: Any, context: Any) -> list[np.ndarray]:
 
 def check(mode: Any, context: Any, schedule: Any) -> None:
     actual = evaluate(mode, context, scan(schedule))
-    for a, e in zip(actual, expected(mode, context), strict=True):
+    assert_close(actual, expected(mode, context))
+
+
+def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for a, e in zip(actual, expected, strict=True):
         assert a.shape == e.shape
         assert a.dtype == e.dtype
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
@@ -74,6 +78,14 @@ def test_modes(mode):
 def test_schedules(schedule):
     check(derivatives.grad, derivatives.plain, schedule)
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+def test_with_64_bits(schedule):
+    mode = derivatives.forward_over_reverse
+    with jax.enable_x64(True):
+        loops = (scan(schedule), jax.lax.scan)
+        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
 
 
 @pytest.mark.parametrize("mode", [derivatives.jvp, derivatives.vjp], ids=name)

@@ -21,7 +21,7 @@ def stacked_loss(schedule, reverse=False):
     def loss(f, init, xs):
         step = lambda h, x: (f(h, x)[0], h[:2])
         carry, ys = el.Scan(step, schedule=schedule, reverse=reverse)(init, xs)
-        return jnp.sum(carry**2) + jnp.sum(jnp.arange(len(xs)) * ys.sum(1))
+        return jnp.sum(carry**2) + jnp.arange(1.0 * len(xs)) @ ys.sum(1)
 
     return loss
 
@@ -104,3 +104,7 @@ def test_what_offload_takes():
         el.Offload(el.Offload(el.Binomial(3)))
     with pytest.raises(ValueError, match="must be 'pinned_host'"):
         el.Offload(el.Binomial(3), memory_kind="device")
+    f, init, xs = recurrent(5)
+    scan = el.Scan(f, schedule=el.Offload(el.Binomial(3, block=9)))
+    with pytest.raises(ValueError, match="a block of 9 steps"):
+        scan.plan(init, xs)

@@ -136,7 +136,9 @@ def test_as_a_decorator_of_a_method():
     np.testing.assert_allclose(y, 2 * jnp.sin(POINT), rtol=1e-6)
     assert name == "first"
     grads = eqx.filter_grad(lambda layer: layer.method(POINT)[0].sum())(layer)
-    np.testing.assert_allclose(grads.weight, jnp.cos(POINT)[:, None] * POINT, rtol=1e-6)
+    np.testing.assert_allclose(
+        grads.weight, jnp.outer(jnp.cos(POINT), POINT), rtol=1e-6
+    )
 
 
 def test_as_a_decorator_of_a_function():
@@ -165,7 +167,8 @@ def test_static_leaves_reach_f_and_come_back():
 
 def test_leaves_of_every_dtype():
     def f(x, i, flag, key, z):
-        return jnp.where(flag, x, -x) * i + jax.random.normal(key), i + 1, key, z * 2
+        y = jnp.where(flag, x, -x) * i.astype(float) + jax.random.normal(key)
+        return y, i + 1, key, z * 2
 
     args = (
         POINT,

@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eqloop as el
+
+from ..marks import slow_if
 
 COUNTS = [
     (lambda n: el.Recursive(n), "base", 2),
@@ -66,6 +69,42 @@ def test_no_steps(schedule):
     found = plan(schedule, 0)
     assert (found.length, found.slots, found.evaluations) == (0, 0, 0)
     assert str(found)
+
+
+ANY_LENGTH = [
+    el.Recursive(2),
+    el.Recursive(5),
+    el.Chunked(3),
+    el.Chunked(30),
+    el.Binomial(1),
+    el.Binomial(30),
+    el.Binomial(2, block=3),
+    el.Binomial(3, block=25),
+    el.Budget(4000),
+    el.Offload(el.Binomial(3, block=7)),
+    el.Offload(el.Budget(4000)),
+]
+
+
+@pytest.mark.parametrize(
+    "length", slow_if(lambda length: length not in (0, 2), range(21))
+)
+@pytest.mark.parametrize("policy", [None, el.policies.save_dots])
+def test_every_schedule_runs_every_length(length, policy):
+    h, xs = jnp.ones(3), jnp.linspace(0.5, 1, length * 3).reshape(length, 3)
+
+    def gradient(schedule):
+        def loss(h, xs):
+            carry, ys = scan(schedule, policy)(h, xs)
+            return jnp.sum(carry**2) + jnp.sum(ys)
+
+        return jax.grad(loss, (0, 1))(h, xs)
+
+    # All in one program: it is compiled once.
+    every = jax.jit(lambda: list(map(gradient, [el.StoreAll(), *ANY_LENGTH])))()
+    for found in every[1:]:
+        for a, b in zip(found, every[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 7, 100, 1000, 1023])

@@ -61,6 +61,7 @@ def assert_same(tree: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("either_width")
 def test_values_and_derivatives_are_the_same() -> None:
     run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(SCALE, XS)
     assert_same(run(loss), run(plain_loss))
@@ -195,7 +196,7 @@ def test_argument_with_nan_is_named_if_it_reaches_a_result() -> None:
 
 def test_ranges_of_operands() -> None:
     def f(x: Any, n: Any) -> Any:
-        return x.reshape(4) / n
+        return x.reshape(4) / n.astype(x.dtype)
 
     x, n = jnp.array([[1.0, 2], [-5, 4]]), jnp.arange(4, dtype=jnp.bfloat16)
     with pytest.raises(el.NonFiniteError) as error:
@@ -225,11 +226,11 @@ def test_every_kind_of_number() -> None:
 
 def test_nested_ones_report_once() -> None:
     inner = el.DebugNonFinite(lambda c, i: (c, jnp.log(jnp.abs(i - 2.0))))
-    outer = el.DebugNonFinite(lambda x: el.Scan(inner)(x, jnp.arange(4)))
+    outer = el.DebugNonFinite(lambda x: el.Scan(inner)(x, jnp.arange(4.0)))
     with pytest.raises(el.NonFiniteError, match="iteration 2 of Scan"):
         outer(1.0)
     with pytest.raises(el.NonFiniteError, match="`log` gave -inf"):
-        el.Jit(lambda x: el.Scan(inner)(x, jnp.arange(4)))(1.0)
+        el.Jit(lambda x: el.Scan(inner)(x, jnp.arange(4.0)))(1.0)
 
 
 def test_first_of_several_is_named() -> None:

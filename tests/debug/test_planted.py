@@ -36,7 +36,7 @@ def root_at(place: int) -> Callable[[Any, Any], Any]:
     """
 
     def step(carry: Any, i: Any) -> tuple[Any, Any]:
-        y = jnp.sqrt(carry - (i == place))  # root
+        y = jnp.sqrt(carry - jnp.where(i == place, 1.0, 0.0))  # root
         return carry, y
 
     return step
@@ -44,7 +44,7 @@ def root_at(place: int) -> Callable[[Any, Any], Any]:
 
 def log_at(place: int) -> Callable[[Any, Any], Any]:
     def step(carry: Any, i: Any) -> tuple[Any, Any]:
-        return carry, jnp.log(jnp.abs(i - place) + 0 * carry)  # log
+        return carry, jnp.log(jnp.abs(i - place).astype(float) + 0 * carry)  # log
 
     return step
 
@@ -238,7 +238,7 @@ def scan_in_rows(x: Any) -> Any:
 def while_at(kind: Any, **settings: Any) -> Callable[[Any], Any]:
     def step(c: Any) -> Any:
         i, x = c
-        return i + 1, x + jnp.sqrt(x - 1.0 * (i == 3)) * 0  # while
+        return i + 1, x + jnp.sqrt(x - jnp.where(i == 3, 1.0, 0.0)) * 0  # while
 
     return lambda x: kind(lambda c: c[0] < 6, step, **settings)((0, x))[1]
 

@@ -46,12 +46,12 @@ NAMES = {
     # Equinox 0.13.8: all of its transforms, and of its internals those for loops.
     "equinox": """
         eqxi.AbstractProgressMeter eqxi.MaybeBuffer eqxi.NoProgressMeter
-        eqxi.TextProgressMeter eqxi.TqdmProgressMeter eqxi.buffer_at_set eqxi.cached_filter_eval_shape
-        eqxi.closure_to_pytree eqxi.eval_empty eqxi.eval_zero eqxi.maybe_set_p
-        eqxi.noinline eqxi.nonbatchable eqxi.nondifferentiable
-        eqxi.nondifferentiable_backward eqxi.nontraceable eqxi.scan eqxi.scan_trick
-        eqxi.select_if_vmap_p eqxi.unvmap_all eqxi.unvmap_any eqxi.unvmap_max
-        eqxi.while_loop
+        eqxi.TextProgressMeter eqxi.TqdmProgressMeter eqxi.buffer_at_set
+        eqxi.cached_filter_eval_shape eqxi.closure_to_pytree eqxi.eval_empty
+        eqxi.eval_zero eqxi.maybe_set_p eqxi.noinline eqxi.nonbatchable
+        eqxi.nondifferentiable eqxi.nondifferentiable_backward eqxi.nontraceable
+        eqxi.scan eqxi.scan_trick eqxi.select_if_vmap_p eqxi.unvmap_all eqxi.unvmap_any
+        eqxi.unvmap_max eqxi.while_loop
         eqx.branched_error_if eqx.error_if eqx.filter_checkpoint
         eqx.filter_closure_convert eqx.filter_custom_jvp eqx.filter_custom_vjp
         eqx.filter_eval_shape eqx.filter_grad eqx.filter_hessian eqx.filter_jacfwd

@@ -148,6 +148,7 @@ def test_axes(chunk_size):
     assert_close(ys, lax.associative_scan(jnp.add, xs["wide"], axis=1, reverse=True))
 
 
+@pytest.mark.usefixtures("either_width")
 def test_integers_keys_and_numpy_arrays():
     keys = jax.random.split(jax.random.key(0), 5)
     xs = {"n": np.arange(5), "key": keys, "x": jnp.ones(5, jnp.bfloat16)}

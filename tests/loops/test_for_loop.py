@@ -34,6 +34,7 @@ class Weighted(eqx.Module):
 
 
 @each_loop
+@pytest.mark.usefixtures("either_width")
 def test_values_and_derivatives_are_those_of_a_vmap(loop):
     ours = lambda f, xs, weights: loop(f)(xs, weights)
     theirs = lambda f, xs, weights: jax.vmap(f)(xs, weights)

@@ -444,12 +444,14 @@ def test_batch_norm_and_dropout():
     each, state = separate()
     grads_, (x_, state_) = gradient(each, state, through_all)
     grads_ = [jnp.stack(g) for g in zip(*map(jax.tree.leaves, grads_), strict=True)]
+    # The bias before a normalisation has none but what rounding leaves of large ones.
+    noise = 1e-5 * max(jnp.max(jnp.abs(g)) for g in grads_)
     for schedule in (None, el.Chunked(2)):
         layers, state = stacked(schedule)
         call = lambda layers, *args, **kwargs: layers(*args, **kwargs)
         grads, (x, state) = gradient(layers, state, call)
         assert_close(x, x_)
-        assert_close(jax.tree.leaves(grads), grads_)
+        assert_close(jax.tree.leaves(grads), grads_, atol=noise)
         means, _ = state.get(layers.layers.norm.ema_state_index)
         expected = [state_.get(layer.norm.ema_state_index)[0] for layer in each]
         assert_close(means, jnp.stack(expected))

@@ -68,7 +68,7 @@ def separately():
     """Values and gradients of 64 loops, each by itself."""
     loss = lambda *args: jnp.sum(masked(*args)[1] ** 2)
     each = jax.vmap(jax.value_and_grad(loss, (0, 1, 2)), (None, 0, 0))
-    return jax.jit(each)(P, STEPS * 1.0, SCALES)
+    return jax.jit(each)(P, STEPS.astype(float), SCALES)
 
 
 def check(actual, expected):
@@ -89,7 +89,9 @@ def test_separate_loops_are_what_they_should_be():
 @kinds
 def test_values_and_gradients_are_those_of_64_loops(kind):
     loss = functools.partial(total, functools.partial(run, kind))
-    value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(P, STEPS * 1.0, SCALES)
+    value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(
+        P, STEPS.astype(float), SCALES
+    )
     values, (ct_p, ct_left, ct_scale) = separately()
     check(value, values.sum())
     check(grads, (jax.tree.map(lambda ct: ct.sum(0), ct_p), ct_left, ct_scale))
@@ -99,7 +101,7 @@ def test_values_and_gradients_are_those_of_64_loops(kind):
 def test_gradient_of_each_example_by_itself(kind):
     loss = lambda *args: jnp.sum(run(kind, *args)[1] ** 2)
     grads = jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2)), (None, 0, 0)))
-    check(grads(P, STEPS * 1.0, SCALES), separately()[1])
+    check(grads(P, STEPS.astype(float), SCALES), separately()[1])
 
 
 def test_forward_mode():
@@ -139,7 +141,7 @@ def test_none_of_the_examples_runs(kind):
 
 def test_vmap_of_vmap():
     one = functools.partial(run, LOOPS["checkpointed"])
-    left, scales = STEPS[:6].reshape(2, 3) * 1.0, SCALES[:3]
+    left, scales = STEPS[:6].reshape(2, 3).astype(float), SCALES[:3]
 
     def nested(p, left, scales):
         rows = jax.vmap(one, (None, 0, 0))

@@ -168,8 +168,9 @@ def test_positional_arguments_without_a_name():
 
 def test_numpy_arrays_and_python_scalars():
     f = lambda x, y, z: (x + y, y, z)
-    found = el.ChunkedVmap(f, 3)(np.arange(7), 2.5, np.arange(7) > 3)
-    assert_close(found, (jnp.arange(7) + 2.5, 2.5, jnp.arange(7) > 3))
+    x = np.arange(7, dtype=np.float32)
+    found = el.ChunkedVmap(f, 3)(x, 2.5, x > 3)
+    assert_close(found, (jnp.asarray(x + 2.5), 2.5, jnp.asarray(x > 3)))
 
 
 def test_a_result_that_is_the_same_for_every_row():

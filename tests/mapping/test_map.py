@@ -19,6 +19,7 @@ def row(x):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.usefixtures("either_width")
 def test_is_lax_map_with_its_derivatives(rows):
     settings = ({}, {"unroll": 3}, {"batch_size": 3}, {"batch_size": 3, "unroll": 2})
     f = lambda x: {"y": row(x)["y"]}

@@ -156,6 +156,7 @@ def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 4])
+@pytest.mark.usefixtures("either_width")
 def test_a_row_counts_once_where_f_is_singular(chunk_size):
     sqrt = el.ChunkedVmap(jnp.sqrt, chunk_size)
     at = jnp.zeros(5)
@@ -187,7 +188,7 @@ def test_around_a_loop(schedule):
 
 def test_integers_keys_and_flags_are_not_differentiated():
     def f(x, n, key, flag):
-        y = jnp.where(flag, x, -x) * n + jax.random.normal(key)
+        y = jnp.where(flag, x, -x) * n.astype(float) + jax.random.normal(key)
         return y, n + 1, jax.random.fold_in(key, 1), ~flag
 
     args = (

@@ -118,7 +118,7 @@ def test_one_inside_another():
 
     def outer(x):
         each = el.ShardMap(inner, in_specs=P("b"), out_specs=P("b"))
-        return each(x) * (1 + jax.lax.axis_index("a"))
+        return each(x) * (1.0 + jax.lax.axis_index("a").astype(float))
 
     specs = dict(mesh=GRID, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
     found = jax.jit(el.ShardMap(outer, **specs))(XS[:, 0])

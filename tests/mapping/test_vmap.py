@@ -43,10 +43,10 @@ def test_collectives_along_the_axis():
         return x - jax.lax.pmean(x, "rows"), jax.lax.axis_index("rows")
 
     found, index = centred(ROWS)
-    np.testing.assert_allclose(found, ROWS - ROWS.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found, ROWS - ROWS.mean(0, keepdims=True), atol=1e-6)
     assert index.tolist() == list(range(7))
     gradient = jax.grad(lambda x: jnp.sum(centred(x)[0] ** 3))(ROWS)
-    expected = jax.grad(lambda x: jnp.sum((x - x.mean(0)) ** 3))(ROWS)
+    expected = jax.grad(lambda x: jnp.sum((x - x.mean(0, keepdims=True)) ** 3))(ROWS)
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_a_collective_of_all_rows_is_the_same_for_each():
 
 def test_a_size_where_nothing_is_mapped():
     run = el.Vmap(
-        lambda x: x + jax.lax.axis_index("i"),
+        lambda x: x + jax.lax.axis_index("i").astype(float),
         axis_size=3,
         axis_name="i",
         in_axes=None,

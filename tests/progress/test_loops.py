@@ -87,6 +87,7 @@ def while_loop(kind: str, w: Any, dt: Any, progress: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["forward", "bounded", "online"])
+@pytest.mark.usefixtures("either_width")
 def test_while_loops(kind, shown):
     bar = el.ProgressBar(4, desc="a")
     run = lambda w, dt, p: while_loop(kind, w, dt, p)

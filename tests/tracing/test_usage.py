@@ -52,7 +52,11 @@ CASES = {
     "read and passed": (lambda a, b: (a, a * b), [X, Y], [READ, READ]),
     "of its shape alone": (lambda a, b: jnp.ones_like(a) + b, [X, Y], [UNUSED, READ]),
     "computed in vain": (lambda a, b: (jnp.sin(a), b)[1], [X, Y], [UNUSED, PASSED]),
-    "where": (lambda n, a, b: jnp.where(a > n, a, 2 * b), [N, X, Y], [READ] * 3),
+    "where": (
+        lambda n, a, b: jnp.where(a > n.astype(float), a, 2 * b),
+        [N, X, Y],
+        [READ] * 3,
+    ),
     "integers": (lambda n, m: (n + 1, m), [N, jnp.arange(2)], [READ, PASSED]),
     "a key": (
         lambda key, a: (jax.random.normal(key), a),
@@ -232,7 +236,10 @@ class Model(eqx.Module):
     name: str = "model"
 
     def __call__(self, x, *, scale):
-        return {"y": self.used * x["a"] * scale, "spare": self.spare}
+        return {
+            "y": self.used * x["a"] * (scale > 1).astype(float),
+            "spare": self.spare,
+        }
 
 
 def test_leaves_are_named_as_one_would_write_them():

@@ -308,7 +308,7 @@ class Left(Derived):
 
 def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
     """What is left of a reversal when it has been differentiated."""
-    if not has_rules(back.base.step.jaxpr):
+    if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
         return back
     return Left(back, forward, active, reverse)
 

@@ -345,7 +345,10 @@ class Reverse(Formula):
         active, _ = activity(problem.step, perturbed[0])
         cts = instantiated(cts)
         try:
-            step = onward(self.back, problem.step.muted(backward=False), problem.loop)
+            # On this way there is what is left of both once they are differentiated.
+            primal = settled_problem(problem, active, reverse=True)
+            back = left_of(self.back, self._again, self._known(active), reverse=True)
+            step = onward(back, primal.step.muted(backward=False), problem.loop)
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]

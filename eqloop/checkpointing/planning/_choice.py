@@ -45,12 +45,13 @@ def smallest(problem: Problem, active: Active) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = _guess(problem, active)
     every = [layout for _, layout in _by_duration(problem, active)]
-    singles = [layout for layout in every if layout.block == 1]
+    among = [layout for layout in every if layout.block == 1] or every
+    least = min(among, key=guess)
     for _ in range(_MOST_TRIALS):
-        least = min(singles or every, key=guess)
         if guess.knows(least):
             break
         _measured(problem, active, least, guess)
+        least = min(among, key=guess)
     return least
 
 
@@ -65,12 +66,13 @@ def pareto(problem: Problem, active: Active) -> list[tuple[Layout, int]]:
     least = smallest(problem, active)
     _measured(problem, active, least, guess)
     every = [layout for _, layout in _by_duration(problem, active)]
+    chosen = _beaten_by_none(every, guess)
     for _ in range(_MOST_TRIALS):
-        chosen = _beaten_by_none(every, guess)
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
         if not unknown:
             break
         _measured(problem, active, unknown[len(unknown) // 2], guess)
+        chosen = _beaten_by_none(every, guess)
     floor = guess(least)
     larger = [layout for layout in chosen if guess(layout) > floor]
     return [(least, floor), *((layout, guess(layout)) for layout in larger[::-1])]

@@ -41,7 +41,9 @@ def made_within_loops(text: str, length: int) -> list[str]:
         if name is None or name[1] or name[2] in fused:
             continue
         for line in body.splitlines()[1:]:
-            made = re.match(r"\s*(?:ROOT )?%(\S+) = \w+\[([\d,]*)\]\S* ([\w\-]+)\(", line)
+            made = re.match(
+                r"\s*(?:ROOT )?%(\S+) = \w+\[([\d,]*)\]\S* ([\w\-]+)\(", line
+            )
             if made is None or str(length) not in made[2].split(","):
                 continue
             is_update = "dynamic-update-slice" in made[1] or "dynamic_update" in made[1]
@@ -97,7 +99,7 @@ HALF = [jnp.bfloat16, jnp.float16]
 def half_gradient(schedule: Any, batch: bool) -> Any:
     def loss(w: Any, h: Any, xs: Any, cts: Any) -> Any:
         def run(h: Any, xs: Any) -> Any:
-            f = lambda h, x: ((lambda h: (h, h))(jnp.tanh(w * h + x)))
+            f = lambda h, x: (lambda h: (h, h))(jnp.tanh(w * h + x))
             return el.Scan(f, schedule=schedule)(h, xs)
 
         h, ys = jax.vmap(run, out_axes=(0, 1))(h, xs) if batch else run(h, xs)

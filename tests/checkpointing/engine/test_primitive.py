@@ -54,7 +54,7 @@ def test_leaves_that_are_not_differentiated():
         u, i, key_of_step = x
         key, noise = jax.random.split(key)
         noise = jax.random.normal(noise) + jax.random.normal(key_of_step)
-        h = jnp.sin(w * h + jnp.where(odd, u, noise) + count * i)
+        h = jnp.sin(w * h + jnp.where(odd, u, noise) + (count * i).astype(float))
         count = (count + offset) % 5
         return (h, count, ~odd, key), (h * u, count, odd, key)
 
@@ -80,7 +80,8 @@ def test_leaves_that_are_not_differentiated():
 @schedules
 def test_cotangents_of_integers_are_float0(schedule):
     def evaluate(loop: Any, h: Any, i: Any) -> Any:
-        run = lambda h, i: loop(lambda h, i: (h * (1 + i) / 5, None), h, i)[0]
+        step = lambda h, i: (h * (1 + i).astype(float) / 5, None)
+        run = lambda h, i: loop(step, h, i)[0]
         return jax.grad(run, (0, 1), allow_int=True)(h, i)
 
     h, i = jnp.asarray(0.5), jnp.arange(LENGTH)

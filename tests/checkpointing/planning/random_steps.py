@@ -169,7 +169,9 @@ def _dense(draw: Any, dtype: Any) -> Part:
     def move(weights: Any, leaves: Any, x: Any) -> Any:
         return [jnp.tanh(weights[0] @ leaves[0] + x)]
 
-    return Part([_ones(draw, (width,), dtype)], [_ones(draw, (width, width), dtype)], move)
+    return Part(
+        [_ones(draw, (width,), dtype)], [_ones(draw, (width, width), dtype)], move
+    )
 
 
 def _gru(draw: Any, dtype: Any) -> Part:

@@ -1,4 +1,4 @@
-"""Plans against what XLA allocates, for random steps: never too low, seldom too high."""
+"""Plans of random steps against what XLA allocates: never too low, seldom too high."""
 
 import contextlib
 import dataclasses

@@ -73,7 +73,11 @@ def expected(mode: Any, context: Any) -> list[np.ndarray]:
 
 def check(mode: Any, context: Any, kind: Any) -> None:
     actual = evaluate(mode, context, scan(kind))
-    for a, e in zip(actual, expected(mode, context), strict=True):
+    assert_close(actual, expected(mode, context))
+
+
+def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for a, e in zip(actual, expected, strict=True):
         assert a.shape == e.shape
         assert a.dtype == e.dtype
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
@@ -100,6 +104,14 @@ def test_contexts(context):
     turn = QUICKLY.index(context)
     mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
     check(mode, context, list(LOOPS.values())[turn // 2 % 2])
+
+
+@pytest.mark.parametrize("kind", LOOPS.values(), ids=LOOPS)
+def test_with_64_bits(kind):
+    mode = derivatives.forward_over_reverse
+    with jax.enable_x64(True):
+        loops = (scan(kind), lax.scan)
+        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
 
 
 def test_places():

@@ -1,0 +1,6 @@
+"""The loop tests of Equinox, Diffrax and JAX, with eqloop's loops in place of theirs.
+
+`python -m tests.peers equinox` fetches their tests at the version that is installed,
+and runs them with this library's loops where they call `jax.lax.scan`,
+`equinox.internal.while_loop` and the like. None of their code is here.
+"""

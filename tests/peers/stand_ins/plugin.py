@@ -1,0 +1,60 @@
+"""A pytest plugin: runs a suite of others on our loops (`-p stand_ins.plugin`)."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from . import _expected
+from ._patch import replaced
+from ._variants import VARIANTS
+
+_LOOP = re.compile(r"\b(scan|while_loop|fori_loop|lax\.map)\b")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which suite this is, and what stands in for its loops."""
+    group = parser.getgroup("peers")
+    group.addoption("--peer-suite", choices=_expected.SUITES, required=True)
+    group.addoption("--peer-variant", choices=list(VARIANTS), required=True)
+    group.addoption(
+        "--peer-only-loops",
+        action="store_true",
+        help="only tests whose source names a loop",
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Puts our loops in place before their modules, which keep loops in globals."""
+    with replaced(VARIANTS[config.getoption("--peer-variant")]):
+        return (yield)
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves out what has no loop, and marks what is expected to fail."""
+    if config.getoption("--peer-only-loops"):
+        others = [item for item in items if not _has_loop(item)]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+    entries = _expected.load(
+        config.getoption("--peer-suite"), config.getoption("--peer-variant")
+    )
+    names = {item: _expected.name_of(item.nodeid) for item in items}
+    for entry in entries:
+        chosen = [item for item in items if entry.matches(names[item])]
+        for item in chosen:
+            item.add_marker(
+                pytest.mark.xfail(reason=str(entry), strict=True, run=entry.run)
+            )
+
+
+def _has_loop(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    try:
+        return bool(_LOOP.search(inspect.getsource(inspect.unwrap(item.obj))))
+    except (OSError, TypeError):  # written by no one: it may well have one
+        return True

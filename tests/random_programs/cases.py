@@ -1,0 +1,195 @@
+"""A case: a program, what is evaluated of it, and where that stands."""
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from . import modes
+from .programs import Program
+from .values import DIFFERENTIABLE, Precision, Type, random_value
+from .world import World
+
+AXIS, BATCH = "batch", 2
+
+
+# Where a mode, or the run within it, may stand
+
+
+def _plain(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+    return evaluate(run, *args)
+
+
+def _looped(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+    """The derivative inside a loop."""
+    body = lambda scale: evaluate(run, *(x * scale.astype(x.dtype) for x in args))
+    return lax.map(body, jnp.array([1.0, 0.5], args[0].real.dtype))
+
+
+def _in_cond(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+    one = lambda args: evaluate(run, *args)
+    shapes = jax.eval_shape(one, args)
+    other = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.cond(jnp.sum(args[0].real) < 1e3, one, other, args)
+
+
+def _rematerialised(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+    return evaluate(jax.checkpoint(run), *args)
+
+
+def _run_in_scan(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+    """The derivative of a loop that has the run in its body."""
+
+    def outer(*args: Any) -> list[Any]:
+        body = lambda total, scale: (
+            total,
+            run(*(x * scale.astype(x.dtype) for x in args)),
+        )
+        return lax.scan(body, 0, jnp.array([1.0, 0.5], args[0].real.dtype))[1]
+
+    return evaluate(outer, *args)
+
+
+PLACES: dict[str, Callable[..., Any]] = {
+    "plain": _plain,
+    "looped": _looped,
+    "in_cond": _in_cond,
+    "rematerialised": _rematerialised,
+    "run_in_scan": _run_in_scan,
+}
+# Here JAX differentiates a loop or a `checkpoint` around the run, by its own rules.
+THROUGH_JAX = ("rematerialised", "run_in_scan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A program and what is evaluated of it.
+
+    Attributes:
+        seed: What it was made from.
+        program: The program.
+        mode: The name of a mode.
+        place: Where it stands.
+        vmap: `"inside"` for a derivative of the batched program, `"outside"` for a
+            batch of derivatives, or `"none"`.
+        is_jitted: Whether the library's is compiled as a whole.
+        is_strict: Whether dtypes and ranks may not be promoted.
+        precision: The dtypes.
+        width: How long vectors are.
+        differentiated: Which inputs are.
+        batched: Which inputs are.
+        has_axis: Whether `vmap` has a name.
+        scalars: Which inputs are Python numbers.
+    """
+
+    seed: int
+    program: Program
+    mode: str
+    place: str
+    vmap: str
+    is_jitted: bool
+    is_strict: bool
+    precision: Precision
+    width: int
+    differentiated: tuple[int, ...]
+    batched: tuple[bool, ...]
+    has_axis: bool
+    scalars: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        names = [f.name for f in dataclasses.fields(self) if f.name != "program"]
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"Case({fields})\n{self.program}"
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """JAX's settings for this case. It is run once, so compiling is to be quick."""
+        dtypes, ranks = ("strict", "raise") if self.is_strict else ("standard", "allow")
+        is_slow = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", True)
+        try:
+            with (
+                jax.enable_x64(self.precision.x64),
+                jax.numpy_dtype_promotion(dtypes),
+                jax.numpy_rank_promotion(ranks),
+            ):
+                yield
+        finally:
+            jax.config.update("jax_disable_most_optimizations", is_slow)
+
+    def values(self, nudge: float = 0.0) -> list[Any]:
+        """The inputs."""
+        rng = random.Random(self.seed)
+        values = []
+        for i, type in enumerate(self.program.inputs):
+            is_batched = self.vmap != "none" and self.batched[i]
+            shape = (BATCH, *type.shape) if is_batched else type.shape
+            value = random_value(rng, Type(type.kind, shape), self.precision)
+            if nudge and type.kind in DIFFERENTIABLE:
+                value = value * (1 + nudge)
+            values.append(float(value) if i in self.scalars else value)
+        return values
+
+    def evaluate(
+        self, is_written_out: bool, is_jitted: bool = True, nudge: float = 0.0
+    ) -> "Result":
+        """The result, by the library or written out."""
+        axis = AXIS if self.has_axis else None
+        world = World(is_written_out, self.precision, self.width, axis)
+        values = self.values(nudge)
+        at = self.differentiated
+        axes = [0 if b and self.vmap != "none" else None for b in self.batched]
+
+        def derivative(values: Any, axes: Any) -> Any:
+            def run(*given: Any) -> Any:
+                full = [*values]
+                for i, x in zip(at, given, strict=True):
+                    full[i] = x
+                call = lambda *full: self._run(world, full)
+                if axes is None:
+                    return call(*full)
+                return self._map(call, axes)(*full)
+
+            mode = getattr(modes, self.mode)
+            return PLACES[self.place](mode, run, *(values[i] for i in at))
+
+        def whole(values: Any) -> Any:
+            if self.vmap == "none":
+                return derivative(values, None)
+            if self.vmap == "inside":
+                return derivative(values, axes)
+            return self._map(lambda *vs: derivative(vs, None), axes)(*values)
+
+        evaluate = jax.jit(whole) if is_jitted and not self.scalars else whole
+        out = jax.block_until_ready(evaluate(values))
+        jax.effects_barrier()
+        if self.mode != "primal" or self.vmap != "none":
+            return Result(out)  # how often it has effects is up to JAX
+        return Result(
+            out, [*map(float, world.log)], sorted(map(float, world.unordered))
+        )
+
+    def _run(self, world: World, values: Any) -> Any:
+        if "ref" not in self.program.names():
+            return self.program(world, values)
+        world.ref = jax.new_ref(jnp.zeros((), self.precision.dtype("f")))
+        out = self.program(world, values)
+        return [*out, world.ref[...]]
+
+    def _map(self, f: Callable[..., Any], axes: Any) -> Callable[..., Any]:
+        name = {"axis_name": AXIS} if self.has_axis else {}
+        return jax.vmap(f, tuple(axes), axis_size=BATCH, **name)
+
+
+@dataclasses.dataclass
+class Result:
+    """What came of it: arrays, and what effects have seen, in order or in none."""
+
+    arrays: Any
+    ordered: Any = ()
+    unordered: Any = ()

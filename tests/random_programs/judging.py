@@ -1,0 +1,125 @@
+"""Whether a case is as it has to be: the library's result beside the reference's."""
+
+import dataclasses
+import re
+import traceback
+from typing import Any
+
+import jax
+import numpy as np
+
+from .cases import Case, Result
+from .rules import RULES
+
+DISHONEST = {name for name, rule in RULES.items() if not rule.is_honest}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is wrong with a case.
+
+    Attributes:
+        case: The case.
+        kind: What is the same for all findings of a kind.
+        detail: What was seen.
+    """
+
+    case: Case
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}\n{self.detail}\n{self.case}"
+
+
+class Skipped(Exception):
+    """Plain JAX does not evaluate this case, so there is nothing to compare to."""
+
+
+def judge(case: Case) -> Finding | None:
+    """What is wrong with a case, if anything is.
+
+    Raises:
+        Skipped: If plain JAX cannot evaluate it.
+    """
+    with case.environment():
+        try:
+            expected = case.evaluate(is_written_out=True)
+        except Exception as error:
+            raise Skipped(_kind(error)) from error
+        try:
+            found = case.evaluate(is_written_out=False, is_jitted=case.is_jitted)
+        except Exception as error:
+            if _is_refused(case, error):
+                return None
+            return Finding(case, _kind(error), "".join(traceback.format_exc()))
+        return _compared(case, expected, found)
+
+
+def _is_refused(case: Case, error: Exception) -> bool:
+    """Whether it is said that steps which are run again may not write to refs."""
+    has_ref = "ref" in case.program.names() and case.mode != "primal"
+    return (
+        has_ref
+        and isinstance(error, ValueError | TypeError)
+        and "StoreAll" in str(error)
+    )
+
+
+def _kind(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    first = re.sub(r"call \w+ under", "call it under", re.sub(r"[0-9]+", "#", first))
+    return f"{type(error).__name__}: {first[:100]}"
+
+
+def _compared(case: Case, expected: Result, found: Result) -> Finding | None:
+    if jax.tree.structure(expected.arrays) != jax.tree.structure(found.arrays):
+        trees = map(jax.tree.structure, (expected.arrays, found.arrays))
+        return Finding(case, "another tree", "{} for {}".format(*trees))
+    pairs = zip(*map(jax.tree.leaves, (expected.arrays, found.arrays)), strict=True)
+    for want, got in pairs:
+        types = [(x.shape, x.dtype) for x in (want, got)]
+        if types[0] != types[1]:
+            return Finding(case, "another type", f"{types[1]} for {types[0]}")
+    for log in ("ordered", "unordered"):
+        want, got = (getattr(result, log) for result in (expected, found))
+        if len(want) != len(got) or not np.allclose(want, got, 1e-3, 1e-3):
+            return Finding(case, f"{log} effects differ", f"{got}\nfor\n{want}")
+    worst = _distance(expected.arrays, found.arrays)
+    if worst <= case.precision.tolerance:
+        return None
+    if worst <= 100 * _sensitivity(case, expected):
+        return None
+    kind = f"other numbers: {case.mode} of {case.program.transform.name}"
+    dishonest = sorted(case.program.names() & DISHONEST)
+    if dishonest:
+        kind += f" with {', '.join(dishonest)}"
+    arrays = f"{jax.tree.leaves(found.arrays)}\nfor\n{jax.tree.leaves(expected.arrays)}"
+    return Finding(case, kind, f"off by {worst:.2g}\n{arrays}")
+
+
+def _sensitivity(case: Case, expected: Result) -> float:
+    """How far rounding the inputs takes the reference: no more can be asked for."""
+    nudge = case.precision.nudge
+    results = [
+        case.evaluate(is_written_out=True, nudge=by).arrays for by in (nudge, -nudge)
+    ]
+    results.append(case.evaluate(is_written_out=True, is_jitted=False).arrays)
+    return max(_distance(expected.arrays, arrays) for arrays in results)
+
+
+def _distance(one: Any, other: Any) -> float:
+    """The largest difference, beside the numbers that it is among."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        if a.dtype.kind not in "fc":
+            worst = max(worst, float(np.inf) if (a != b).any() else 0.0)
+            continue
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        finite = np.abs(a[np.isfinite(a)])
+        scale = 1 + finite.max(initial=0.0)
+        off = np.where(same, 0.0, np.abs(a - b))
+        off = np.where(np.isnan(off), np.inf, off) / scale
+        worst = max(worst, float(off.max(initial=0.0)))
+    return worst

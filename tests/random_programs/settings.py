@@ -1,0 +1,92 @@
+"""Random settings of transforms."""
+
+import random
+from typing import Any
+
+import eqloop as el
+
+from .transforms import Transform
+
+SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget", "Offload")
+POLICIES = ("save_nothing", "save_everything", "save_dots", "save_dots_without_batch")
+
+
+def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
+    kind = kind or rng.choice(SCHEDULES)
+    if kind == "StoreAll":
+        return el.StoreAll()
+    if kind == "Recursive":
+        return el.Recursive(rng.randint(2, 4))
+    if kind == "Chunked":
+        return el.Chunked(rng.randint(1, max(length, 1) + 1))
+    if kind == "Binomial":
+        block = rng.randint(1, max(length, 1)) if rng.random() < 0.4 else 1
+        return el.Binomial(rng.randint(1, 5), block=block)
+    if kind == "Budget":
+        return el.Budget(rng.choice(["64KiB", "1MiB"]))
+    inner = rng.choice(["Recursive", "Chunked", "Binomial"])
+    return el.Offload(schedule(rng, length, inner))
+
+
+def policy(rng: random.Random) -> Any:
+    return getattr(el.policies, rng.choice(POLICIES))
+
+
+def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
+    """A scan of any kind, by any schedule."""
+    name = rng.choice(names)
+    if name == "lax.scan":
+        return Transform(name, length=length)
+    settings: dict[str, Any] = {}
+    if "Checkpointed" in name:
+        settings["base"] = rng.randint(2, 5)
+    else:
+        settings["schedule"] = schedule(rng, length)
+    if rng.random() < 0.3:
+        settings["reverse"] = True
+    if rng.random() < 0.2:
+        settings["unroll"] = rng.choice([2, 3, True])
+    if rng.random() < 0.25:
+        settings["policy"] = policy(rng)
+    if name == "SlicedScan":
+        settings["start"] = rng.choice([None, None, rng.randint(-length, length)])
+        settings["stop"] = rng.choice([None, None, rng.randint(-length, length)])
+        settings["step"] = rng.choice([None, 1, 2, 3])
+    return Transform(name, tuple(settings.items()), length)
+
+
+def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Transform:
+    name = rng.choice(names)
+    settings: dict[str, Any] = {}
+    if name == "BoundedWhileLoop":
+        settings = {"max_steps": most, "base": rng.randint(2, 4)}
+    if name == "CheckpointedWhileLoop":
+        if rng.random() < 0.5:
+            settings["max_steps"] = most
+        if rng.random() < 0.7:
+            settings["checkpoints"] = rng.randint(1, 4)
+    return Transform(name, tuple(settings.items()), most)
+
+
+def row_map(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
+    name = rng.choice(names)
+    settings: dict[str, Any] = {}
+    if name == "ChunkedVmap":
+        settings["chunk_size"] = rng.randint(1, length + 1)
+        if rng.random() < 0.3:
+            settings["exact"] = True
+        if rng.random() < 0.3:
+            settings["policy"] = policy(rng)
+    if name == "Map" and rng.random() < 0.6:
+        settings["batch_size"] = rng.randint(1, length + 1)
+    if name == "CheckpointedForLoop":
+        settings["base"] = rng.randint(2, 4)
+    if name == "ForLoop":
+        settings["schedule"] = schedule(rng, length)
+    return Transform(name, tuple(settings.items()), length)
+
+
+def wrapper(rng: random.Random) -> Transform:
+    name = rng.choice(["jax.checkpoint", "jax.jit", "Remat"])
+    settings = (("policy", policy(rng)),) if name == "Remat" else ()
+    return Transform(name, settings)
