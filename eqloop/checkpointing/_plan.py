@@ -32,7 +32,8 @@ class Plan:
             outputs. It is meant to be no less than what XLA reports as temporary
             memory, and seldom more by a few per cent.
         relative_time: How long a gradient takes, where storing every residual takes 1.
-            It is estimated, from the work of a step, for the backend in use.
+            It is estimated, from the work of a step, for the backend in use, and is for
+            comparing plans: light steps can take several times as long.
 
     Examples:
         >>> import jax.numpy as jnp

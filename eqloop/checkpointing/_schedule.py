@@ -227,7 +227,7 @@ class Binomial(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Budget(AbstractSchedule):
-    """The plan that takes the least time within so much memory.
+    """Of the plans it searches, the one that should be fastest within so much memory.
 
     Chosen from are storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots; each with the
@@ -238,6 +238,10 @@ class Budget(AbstractSchedule):
 
     Plans that run each step more than a hundred times again are left out. Ask for
     these by [`Binomial`][eqloop.Binomial].
+
+    Time is estimated, from the work of a step and the rates of the backend. The plan is
+    made when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
+    and for one example in the `vmap` of a gradient.
 
     It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 

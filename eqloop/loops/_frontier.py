@@ -13,7 +13,7 @@ from ._loop import AbstractLoop
 def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
-    Nothing is run; the programs of a few plans are compiled.
+    Nothing is run; the programs of a few plans are compiled. Time is estimated.
 
     Args:
         loop: A scan, or any other loop that has a `plan`.
@@ -22,9 +22,9 @@ def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
         **kwargs: What it is called with by keyword, such as `length` and `key`.
 
     Returns:
-        Plans from the least memory to the least time, none of which another one beats
-        in both. `frontier(...).plot()` draws them, with that of the loop's own
-        schedule marked.
+        Plans from the least memory to the least time: of those that a
+        [`Budget`][eqloop.Budget] searches, the ones that no other one beats in both.
+        `frontier(...).plot()` draws them, with that of the loop's own schedule marked.
 
     Raises:
         TypeError: As the call of the loop does.

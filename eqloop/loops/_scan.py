@@ -60,9 +60,12 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
 
         Raises:
             TypeError: If the carry changes its type, if `f` does not return a pair, or
-                if a jaxtyping annotation of `f` is violated.
+                if a jaxtyping annotation of `f` is violated, or if there is a reference
+                (`jax.new_ref`) among the arguments; `f` may close over one.
             ValueError: If lengths disagree or are unknown, if an axis is out of range,
-                or if a static leaf of the carry changes.
+                or if a static leaf of the carry changes. If there is a `checkify.check`
+                in a step of a loop that plans its gradient, or, when that is taken, an
+                `io_callback`: `StoreAll` has both.
         """
         return self._run(self._open(init, xs, length=length, key=key))
 

@@ -49,9 +49,11 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
 
         Raises:
             TypeError: If the carry changes its type, if `cond` does not return a scalar
-                boolean, or if a jaxtyping annotation is violated.
+                boolean, if a jaxtyping annotation is violated, or if there is a
+                reference (`jax.new_ref`) in the carry.
             ValueError: If a static leaf of the carry changes, or if the loop can be
-                seen to run forever.
+                seen to run forever. Under the `vmap` of a gradient, if there are
+                collectives over the axis of the `vmap` in the loop.
         """
         planner = self._planner()
         is_bounded = planner.max_steps < UNLIMITED

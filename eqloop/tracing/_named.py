@@ -17,7 +17,7 @@ class Named(AbstractTransform, Generic[P, R]):
     """Runs a function, with a name for all that it does, as `jax.named_scope`.
 
     The name stands before those of its operations in profiles, in the compiled program
-    and in drawings. It costs nothing.
+    and in drawings. The program is the same.
 
     Args:
         f: The function.

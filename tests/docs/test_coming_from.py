@@ -16,8 +16,7 @@ PAGES = Path(__file__).parents[2] / "docs/coming_from"
 # What each library has that is about loops, maps, derivatives and checkpoints, under
 # the prefixes that its page uses.
 NAMES = {
-    # `brainstate.transform` 0.5.4, but for those of its checkify's sets of checks, and
-    # for `sofo_grad`, which its documentation has as well.
+    # `brainstate.transform` 0.5.4, but for those of its checkify's sets of checks.
     "brainstate": """
         GradientTransform ProgressBar StateFinder StatefulFunction StatefulMapping
         algebraic_simplification bounded_while_loop breakpoint_if check check_error
@@ -28,7 +27,7 @@ NAMES = {
         fwd_grad grad hessian ifelse in_new_state_probe inline_jit jacfwd jacobian
         jacrev jaxpr_to_python_code jit jit_error_if jvp make_jaxpr map named_call
         named_scope optimize_jaxpr pmap2 pmap2_new_states register_prim_handler remat
-        scan shard_map sofo_grad switch unvmap vector_grad view_pydot vjp vmap vmap2
+        scan shard_map switch unvmap vector_grad view_pydot vjp vmap vmap2
         vmap2_new_states vmap_new_states while_loop
     """,
     # powerpax 0.2.1: all of it.
@@ -46,12 +45,13 @@ NAMES = {
     """,
     # Equinox 0.13.8: all of its transforms, and of its internals those for loops.
     "equinox": """
-        eqxi.MaybeBuffer eqxi.buffer_at_set eqxi.cached_filter_eval_shape
-        eqxi.closure_to_pytree eqxi.eval_empty eqxi.eval_zero eqxi.maybe_set_p
-        eqxi.noinline eqxi.nonbatchable eqxi.nondifferentiable
-        eqxi.nondifferentiable_backward eqxi.nontraceable eqxi.scan eqxi.scan_trick
-        eqxi.select_if_vmap_p eqxi.unvmap_all eqxi.unvmap_any eqxi.unvmap_max
-        eqxi.while_loop
+        eqxi.AbstractProgressMeter eqxi.MaybeBuffer eqxi.NoProgressMeter
+        eqxi.TextProgressMeter eqxi.TqdmProgressMeter eqxi.buffer_at_set
+        eqxi.cached_filter_eval_shape eqxi.closure_to_pytree eqxi.eval_empty
+        eqxi.eval_zero eqxi.maybe_set_p eqxi.noinline eqxi.nonbatchable
+        eqxi.nondifferentiable eqxi.nondifferentiable_backward eqxi.nontraceable
+        eqxi.scan eqxi.scan_trick eqxi.select_if_vmap_p eqxi.unvmap_all eqxi.unvmap_any
+        eqxi.unvmap_max eqxi.while_loop
         eqx.branched_error_if eqx.error_if eqx.filter_checkpoint
         eqx.filter_closure_convert eqx.filter_custom_jvp eqx.filter_custom_vjp
         eqx.filter_eval_shape eqx.filter_grad eqx.filter_hessian eqx.filter_jacfwd
