@@ -27,8 +27,12 @@ def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
     found: Layout | None = None
     left, limit = _by_duration(problem, active), math.inf
     for _ in range(_MOST_TRIALS):
-        promising = (layout for time, layout in left if time < limit)
+        promising = [layout for time, layout in left if time < limit]
         layout = next((one for one in promising if guess(one) <= nbytes), None)
+        if layout is None:
+            # What was guessed may be too much: the smallest of another kind will tell.
+            others = [one for one in promising if not guess.knows_kind(one)]
+            layout = min(others, key=guess, default=None)
         if layout is None:
             break
         left = [item for item in left if item[1] != layout]
