@@ -171,7 +171,8 @@ def _has_own_batch_rule(eqn: Any) -> bool:
     """Whether somebody else than JAX says what becomes of it in a batch: anything."""
     if eqn.primitive.name == "custom_vmap_call":
         return True
-    rule = batching.primitive_batchers.get(eqn.primitive)
+    rules, primitive = batching.primitive_batchers, eqn.primitive
+    rule = rules[primitive] if primitive in rules else None
     module = getattr(getattr(rule, "func", rule), "__module__", None) or "jax"
     return module.split(".")[0] not in ("jax", "eqloop")
 

@@ -70,7 +70,7 @@ REFUSED = {
         lambda x: scan(el.Recursive(3))(x)[0]
     ),
     "Budget: the size of an array in the step .* Recursive": batched(el.Budget("1MB")),
-    "ChunkedVmap: to cut rows into chunks .* `el.Map`": el.ChunkedVmap(jnp.sin, 4),
+    "ChunkedVmap: to cut rows into chunks": el.ChunkedVmap(jnp.sin, 4),
     "Map: to cut rows into chunks": el.Map(jnp.sin, batch_size=2),
     "SlicedScan: a slice of the outputs": lambda x: el.SlicedScan(STEP, step=2)(0.0, x),
     "Scan: a key for each step .* `split_keys=False`": key_of_each_step,
