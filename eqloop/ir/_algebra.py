@@ -2,6 +2,8 @@
 
 So `x + 0.0` stays, as it makes 0.0 of -0.0; `x * 0.0` stays, as it makes NaN of NaN and
 infinity; and of complex numbers, whose products mix the parts, only signs are combined.
+(The sign of one is a quotient, which is rounded again each time.) One thing is left to
+the device: whether numbers so small that it takes them for zero survive a `x * 1.0`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, dtype_of, is_array, rewrite_everywhere
+from ._walk import (
+    Closed,
+    Rewrite,
+    check_closed,
+    dtype_of,
+    is_array,
+    is_complex,
+    literal_value,
+    rewrite_everywhere,
+)
 
 _Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
@@ -70,9 +81,9 @@ def _uniform(atom: Any, definitions: _Definitions) -> Any:
     eqn = _definition(atom, definitions, "broadcast_in_dim")
     if eqn is not None:
         atom = eqn.invars[0]
-    if not isinstance(atom, jex.Literal) or np.iscomplexobj(atom.val):
+    if not isinstance(atom, jex.Literal) or is_complex(atom):
         return None
-    values = np.ravel(atom.val)
+    values = np.ravel(literal_value(atom))
     # By their bytes, for which -0.0 is not 0.0.
     return values[0] if len({value.tobytes() for value in values}) == 1 else None
 
@@ -122,6 +133,8 @@ def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
 
 def _idempotent(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     """`f(f(x)) = f(x)`."""
+    if eqn.primitive.name == "sign" and is_complex(eqn.outvars[0]):
+        return None
     before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
     same = before is not None and before.params == eqn.params
     return eqn.invars[0] if same else None
@@ -152,10 +165,13 @@ def _part_of_complex(position: int) -> _Rule:
 
 def _selected(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     which, *cases = eqn.invars
-    if all(case is cases[0] for case in cases):
-        return cases[0]
     index = _uniform(which, definitions)
-    return None if index is None else cases[int(index)]
+    if index is not None:
+        # Beyond the last case there is a value, that of the last, but no gradient.
+        return cases[int(index)] if 0 <= int(index) < len(cases) else None
+    is_in_range = dtype_of(which) == np.bool_
+    same = is_in_range and all(case is cases[0] for case in cases)
+    return cases[0] if same else None
 
 
 def _two_transposes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
@@ -187,24 +203,30 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     first, between = before.invars[0], before.outvars[0]
     if not _holds(dtype_of(between), dtype_of(first)):
         return None
+    # Denormal numbers may be lost on the way, which only this one would notice.
+    if _is_float(first) and dtype_of(eqn.outvars[0]) == np.bool_:
+        return None
     if first.aval == eqn.outvars[0].aval:
         return first
     return eqn.replace(invars=before.invars)
 
 
 def _holds(wide: Any, narrow: Any) -> bool:
-    """Whether one dtype has every value of another of its kind."""
-    kinds = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger)
-    same_kind = any(
-        jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind) for kind in kinds
-    )
-    return same_kind and (
-        wide == narrow
-        or (
-            jnp.dtype(wide).itemsize > jnp.dtype(narrow).itemsize
-            and jnp.promote_types(wide, narrow) == wide
-        )
-    )
+    """Whether one dtype has every value of another of its kind.
+
+    It is read off their limits: under strict promotion there is no order among them.
+    """
+    for kind in (jnp.signedinteger, jnp.unsignedinteger):
+        if jnp.issubdtype(wide, kind) and jnp.issubdtype(narrow, kind):
+            return jnp.iinfo(wide).bits >= jnp.iinfo(narrow).bits
+    if not (
+        jnp.issubdtype(wide, jnp.floating) and jnp.issubdtype(narrow, jnp.floating)
+    ):
+        return False
+    a, b = jnp.finfo(wide), jnp.finfo(narrow)
+    # Those of 8 bits and fewer lack infinities or signs, and XLA saturates some of
+    # them: what they become depends on the way.
+    return b.bits >= 16 and a.nmant >= b.nmant and a.nexp >= b.nexp
 
 
 _RULES: dict[str, _Rule] = {

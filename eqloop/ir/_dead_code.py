@@ -44,12 +44,25 @@ def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
     rewriter = Rewriter(jaxpr)
     for eqn in jaxpr.eqns:
         rewriter.eqns.append(rewriter.enter(eqn, rewrite))
-    jaxpr = rewriter.result()
+    jaxpr = _with_fitting_names(rewriter.result())
     used = [True] * len(jaxpr.jaxpr.outvars)
     live = _live(jaxpr.jaxpr, used)
     new = _with_used_constants(live, jaxpr.consts)
     # It makes all calls anew. Where none is smaller, nothing has been eliminated.
     return new if _size(new) < _size(jaxpr) else jaxpr
+
+
+def _with_fitting_names(jaxpr: Closed) -> Closed:
+    """A jaxpr that JAX can rewrite, which insists on a name for each input.
+
+    A `custom_jvp` of which some arguments are no arrays, `jax.scipy.special.log_ndtr`
+    for one, has names for these, too.
+    """
+    info = jaxpr.jaxpr.debug_info
+    if info.arg_names is None or len(info.arg_names) == len(jaxpr.jaxpr.invars):
+        return jaxpr
+    info = jex.DebugInfo(info.traced_for, info.func_src_info, None, info.result_paths)
+    return jex.ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=info), jaxpr.consts)
 
 
 def _live(jaxpr: jex.Jaxpr, used: list[bool]) -> jex.Jaxpr:

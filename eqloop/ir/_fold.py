@@ -1,12 +1,12 @@
 """Constant folding: what does not depend on the inputs is computed once."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
-import numpy as np
 
 from .._compat import CALLS, scan_counts
 from ._primitives import FOLDABLE, GENERATORS
@@ -15,9 +15,12 @@ from ._walk import (
     Closed,
     Rewrite,
     check_closed,
+    has_known_shape,
     is_array,
+    literal_value,
     map_inner,
     rewrite_everywhere,
+    shape_of,
 )
 
 # The most elements that an operand or a result may have. Above it, to hold a result in
@@ -79,7 +82,9 @@ def _known_constants(jaxpr: Closed) -> Iterator[tuple[jex.Var, Any]]:
 
 
 def _is_small(atom: Any) -> bool:
-    return is_array(atom) and np.prod(atom.aval.shape) <= FOLD_LIMIT
+    if not (is_array(atom) and has_known_shape(atom)):
+        return False
+    return math.prod(shape_of(atom)) <= FOLD_LIMIT
 
 
 def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
@@ -91,18 +96,25 @@ def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
     operands = [_value(atom, known) for atom in eqn.invars]
     if any(operand is None for operand in operands):
         return []
-    try:
-        with jax.ensure_compile_time_eval():
-            out = eqn.primitive.bind(*operands, **eqn.params)
-    except FloatingPointError:  # `jax_debug_nans` shall tell of it only if it is run
-        return []
-    results = list(out) if eqn.primitive.multiple_results else [out]
+    results = _computed(eqn, operands)
     # Under another setting of `jax_enable_x64`, or inside `shard_map`, a value that is
     # computed here may not be of the type that it has there.
-    same = all(
+    same = len(results) == len(eqn.outvars) and all(
         jax.typeof(x) == v.aval for x, v in zip(results, eqn.outvars, strict=True)
     )
     return results if same else []
+
+
+def _computed(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+    # Nobody has asked for a transfer, so that none may be refused.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        try:
+            out = eqn.primitive.bind(*operands, **eqn.params)
+        # `jax_debug_nans` shall tell of it only if it is run, and what this device does
+        # not have may be there where the program is run.
+        except Exception:
+            return []
+    return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def _value(atom: Any, known: dict[jex.Var, Any]) -> Any:
@@ -114,7 +126,8 @@ def _chosen_branch(eqn: jex.JaxprEqn) -> Closed | None:
     if eqn.primitive.name != "cond" or not isinstance(eqn.invars[0], jex.Literal):
         return None
     branches = eqn.params["branches"]
-    branch = branches[int(np.clip(eqn.invars[0].val, 0, len(branches) - 1))]
+    index = int(literal_value(eqn.invars[0]))
+    branch = branches[min(max(index, 0), len(branches) - 1)]
     # The effects of a `cond` are those of all of its branches.
     return branch if not eqn.effects else None
 

@@ -41,3 +41,7 @@ GENERATORS = _named("broadcast_in_dim iota")
 
 # Equal equations that must stay two: to merge them would undo what they are for.
 DISTINCT = _named("create_token optimization_barrier remat2 rng_uniform")
+
+# Those of JAX's own that say themselves what they expand to, and are functions of
+# `jax.numpy` (JAX 0.12): it can be transposed, while its expansion cannot.
+FORMULAS = {"Ldexp": "ldexp"}

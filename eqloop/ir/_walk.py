@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
+from jax.export import is_symbolic_dim
 from jax.extend.core import primitives
 
 from .._compat import CALLS, close, is_open
@@ -113,6 +116,11 @@ def is_extended(atom: Any) -> bool:
     return jnp.issubdtype(dtype_of(atom), jax.dtypes.extended)
 
 
+def is_complex(atom: Any) -> bool:
+    """Whether an atom is an array of complex numbers."""
+    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
+
+
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal that is an array."""
     return atom.aval.dtype
@@ -121,6 +129,18 @@ def dtype_of(atom: Any) -> Any:
 def shape_of(atom: Any) -> tuple[int, ...]:
     """The shape of a variable or literal that is an array."""
     return atom.aval.shape
+
+
+def has_known_shape(atom: Any) -> bool:
+    """Whether the sizes of an array are numbers: those of `jax.export` may be `n`."""
+    return not any(map(is_symbolic_dim, getattr(atom.aval, "shape", ())))
+
+
+def literal_value(atom: jex.Literal) -> np.ndarray:
+    """What a literal stands for, in its dtype."""
+    # It may be on a device, and then the user has not asked to have it here.
+    with jax.transfer_guard("allow"):
+        return np.asarray(atom.val, dtype_of(atom))
 
 
 def _map_param(param: Any, rewrite: Rewrite) -> Any:
