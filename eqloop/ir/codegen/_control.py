@@ -6,14 +6,19 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
 
 from ..._compat import CALLS, scan_counts
 from ..._formula import Formula
 from ..._lists import split
-from .._walk import Closed, inner
+from ..._positions import watched
+from .._dead_code import eliminate_dead_code
+from .._walk import Closed, inner, shape_of
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of
-from ._scope import Scope, reads_index
-from ._values import parameter
+from ._reads import is_report, reads_index
+from ._scope import Scope
+from ._values import UnprintableError, parameter
 
 Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
 
@@ -55,21 +60,55 @@ def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 def _while(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    wishes = function_name(cond), function_name(body)
     cond_consts, body_consts, init = split(
         scope.arguments(eqn.invars), params["cond_nconsts"], params["body_nconsts"]
     )
+    if shape_of(cond.jaxpr.outvars[0]):
+        cond, body = _for_all_examples(cond, body, len(cond_consts))
+        body_consts = [*cond_consts, *body_consts]
     groups = [("carry", len(init))]
-    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     names = [
-        scope.local_function(
-            function_name(jaxpr), default, jaxpr, consts, groups, _returned
-        )
-        for jaxpr, default, consts in (
-            (cond, "keep_going", cond_consts),
-            (body, "body", body_consts),
+        scope.local_function(wish or default, default, jaxpr, consts, groups, returned)
+        for wish, jaxpr, default, consts in (
+            (wishes[0], cond, "keep_going", cond_consts),
+            (wishes[1], body, "body", body_consts),
         )
     ]
     scope.assign(eqn.outvars, call("lax.while_loop", *names, structure(init)))
+
+
+def _for_all_examples(cond: Closed, body: Closed, count: int) -> tuple[Closed, Closed]:
+    """Condition and body of a loop that `vmap` has given a condition for each example.
+
+    JAX makes one of them only when it compiles: the loop goes on as long as some
+    example does, and changes none that has ended.
+
+    Args:
+        cond: The condition, an array of booleans.
+        body: The body.
+        count: How many constants the condition has: those of the new body begin with
+            these.
+    """
+    goes_on, step = map(jex.jaxpr_as_fun, (cond, body))
+    carry = len(body.out_avals)
+
+    def some(*inputs: Any) -> Any:
+        return jnp.any(goes_on(*inputs)[0])
+
+    def step_some(*inputs: Any) -> list[Any]:
+        consts, rest = split(inputs, count)
+        old = rest[len(rest) - carry :]
+        (active,) = goes_on(*consts, *old)
+        axes = range(active.ndim)
+        return [
+            lax.select(lax.broadcast_in_dim(active, y.shape, axes), y, x)
+            for x, y in zip(old, step(*rest), strict=True)
+        ]
+
+    inputs = [*cond.in_avals[:count], *body.in_avals]
+    return jax.make_jaxpr(some)(*cond.in_avals), jax.make_jaxpr(step_some)(*inputs)
 
 
 def _cond(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -99,7 +138,7 @@ def _branches(scope: Scope, eqn: jex.JaxprEqn, defaults: Sequence[str]) -> list[
     groups = [("operand", 1)] * (len(eqn.invars) - 1)
     return [
         scope.local_function(
-            function_name(branch), default, branch, (), groups, _returned
+            function_name(branch), default, branch, (), groups, returned
         )
         for branch, default in zip(eqn.params["branches"], defaults, strict=True)
     ]
@@ -131,17 +170,34 @@ def _policy_name(policy: Any) -> str | None:
     return next((name for name, value in known.items() if value is policy), None)
 
 
-def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    """One of this library's own primitives: what it expands to."""
-    formula: Formula = eqn.params["_prim"]
+def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
+    """What a primitive that says so itself expands to, and a name for it.
+
+    This library's are such, and are written without progress bars, and under
+    `DebugNonFinite` without its checks: a module that runs on its own has nobody to
+    tell.
+    """
+    formula: Any = eqn.params["_prim"]
+    if isinstance(formula, Formula):
+        formula = formula.muted(backward=True)
 
     def expanded(*flat: Any) -> list[Any]:
-        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
+        result = formula.expand(*formula.in_tree.unflatten(flat))
+        return formula.out_tree.flatten_up_to(result)
 
-    jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
+    with watched():  # by nobody, but so nothing in it checks by itself
+        jaxpr = jax.make_jaxpr(expanded)(*formula.in_avals_flat)
+    jaxpr = eliminate_dead_code(jaxpr)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(formula).__name__).lower()
-    function = scope.module.function(jaxpr, name)
-    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+    return jaxpr, name
+
+
+def _callback(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """The number of a bar that nobody shows, instead of a report to it."""
+    if not is_report(eqn):
+        raise UnprintableError(eqn.primitive)
+    shape = parameter(shape_of(eqn.outvars[0]))
+    scope.assign(eqn.outvars, call("jnp.zeros", shape, "jnp.int32"))
 
 
 def _linear_solve(scope: Scope, eqn: jex.JaxprEqn) -> None:
@@ -211,7 +267,7 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _returned(outputs: Sequence[str]) -> Node:
+def returned(outputs: Sequence[str]) -> Node:
     """What a function returns: one value, or several as a tuple."""
     return structure(outputs, bare=True)
 
@@ -239,11 +295,11 @@ def _assign_groups(
 
 STATEMENTS: dict[str, Statement] = {
     **dict.fromkeys(CALLS, _call),
-    "call_hi_primitive": _formula,
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,
     "optimization_barrier": _barrier,
+    "pure_callback": _callback,
     "remat2": _checkpoint,
     "scan": _scan,
     "sort": _sort,

@@ -3,6 +3,9 @@
 The rules are traced anew: `jax.jvp` and `jax.vjp` of the very equation give what its
 rules compute. In the module they are functions of flat arrays, and around them stand
 functions of the form that `defjvp` and `defvjp` ask for.
+
+A rule that JAX itself cannot run has no text. Such a function is written all the same,
+with a rule that says so when it is asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,38 +17,62 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._formula import Formula
 from ..._lists import pick, put
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
+from .._primitives import FORMULAS
 from .._walk import Closed, inner
-from ._control import Statement, function_name
+from ._control import Statement, expansion, function_name
 from ._layout import Brackets, Node, call, lines, structure, tuple_of
 from ._scope import Module, Scope
-from ._values import UnprintableError
+from ._values import parameter
 
 # Rules within rules. Those of `jnp.i0` have rules of their own without end (JAX 0.12).
-DEEPEST = 16
+DEEPEST = 8
 
 
-def _custom(kind: str, rules: Callable[[Module, jex.JaxprEqn, str], None]) -> Statement:
+class _NoRuleError(Exception):
+    """A rule that cannot be traced; the message says why."""
+
+
+def _called(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
+    """What an equation calls, and a name for it."""
+    (callee,) = inner(eqn)
+    return callee, function_name(callee)
+
+
+def _custom(
+    kind: str,
+    rules: Callable[[Module, jex.JaxprEqn, str], None],
+    called: Callable[[jex.JaxprEqn], tuple[Closed, str]] = _called,
+) -> Statement:
     """What writes a call of a function with derivatives of its own."""
 
+    def write_rules(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
+        try:
+            if len(module.open_functions) > DEEPEST:
+                raise _NoRuleError(
+                    f"derivatives of more than {DEEPEST} orders are not written"
+                )
+            rules(module, eqn, name)
+        except _NoRuleError as error:
+            module.functions.append(_refusal(module, kind, name, str(error)))
+
     def statement(scope: Scope, eqn: jex.JaxprEqn) -> None:
-        (callee,) = inner(eqn)
+        callee, wish = called(eqn)
         module = scope.module
         # A rule may call the function itself. It has been traced anew there, so that
         # only its text tells that it is the same.
-        key = kind, function_name(callee), str(callee.jaxpr)
+        key = kind, wish, str(callee.jaxpr)
         name = module.open_functions.get(key)
         if name is None:
-            if len(module.open_functions) == DEEPEST:
-                raise UnprintableError(eqn.primitive)
             known = module.has_written(callee, kind)
             decorator = f"@jax.custom_{kind}"
-            name = module.function(callee, function_name(callee), decorator, kind=kind)
+            name = module.function(callee, wish, decorator, kind=kind)
             if not known:
                 module.open_functions[key] = name
-                rules(module, eqn, name)
+                write_rules(module, eqn, name)
                 del module.open_functions[key]
         scope.assign(eqn.outvars, call(name, *scope.arguments(eqn.invars)))
 
@@ -97,7 +124,7 @@ def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
         return list(pull(put(list(map(_float0, outs)), out_moves, cts)))
 
     live = sum(out_moves)
-    fwd = jax.make_jaxpr(forward)(*ins)
+    fwd = _traced(forward, ins)
     residuals = fwd.out_avals[len(outs) :]
     cts = [aval.to_ct_aval() for aval in pick(outs, out_moves)]
     flat_fwd = module.function(fwd, f"{name}_forward", as_tuple=True)
@@ -141,11 +168,34 @@ def _function(
     ]
 
 
+def _refusal(module: Module, kind: str, name: str, why: str) -> list[str]:
+    """Rules that say why there are none."""
+    error = call("NotImplementedError", parameter(f"{name} has no derivative: {why}"))
+    rule = module.names.claim(f"{name}_rule", "rule")
+    body = [f"def {rule}(*args):", *lines(error, indent=1, prefix="raise ")]
+    if kind == "jvp":
+        return [f"@{name}.defjvp", *body]
+    return [*body, "", "", f"{name}.defvjp({rule}, {rule})"]
+
+
 def _rule(
     module: Module, rule: Callable[..., Any], avals: Sequence[Any], wish: str
 ) -> str:
-    jaxpr = eliminate_dead_code(jax.make_jaxpr(rule)(*avals))
+    jaxpr = eliminate_dead_code(_traced(rule, avals))
     return module.function(jaxpr, wish, as_tuple=True)
+
+
+def _traced(rule: Callable[..., Any], avals: Sequence[Any]) -> Closed:
+    try:
+        jaxpr = jax.make_jaxpr(rule)(*avals)
+    except Exception as error:  # whatever the user's rule raises
+        why, *_ = str(error).splitlines() or [""]
+        raise _NoRuleError(f"{type(error).__name__}: {why}") from error
+    # An array of a call that is over. That rules close over such is an error of JAX in
+    # most cases; that of `jax.scipy.special.expi`'s derivative does (JAX 0.10).
+    if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
+        raise _NoRuleError("its rule closes over an array that was being traced")
+    return jaxpr
 
 
 def _runs(
@@ -178,7 +228,27 @@ def _zeros(aval: Any) -> Node:
     return call("np.zeros", shape, "jax.dtypes.float0")
 
 
+_of_others = _custom("jvp", _write_jvp, expansion)
+
+
+def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
+    """A primitive that says itself what it expands to, and what its derivatives are.
+
+    Those of this library's are the derivatives of what they expand to.
+    """
+    name = type(eqn.params["_prim"]).__name__
+    if isinstance(eqn.params["_prim"], Formula):
+        function = scope.module.function(*expansion(eqn))
+    elif name in FORMULAS:
+        function = f"jnp.{FORMULAS[name]}"
+    else:
+        _of_others(scope, eqn)
+        return
+    scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
+
+
 STATEMENTS: dict[str, Statement] = {
+    "call_hi_primitive": _formula,
     "custom_jvp_call": _custom("jvp", _write_jvp),
     "custom_vjp_call": _custom("vjp", _write_vjp),
 }

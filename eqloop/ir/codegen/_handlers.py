@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
-from . import _control, _derivatives, _operations, _random
+from . import _combine, _control, _derivatives, _operations, _random
 from ._layout import Node, call
 from ._scope import Scope
 from ._values import UnprintableError, parameter
@@ -75,8 +75,10 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 
 def _statement(eqn: jex.JaxprEqn) -> _control.Statement | None:
-    name = eqn.primitive.name
-    return _control.STATEMENTS.get(name) or _derivatives.STATEMENTS.get(name)
+    for known in (_combine, _control, _derivatives):
+        if eqn.primitive.name in known.STATEMENTS:
+            return known.STATEMENTS[eqn.primitive.name]
+    return None
 
 
 def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:

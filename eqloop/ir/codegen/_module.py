@@ -11,7 +11,7 @@ import numpy as np
 from ..._partition import describe, flatten, is_dynamic, paths
 from .._dead_code import eliminate_dead_code
 from .._trace import function_name, trace
-from .._walk import Closed, check_closed, inner
+from .._walk import Closed, check_closed, has_known_shape, inner
 from ._handlers import write_equation
 from ._layout import INDENT
 from ._scope import Module
@@ -42,7 +42,8 @@ def to_python(
     Loops are `lax.scan` and `lax.while_loop`, branches are `lax.cond` and `lax.switch`,
     with named functions for their bodies. The transforms of this library are written as
     the loops that they run: their gradients are the same numbers, but take the memory
-    of JAX's own loops. Constant arrays are written into the module.
+    of JAX's own loops. Progress bars, and the checks of `DebugNonFinite`, are left out.
+    Constant arrays are written into the module.
 
     Args:
         f: The function.
@@ -54,7 +55,8 @@ def to_python(
     Raises:
         TypeError: `f` is no function.
         ValueError: When called: an operation is not known (see `register_handler`), a
-            constant is too large, or an array is closed over that is being traced.
+            constant is too large, an array is closed over that is being traced, or an
+            argument is of a symbolic size.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -160,6 +162,8 @@ def _argument_names(
 def _module(
     jaxpr: Closed, name: str, argument_paths: Sequence[str], constant_limit: int
 ) -> str:
+    for path, var in zip(argument_paths, jaxpr.jaxpr.invars, strict=True):
+        _check_shape(path, var)
     module = Module(write_equation, constant_limit)
     function = module.names.claim(name, "f")
     parameters = [module.names.claim(path, "x") for path in argument_paths]
@@ -178,6 +182,16 @@ def _module(
         text += ["", "", *lines]
     header = [f'"""`{name}`, as JAX traced it."""', "", *_imports("\n".join(text))]
     return "\n".join([*header, *text, ""])
+
+
+def _check_shape(path: str, var: jex.Var) -> None:
+    if has_known_shape(var):
+        return
+    raise ValueError(
+        f"to_python: `{path}` is {describe(var.aval)}, of a symbolic size, as in "
+        f"`jax.export`. A module is written for arrays of known sizes: call "
+        f"`to_python` with such, outside of what is exported."
+    )
 
 
 def _docstring(

@@ -11,7 +11,7 @@ from .._primitives import BINARY, UNARY
 from .._walk import dtype_of, is_extended
 from ._layout import Node, call, list_of, tuple_of
 from ._scope import Scope
-from ._values import dtype_text, parameter
+from ._values import UnprintableError, array, dtype_text, parameter
 
 Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Node]
 
@@ -56,7 +56,17 @@ _CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ),
     ),
     "integer_pow": ("integer_pow", ("y",), {}),
+    "lu_pivots_to_permutation": (
+        "linalg.lu_pivots_to_permutation",
+        ("permutation_size",),
+        {},
+    ),
     "pad": ("pad", ("padding_config",), {}),
+    "ragged_dot_general": (
+        "ragged_dot_general",
+        ("ragged_dot_dimension_numbers",),
+        dict(precision=None, preferred_element_type=None),
+    ),
     "reduce_and": ("reduce_and", ("axes",), {}),
     "reduce_max": ("reduce_max", ("axes",), {}),
     "reduce_min": ("reduce_min", ("axes",), {}),
@@ -116,7 +126,8 @@ _FUNCTIONS = {
 }
 
 
-def _call(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    """A call of the function of `jax.lax` that `_CALLS` names."""
     function, positional, keywords = _CALLS[eqn.primitive.name]
     given = {
         name: parameter(eqn.params[name])
@@ -185,7 +196,7 @@ def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     (x,) = eqn.invars[:1]
     number = scope.read(x) if isinstance(x, jex.Literal) and np.ndim(x.val) == 0 else ""
     if not number:
-        return _call(scope, eqn)
+        return call_by_settings(scope, eqn)
     shape, dtype = parameter(eqn.params["shape"]), dtype_text(dtype_of(x))
     return call("jnp.full", shape, number, dtype)
 
@@ -251,6 +262,14 @@ def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call("jnp.empty", shape, dtype)
 
 
+def _constant(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    """Integers that this library's loops are planned with."""
+    if eqn.params.keys() != {"numbers", "shape"}:
+        raise UnprintableError(eqn.primitive)  # somebody else's
+    numbers = np.asarray(eqn.params["numbers"], np.int32)
+    return array(numbers.reshape(eqn.params["shape"]))
+
+
 def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call("jnp.copy", scope.argument(eqn.invars[0]))
 
@@ -262,12 +281,13 @@ def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Node:
 
 EXPRESSIONS: dict[str, Expression] = {
     **dict.fromkeys(UNARY | BINARY, _elementwise),
-    **dict.fromkeys(_CALLS, _call),
+    **dict.fromkeys(_CALLS, call_by_settings),
     "add_any": _elementwise,
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
+    "constant": _constant,
     "copy": _copy,
     "copy_p": _copy,
     "dynamic_slice": _dynamic_slice,

@@ -1,6 +1,6 @@
 """The text of one function, being written, and of the module around it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from ._layout import (
     tuple_of,
 )
 from ._names import Names
+from ._reads import written
 
 
 class Module:
@@ -133,7 +134,7 @@ class Scope:
     def expect(self, jaxpr: Closed) -> None:
         """Learns what of a jaxpr is to be written."""
         self._definitions.update((v, eqn) for eqn in jaxpr.eqns for v in eqn.outvars)
-        self._written, read = _written(jaxpr, self._definitions)
+        self._written, read = written(jaxpr, self._definitions)
         self._read.update(read)
 
     # Reading.
@@ -301,38 +302,3 @@ def _constant(value: Any) -> Node:
         impl = f'"{jax.random.key_impl(value)}"'
         return call("jax.random.wrap_key_data", data, impl=impl)
     return _values.array(value)
-
-
-def _written(
-    jaxpr: Closed, definitions: Mapping[jex.Var, jex.JaxprEqn]
-) -> tuple[list[jex.JaxprEqn], set[jex.Var]]:
-    """The equations of which something is read, and the variables that are read."""
-    read = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
-    written: list[jex.JaxprEqn] = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.outvars and not eqn.effects and read.isdisjoint(eqn.outvars):
-            continue
-        first = eqn.invars[0] if eqn.invars else None
-        index = definitions.get(first) if isinstance(first, jex.Var) else None
-        operands = eqn.invars
-        if index is not None and not reads_index(eqn, index):
-            operands = [*index.invars, *eqn.invars[1:]]
-        read.update(atom for atom in operands if isinstance(atom, jex.Var))
-        written.append(eqn)
-    return written[::-1], read
-
-
-def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
-    """Whether an equation is written with its first operand, which another computes.
-
-    A `cond` is not, if that is a boolean turned into a number, or the platform.
-    """
-    if eqn.primitive.name != "cond" or index is None:
-        return True
-    if index.primitive.name == "platform_index":
-        return False
-    return not (
-        len(eqn.params["branches"]) == 2
-        and index.primitive.name == "convert_element_type"
-        and dtype_of(index.invars[0]) == np.bool_
-    )

@@ -1,14 +1,17 @@
 """Values as Python: numbers, dtypes, arrays, and the parameters of operations."""
 
 import base64
+import dataclasses
 import enum
 import json
 import math
 from typing import Any
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import primitives
 
 from ._layout import Node, call, list_of, tuple_of
 
@@ -85,6 +88,10 @@ def parameter(value: Any) -> Node:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, jex.Primitive):
+        name = f"{value.name}_p"
+        if getattr(primitives, name, None) is value:
+            return f"primitives.{name}"
     if value is None or isinstance(value, bool | int):
         return repr(int(value) if isinstance(value, enum.IntEnum) else value)
     if isinstance(value, float):
@@ -92,6 +99,9 @@ def parameter(value: Any) -> Node:
     if public and isinstance(value, tuple):  # with names for its fields
         fields: dict[str, Any] = value._asdict()  # pyright: ignore
         return call(public, **{name: parameter(fields[name]) for name in fields})
+    if public and dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return call(public, **{name: parameter(getattr(value, name)) for name in names})
     if type(value) is tuple:
         return tuple_of(map(parameter, value))
     if type(value) is list:

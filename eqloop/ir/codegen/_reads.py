@@ -1,0 +1,78 @@
+"""Which equations are written, and what of their operands the text reads."""
+
+from collections.abc import Mapping, Sequence
+
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+
+from ... import progress
+from .._walk import Closed, dtype_of
+
+_Definitions = Mapping[jex.Var, jex.JaxprEqn]
+
+
+def written(
+    jaxpr: Closed, definitions: _Definitions
+) -> tuple[list[jex.JaxprEqn], set[jex.Var]]:
+    """The equations of which something is read, and the variables that are read.
+
+    Args:
+        jaxpr: The jaxpr.
+        definitions: For each of its variables the equation that computes it.
+    """
+    read = {atom for atom in jaxpr.jaxpr.outvars if isinstance(atom, jex.Var)}
+    needed: list[jex.JaxprEqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.outvars and not eqn.effects and read.isdisjoint(eqn.outvars):
+            continue
+        operands = _operands(eqn, definitions)
+        read.update(atom for atom in operands if isinstance(atom, jex.Var))
+        needed.append(eqn)
+    return needed[::-1], read
+
+
+def reads_index(eqn: jex.JaxprEqn, index: jex.JaxprEqn | None) -> bool:
+    """Whether an equation is written with its first operand, which another computes.
+
+    A `cond` is not, if that is a boolean turned into a number, or the platform.
+    """
+    if eqn.primitive.name != "cond" or index is None:
+        return True
+    if index.primitive.name == "platform_index":
+        return False
+    return not (
+        len(eqn.params["branches"]) == 2
+        and index.primitive.name == "convert_element_type"
+        and dtype_of(index.invars[0]) == np.bool_
+    )
+
+
+def reads_updates(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is written with its updates.
+
+    A `scatter` that applies a function to what is there has some that nobody reads.
+    """
+    function = eqn.params.get("update_jaxpr")
+    if eqn.primitive.name != "scatter" or function is None:
+        return True
+    updates = function.invars[1]
+    operands = [atom for inner in function.eqns for atom in inner.invars]
+    return any(atom is updates for atom in (*operands, *function.outvars))
+
+
+def is_report(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation tells a progress bar of this library how far a loop is."""
+    callback = getattr(eqn.params.get("callback"), "callback_func", None)
+    function = getattr(callback, "func", None)  # what it calls is partially applied
+    return getattr(function, "__module__", "").startswith(progress.__name__)
+
+
+def _operands(eqn: jex.JaxprEqn, definitions: _Definitions) -> Sequence[jax.core.Atom]:
+    first = eqn.invars[0] if eqn.invars else None
+    index = definitions.get(first) if isinstance(first, jex.Var) else None
+    if index is not None and not reads_index(eqn, index):
+        return [*index.invars, *eqn.invars[1:]]
+    if is_report(eqn):
+        return ()
+    return eqn.invars if reads_updates(eqn) else eqn.invars[:2]
