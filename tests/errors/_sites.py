@@ -14,7 +14,12 @@ _PACKAGE = Path(eqloop.__file__).parent
 
 # No user sees these: they are caught, belong to an abstract method, or hand on an error
 # that was raised before.
-_INTERNAL = {"AssertionError", "UnprintableError", "found.with_traceback"}
+_INTERNAL = {
+    "AssertionError",
+    "UnprintableError",
+    "_NoRuleError",
+    "found.with_traceback",
+}
 
 # What raises for the library: the checks of annotations, and those at run time.
 _RAISING = {"checked()", "eqx.branched_error_if", "eqx.error_if"}

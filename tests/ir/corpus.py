@@ -1,7 +1,7 @@
 """Functions of every kind, to be rewritten, written as Python, and drawn.
 
 A problem is a function of arrays and its arguments. Those whose outputs have gradients
-are differentiated, too.
+are differentiated, too. Those that are not quick are left to the weekly run.
 """
 
 import dataclasses
@@ -29,20 +29,34 @@ class Problem:
     f: Callable[..., Any]
     args: tuple[Any, ...]
     has_gradient: bool = True
+    is_quick: bool = True
 
 
 PROBLEMS: dict[str, Problem] = {}
 
 
-def problem(*args: Any, has_gradient: bool = True) -> Callable[..., Any]:
+def problem(
+    *args: Any, has_gradient: bool = True, is_quick: bool = True
+) -> Callable[..., Any]:
     """Adds a function to the corpus, under its name."""
 
     def add(f: Callable[..., Any]) -> Callable[..., Any]:
         assert f.__name__ not in PROBLEMS
-        PROBLEMS[f.__name__] = Problem(f, args, has_gradient)
+        PROBLEMS[f.__name__] = Problem(f, args, has_gradient, is_quick)
         return f
 
     return add
+
+
+def lenient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that promotes, for tests under strict promotion."""
+
+    @functools.wraps(f)
+    def run(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return f(*args)
+
+    return run
 
 
 # What the passes are for.
@@ -108,6 +122,7 @@ def conversions(x):
 
 
 @problem(X, jnp.float32(2.0))
+@lenient
 def weak_types(x, y):
     one = jnp.asarray(1.0)
     return x * (one * 2), y * (one + 1), jnp.arange(3) * one
@@ -157,6 +172,29 @@ def indexing(m, i):
     return m[i], m[:, 1], m.at[i].add(1.0), m.at[i, i].set(0.0), m[i[0], i[1]]
 
 
+@problem(X, jnp.array([0, 2, 2, 9, -1]), has_gradient=False)
+def scatters(x, i):
+    methods = ("set", "add", "multiply", "min", "max", "power", "divide", "subtract")
+    ways = [getattr(x.at[i], method)(0.5) for method in methods]
+    ways += [x.at[i].set(0.5, mode=mode) for mode in ("clip", "drop")]
+    ways += [x.at[i].get(mode="fill", fill_value=3.0)]
+    return [*ways, jax.ops.segment_max(x, jnp.array([0, 0, 1, 1, 2, 2]), 3)]
+
+
+@problem(MATRIX, jnp.array([0, 5, 5, 9, -1]), has_gradient=False)
+def scatters_of_a_function(m, i):
+    x = m[0]
+    return (
+        x.at[i].apply(jnp.sin),
+        x.at[i].apply(lambda x: jax.nn.relu(x) * 2.5, mode="clip"),
+        x.at[jnp.array([1, 3])].apply(jnp.exp, unique_indices=True),
+        (4 * x).astype(int).at[i].apply(lambda n: n // 2),
+        m.at[i, 1:3].apply(lambda x: x * x),
+        jax.vmap(lambda x, j: x.at[j].apply(jnp.cos))(m, jnp.arange(6)),
+        lax.scan(lambda c, j: (c.at[j].apply(jnp.tan), c[j]), x, i),
+    )
+
+
 @problem(MATRIX, jnp.array(2))
 def dynamic_slices(m, i):
     return lax.dynamic_update_index_in_dim(m, m[i], i + 1, 0), jnp.take(m, i, axis=1)
@@ -172,6 +210,41 @@ def linear_algebra(m, x):
     return jnp.linalg.solve(m, x), jnp.linalg.cholesky(m @ m.T)
 
 
+@problem(MATRIX + 8 * jnp.eye(6), X)
+def factors(m, x):
+    return jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(m), x)
+
+
+@problem(X, has_gradient=False)
+def sorting(x):
+    at = jnp.searchsorted(jnp.sort(x), x)
+    return at, jnp.unique(x, size=4), jnp.nonzero(x > 0, size=6), jnp.lexsort((x, x))
+
+
+@problem(X)
+def mantissas(x):
+    mantissa, exponent = jnp.frexp(x)
+    return mantissa, jnp.ldexp(mantissa * x, exponent), jnp.interp(x, x, x * x)
+
+
+@problem(X)
+def normal_tails(x):
+    normal = jax.scipy.stats.norm
+    return jax.scipy.special.log_ndtr(x), normal.logcdf(x) - normal.logsf(x)
+
+
+@problem(jnp.abs(X) + 0.5, has_gradient=False, is_quick=False)
+def special_functions(x):
+    special, stats = jax.scipy.special, jax.scipy.stats
+    return (
+        special.expi(x) + special.exp1(x) + special.expn(3, x),
+        special.i0(x) + special.i1e(x),
+        special.gammaln(x) + special.digamma(x) + special.zeta(x + 1.5, 1.0),
+        special.xlogy(x, x) + special.rel_entr(x, x + 1.0),
+        stats.t.logpdf(x, 3.0) + stats.beta.logpdf(x / 3, 2.0, 3.0),
+    )
+
+
 @problem(X)
 def fourier(x):
     return jnp.abs(jnp.fft.rfft(x)) ** 2
@@ -182,16 +255,52 @@ def pooling(m):
     return lax.reduce_window(m, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID")
 
 
+@problem(MATRIX)
+def derivatives_of_pooling(m):
+    loss = lambda m: jnp.sum(pooling(m) ** 2)
+    return jax.grad(loss)(m), jax.jvp(loss, (m,), (m,)), jax.jvp(pooling, (m,), (m,))
+
+
+@problem(MATRIX, has_gradient=False)
+def reductions_by_functions(m):
+    def furthest(a, b):
+        is_first = a[0] > b[0]
+        return jnp.where(is_first, a[0], b[0]), jnp.where(is_first, a[1], b[1])
+
+    columns = lax.broadcasted_iota(jnp.int32, (6, 6), 1)
+    start = jnp.asarray(-jnp.inf, m.dtype), jnp.int32(-1)
+    return (
+        lax.reduce(m, 1.0, lambda a, b: a * b + a, (0,)),
+        lax.reduce((m, columns), start, furthest, (1,)),
+        lax.reduce_window(m, 0.0, jnp.hypot, (2, 2), (1, 1), "SAME"),
+    )
+
+
 @problem(X)
 def constant_table(x):
     return jnp.asarray(TABLE) @ x + TABLE[0, :4]
 
 
 @problem(X)
+@lenient
 def mixed_dtypes(x):
     counts = jnp.arange(6, dtype=jnp.int8)
     flags = counts > 2
     return x * counts, jnp.where(flags, x, 0.0), flags.astype(jnp.uint8) + counts
+
+
+@problem(2 * X, has_gradient=False)
+def narrow_dtypes(x):
+    quarter, brain = x.astype(jnp.float8_e4m3fn), x.astype(jnp.bfloat16)
+    return (
+        quarter.astype(jnp.float32).astype(jnp.float16),
+        quarter.astype(jnp.float32) * 2.0,
+        jnp.where(x > 0, quarter, jnp.float8_e4m3fn(1.5)).astype(jnp.float32),
+        brain.astype(jnp.float32).astype(jnp.float16) * 0.1,
+        brain.astype(jnp.float32) > 0,
+        x.astype(jnp.int4).astype(jnp.int32).astype(jnp.int8) + 1,
+        x.astype(jnp.uint8).astype(jnp.uint32).astype(jnp.float32),
+    )
 
 
 # Randomness.
@@ -298,7 +407,8 @@ def update(name, optimizer):
 
     f.__name__ = name
     grads = {"w": 2 + jnp.sin(MATRIX), "b": -X}
-    PROBLEMS[name] = Problem(f, ({"w": MATRIX, "b": X}, grads))
+    # Optax multiplies integers with floats.
+    PROBLEMS[name] = Problem(lenient(f), ({"w": MATRIX, "b": X}, grads))
 
 
 update("sgd", optax.sgd(0.1, momentum=0.9))
@@ -417,6 +527,52 @@ def while_with_constants(x):
     return lax.stop_gradient(lax.while_loop(lambda c: c[0] < limit, body, (0.0, x, x)))
 
 
+@problem(X + 1.5, has_gradient=False)
+def loops_under_vmap(x):
+    def double(x, limit):
+        return lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] * 2, c[1]), x)
+
+    def drawn(key):
+        more = lambda c: (c[0] + jax.random.uniform(c[1]), jax.random.split(c[1])[0])
+        return lax.while_loop(lambda c: c[0] < 1.0, more, (0.0, key))[0]
+
+    nested = lambda x: lax.while_loop(
+        lambda c: c < 20.0, lambda c: double((c, c), c + 3.0)[0] + x, x
+    )
+    pairs = x.reshape(2, 3)
+    return (
+        jax.vmap(double)((x, x[::-1]), 9.0 + x),
+        jax.vmap(jax.vmap(lambda x: double((x, x), 8.0)))(pairs),
+        jax.vmap(nested)(x),
+        jax.vmap(lambda x, n: lax.fori_loop(0, n, lambda i, c: c + i, x))(
+            jnp.arange(6), jnp.arange(6)
+        ),
+        jax.vmap(drawn)(jax.random.split(KEY, 3)),
+        jax.jvp(jax.vmap(nested), (x,), (x,)),
+    )
+
+
+@problem(X)
+def branches_under_vmap(x):
+    wave = lambda x: lax.cond(x > 0.5, jnp.cos, jnp.sin, x)
+    choose = lambda x: lax.cond(x > 0, wave, lambda x: x * 2, x)
+    switch = lambda x, i: lax.switch(i, [jnp.sin, jnp.cos, wave], x)
+    return jax.vmap(choose)(x), jax.vmap(switch)(x, jnp.arange(6) - 1)
+
+
+@problem(X)
+def branches_by_an_index(x):
+    which = jnp.argmax(x) - 9
+    above = x[0] > 0
+    return (
+        lax.switch(which, [jnp.cos, jnp.exp], x),
+        lax.select_n(jnp.int32(5), x, x + 1, x * 2),
+        lax.select_n(jnp.full(6, -1), x, x + 1, x * 2),
+        lax.cond(above, jnp.sin, jnp.cos, x) * above.astype(x.dtype),
+        lax.cond(above, lambda: 1.0, lambda: 2.0),
+    )
+
+
 @problem(X)
 def branches(x):
     positive = lax.cond(x.sum() > 0, jnp.sin, lambda x: x * 2, x)
@@ -510,7 +666,9 @@ def associative(x):
 
 @problem(X)
 def mapped(x):
-    return lax.map(lambda x: jnp.sin(x) * 1.0, x), jax.vmap(lax.cumsum)(MATRIX * x)
+    return lax.map(lambda x: jnp.sin(x) * 1.0, x), jax.vmap(lax.cumsum)(
+        MATRIX * x[None]
+    )
 
 
 # This library's own.
@@ -531,6 +689,66 @@ def binomial_scan(x):
 def grad_of_scan(x):
     loss = lambda x: el.CheckpointedScan(lambda c, x: (jnp.sin(c * x), c))(1.0, x)[0]
     return jax.grad(loss)(x)
+
+
+def under_vmap(f):
+    return lambda x, *rest: jax.vmap(lambda x: f(x, *rest))(jnp.stack([x, x / 2]))
+
+
+def total_under_vmap(f):
+    return lambda *args: jnp.sum(under_vmap(f)(*args))
+
+
+def jvp(f):
+    return lambda x, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (x,))
+
+
+# The first of these of every loop, and one of the second order; all of them each week.
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jvp": jvp,
+    "hessian": jax.hessian,
+    "vmap_of_grad": lambda f: under_vmap(jax.grad(f)),
+    "grad_of_vmap": lambda f: jax.grad(total_under_vmap(f)),
+}
+
+
+def own(name, f, *args):
+    """The derivatives of a loop of this library as problems."""
+    for way, derivative in DERIVATIVES.items():
+        g = functools.partial(derivative(f))
+        g.__name__ = f"{way}_of_{name}"
+        is_quick = way == "grad" or (way, name) == ("hessian", "binomial_scan")
+        PROBLEMS[g.__name__] = Problem(g, args, False, is_quick)
+
+
+def own_scan(schedule):
+    step = lambda h, x: (jnp.sin(h * x) + 0.1 * h, h * x)
+
+    def loss(h, xs):
+        h, ys = el.Scan(step, schedule=schedule)(h, xs)
+        return h + jnp.sum(ys)
+
+    return loss
+
+
+def own_while(make, **settings):
+    loop = make(
+        lambda c: c[0] < 3.0, lambda c: (c[0] * 1.5 + 0.1, jnp.sin(c[1])), **settings
+    )
+    return lambda x: loop((x, x))[1]
+
+
+START = jnp.asarray(0.3, float)
+own("stored_scan", own_scan(el.StoreAll()), START, X)
+own("recursive_scan", own_scan(el.Recursive(2)), START, X)
+own("binomial_scan", own_scan(el.Binomial(2)), START, X)
+own("chunked_scan", own_scan(el.Chunked(2)), START, X)
+own("budgeted_scan", own_scan(el.Budget("10KiB")), START, X)
+own("checkpointed_while", own_while(el.CheckpointedWhileLoop, checkpoints=2), START)
+own("bounded_while", own_while(el.BoundedWhileLoop, max_steps=9), START)
+chunked = el.ChunkedVmap(lambda x: jnp.sin(x) * x.sum(), chunk_size=2)
+own("chunked_map", lambda m: jnp.sum(chunked(m)), MATRIX[:3, :2])
 
 
 @problem(X)

@@ -17,7 +17,7 @@ import pytest
 from eqloop import ir
 from eqloop.ir._walk import count_equations
 
-from ..marks import slow_if
+from ..marks import slow, slow_if
 from .corpus import PROBLEMS
 
 # Options for programs that are run once and on little data: they compile in half the
@@ -31,7 +31,11 @@ def is_float(leaf):
 
 def weigh(tree):
     """A scalar to differentiate, in which every number has its own weight."""
-    leaves = [leaf.ravel() for leaf in jax.tree.leaves(tree) if is_float(leaf)]
+    leaves = [
+        leaf.ravel().astype(jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+        if is_float(leaf)
+    ]
     return sum(leaf @ jnp.cos(jnp.arange(leaf.size)) for leaf in leaves)
 
 
@@ -46,8 +50,9 @@ def gradient(f, leaves, treedef):
     return jax.grad(loss)([x for m, x in zip(moves, leaves, strict=True) if m])
 
 
+SLOW = {name for name, problem in PROBLEMS.items() if not problem.is_quick}
 # Each week all of them; else every second one.
-WEEKLY = set(list(PROBLEMS)[1::2])
+WEEKLY = SLOW | set(list(PROBLEMS)[1::2])
 
 
 @pytest.mark.parametrize("name", slow_if(WEEKLY.__contains__, PROBLEMS))
@@ -76,7 +81,7 @@ def test_optimized_functions_have_the_same_values_and_gradients(name):
             )
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", slow_if(SLOW.__contains__, PROBLEMS))
 def test_no_pass_adds_equations_or_breaks_the_jaxpr(name):
     problem = PROBLEMS[name]
     jaxpr = jax.make_jaxpr(problem.f)(*problem.args)
@@ -121,12 +126,13 @@ json.dump(failures, open("failures.json", "w"))
 """
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory):
+@pytest.fixture(scope="module", params=["quick", slow("the others")])
+def modules(request, tmp_path_factory):
     """A directory with a module for each problem, its inputs and its outputs."""
     path: Path = tmp_path_factory.mktemp("modules")
     data, shapes = {}, {}
-    for name, problem in PROBLEMS.items():
+    for name in PROBLEMS.keys() - SLOW if request.param == "quick" else SLOW:
+        problem = PROBLEMS[name]
         (path / f"{name}.py").write_text(ir.to_python(problem.f)(*problem.args))
         leaves = jax.tree.leaves(problem.args)
         run = jax.jit(problem.f, compiler_options=QUICK)

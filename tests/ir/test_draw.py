@@ -12,14 +12,17 @@ from jax import lax
 
 from eqloop import ir
 
+from ..marks import slow_if
 from .corpus import PROBLEMS
 
-X = jnp.ones(3)
+X = jnp.ones(3, jnp.float32)
+ROWS = jnp.ones((2, 3), jnp.float32)
+ZERO = jnp.int32(0)
 
 
 def f(x):
-    y = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x))[1]
-    y, _ = lax.scan(lambda c, x: (c + x, None), y, jnp.ones((2, 3)), reverse=True)
+    y = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (ZERO, x))[1]
+    y, _ = lax.scan(lambda c, x: (c + x, None), y, jnp.ones_like(ROWS), reverse=True)
     return lax.cond(y[0] > 0, jnp.sin, jax.jit(jnp.cos), y)
 
 
@@ -67,7 +70,9 @@ def test_loops_and_branches_are_clusters_and_edges_have_types():
     assert '[label="continue", ' in dot
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    "name", slow_if(lambda name: not PROBLEMS[name].is_quick, PROBLEMS)
+)
 def test_every_edge_joins_two_nodes(name):
     problem = PROBLEMS[name]
     dot = ir.to_dot(jax.make_jaxpr(problem.f)(*problem.args))

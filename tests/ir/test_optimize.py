@@ -6,8 +6,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export, lax
 
+import eqloop as el
 from eqloop import ir
+from eqloop.ir._walk import count_equations
 
 X = jnp.linspace(-1.0, 1.0, 3)
 
@@ -85,6 +88,89 @@ def test_modes(mode):
     found, expected = run(ir.Optimize(f)), run(f)
     same = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6)
     jax.tree.map(same, found, expected)
+
+
+def test_under_strict_promotion():
+    wide = lambda x: x.astype(jnp.float32).astype(jnp.bfloat16)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jaxpr = jax.make_jaxpr(wide)(X.astype(jnp.float16))
+        assert len(ir.optimize(jaxpr).eqns) == 1
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        lambda x: x * jnp.sqrt(jnp.float32(2)),
+        lambda x: lax.cond(jnp.float32(2) > 1, jnp.sin, jnp.cos, x),
+        lambda x: lax.select(jnp.arange(3) < 9, x, -x) * jnp.ones(3),
+        lambda x: x * jnp.asarray([1.0, 1.0, 1.0]) * 1.0,
+    ],
+    ids=["fold", "branch", "select", "constant"],
+)
+def test_no_transfer_that_the_user_has_not_asked_for(g):
+    expected = jax.jit(g)(X)
+    with jax.transfer_guard("disallow"):
+        found = jax.jit(ir.Optimize(g))(X)
+    np.testing.assert_array_equal(found, expected)
+
+
+SYMBOLIC = {
+    "elementwise": lambda x: jnp.sin(x * 1.0) + jnp.zeros_like(x),
+    "sizes": lambda x: (x.mean(), jnp.arange(x.shape[0]).sum() * 1),
+    "shapes": lambda x: jnp.ones((3, x.shape[0])).T.T @ x[None].reshape(-1)[::-1],
+    "slices": lambda x: jnp.concatenate(
+        [x[:0], x[-1:], lax.dynamic_slice(x, (9,), (1,))]
+    ),
+    "updates": lambda x: x.at[0].set(3.0) * (lax.iota(x.dtype, 3) * 2).sum(),
+    "scan": lambda x: lax.scan(lambda c, y: ((c[0] + y * 1.0, c[1]), y), (0.0, x), x)[
+        1
+    ],
+    "while": lambda x: lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2, c[1] + c[2]), (0, x, x)
+    )[1],
+    "vmap": jax.vmap(lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, x)),
+    "cond": lambda x: lax.cond(x.sum() > 0, jax.jit(jnp.sin), lambda x: x, x),
+    "grad": jax.grad(lambda x: jnp.sin(x).sum()),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_sizes_that_are_not_known(name):
+    f = SYMBOLIC[name]
+    (n,) = export.symbolic_shape("n")
+    passes = [*ir.PASSES, ir.inline_jit]
+
+    def both(x):
+        assert "[n" in str(ir.draw(f)(x))
+        assert "[n" in ir.draw(f)(x).dot
+        assert el.Trace(f).leaf_usage(x)
+        return f(x), ir.Optimize(f, passes=passes)(x)
+
+    x = jnp.linspace(0.1, 1.0, 5)
+    exported = export.export(jax.jit(both))(jax.ShapeDtypeStruct((n,), x.dtype))
+    expected, found = exported.call(x)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_beyond_the_last_case_there_is_no_gradient():
+    g = lambda x: lax.select_n(jnp.int32(5), x, 2 * x, 3 * x)
+    for differentiate in (lambda f: f(2.0), lambda f: jax.grad(f)(2.0)):
+        assert differentiate(ir.Optimize(g)) == differentiate(g)
+
+
+def test_names_of_arguments_that_are_no_arrays():
+    # JAX keeps a name for each argument, also where some are fixed.
+    tail = lambda x: jax.scipy.special.log_ndtr(x) * 1.0
+    choose = lambda x: lax.cond(x[0] > 0, lambda x: (tail(x), x), lambda x: (x, x), x)[
+        0
+    ]
+    g = lambda x: choose(x) + jax.jit(tail)(x)
+    jaxpr = jax.make_jaxpr(g)(X)
+    new = ir.optimize(jaxpr)
+    assert count_equations(new) < count_equations(jaxpr)
+    assert ir.optimize(new) is new
+    run = jax.jit(jax.value_and_grad(lambda f, x: f(x).sum(), 1), static_argnums=0)
+    jax.tree.map(np.testing.assert_array_equal, run(ir.Optimize(g), X), run(g, X))
 
 
 def test_inline_jit_with_a_condition():

@@ -77,6 +77,15 @@ def test_a_branch_that_is_known_replaces_the_choice():
     assert names(run(ir.optimize, f, X)) == ["sin"]
 
 
+def test_what_this_device_does_not_have_stays():
+    precision = lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32
+
+    def f(x):
+        return x * lax.dot(np.ones(3, "f"), np.ones(3, "f"), precision=precision)
+
+    assert "dot_general" in names(run(ir.constant_fold, f, X))
+
+
 def test_random_bits_and_keys_stay():
     f = lambda x: x + jax.random.uniform(jax.random.key(0))
     assert {"random_seed", "random_bits"} <= set(names(run(ir.constant_fold, f, X)))
@@ -117,13 +126,29 @@ KEPT = {
     "x * 0.0": (lambda x: x * 0.0, X),
     "x - x": (lambda x: x - x, X),
     "x / x": (lambda x: x / x, X),
-    "complex * 1": (lambda x: x * 1, X + 0j),
-    "complex / 1": (lambda x: x / 1, X + 0j),
+    "complex * 1": (lambda x: x * 1, lax.complex(X, 0 * X)),
+    "complex / 1": (lambda x: x / 1, lax.complex(X, 0 * X)),
     "0.0 or -0.0": (lambda x: x - jnp.array([0.0, -0.0, 0.0]), X),
     "narrower and back": (lambda x: x.astype("float16").astype("float32"), X),
     "float to int and back": (lambda x: x.astype(int).astype("float32"), X),
     "other float16": (lambda x: x.astype("bfloat16").astype("float16"), X.astype("e")),
     "1 / x": (lambda x: 1 / x, X),
+    "8 bits and back": (
+        lambda x: x.astype("float32").astype("float8_e4m3fn"),
+        X.astype("float8_e4m3fn"),
+    ),
+    "dequantized": (
+        lambda x: x.astype("float32").astype("float16"),
+        X.astype("float8_e5m2"),
+    ),
+    "whether small numbers are zero": (
+        lambda x: lax.convert_element_type(x.astype("float32"), bool),
+        X.astype("bfloat16"),
+    ),
+    "sign of a complex sign": (lambda x: jnp.sign(jnp.sign(x)), lax.complex(X, X)),
+    "beyond the last case": (lambda x: lax.select_n(jnp.int32(5), x, -x), X),
+    "before the first": (lambda x: lax.select_n(jnp.full(3, -1), x, -x), X),
+    "no case for some": (lambda i: lax.select_n(i, COUNTS, COUNTS), COUNTS),
 }
 SIMPLIFIED = {
     "x * 1.0": (lambda x: x * 1.0, X),
@@ -149,6 +174,11 @@ SIMPLIFIED = {
     "reversed twice": (lambda x: x[::-1][::-1], X),
     "wider and back": (lambda x: x.astype("float32").astype("float16"), X.astype("e")),
     "integers": (lambda x: x.astype("int32").astype("int8"), COUNTS.astype("int8")),
+    "wider and narrower": (
+        lambda i: i.astype("uint8").astype("uint32").astype("uint16").astype("uint8"),
+        COUNTS.astype("uint8"),
+    ),
+    "known case": (lambda x: lax.select_n(jnp.full(3, 2), -x, 2 * x, x), X),
     "real part": (lambda x: lax.complex(x, x).real, X),
 }
 
@@ -205,6 +235,13 @@ def test_the_order_of_a_sum_does_not_matter():
     f = lambda x, y: (x + y, y + x, x - y, y - x)
     new = run(ir.eliminate_common_subexpressions, f, X, X)
     assert names(new) == ["add", "sub", "sub"]
+
+
+def test_the_order_of_a_complex_product_matters():
+    f = lambda x, y: (x * y, y * x, x + y, y + x)
+    z = lax.complex(X, X)
+    new = run(ir.eliminate_common_subexpressions, f, z, z)
+    assert names(new) == ["mul", "mul", "add"]
 
 
 def test_what_differs_in_a_detail_stays():
@@ -354,7 +391,9 @@ def test_inside_shard_map():
     def f(x):
         def local(x):
             one = jnp.sin(jnp.float32(0)) + 1.0
-            return (x * one + lax.psum(x, "i")) * 1.0 + lax.axis_index("i")
+            return (x * one + lax.psum(x, "i")) * 1.0 + lax.axis_index("i").astype(
+                x.dtype
+            )
 
         return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 

@@ -1,6 +1,7 @@
 """What Python is written; that it computes the same is shown by the corpus."""
 
 import dataclasses
+import functools
 import random
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop import ir
-from eqloop.ir.codegen import _handlers, _layout
+from eqloop.ir.codegen import _derivatives, _handlers, _layout
 
 X = jnp.linspace(-1.0, 1.0, 3)
 
@@ -35,8 +36,9 @@ def test_a_module_as_it_is_meant_to_read():
 
         return lax.scan(cell, xs[0], xs)
 
+    w, xs = X.astype(jnp.float32), jnp.ones((4, 3), jnp.float32)
     assert (
-        ir.to_python(simulate)({"w": X}, jnp.ones((4, 3)))
+        ir.to_python(simulate)({"w": w}, xs)
         == '''\
 """`simulate`, as JAX traced it."""
 
@@ -117,7 +119,7 @@ def test_larger_constants_are_embedded(dtype):
 
 
 def test_64_bits_are_asked_for():
-    assert "x64" not in ir.to_python(jnp.sin)(X)
+    assert "x64" not in ir.to_python(jnp.sin)(X.astype(jnp.float32))
     with jax.enable_x64(True):
         text = ir.to_python(lambda x: x * 2.0)(jnp.arange(3.0))
     assert 'jax.config.update("jax_enable_x64", True)' in text
@@ -147,6 +149,92 @@ def test_derivatives_of_ones_own_are_kept():
     written = execute(ir.to_python(f)(X), "f")
     np.testing.assert_allclose(written(X), f(X), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(written)(X), jax.grad(f)(X), rtol=1e-6)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def power(order, x):
+    return x**order
+
+
+@power.defjvp
+def _(order, primals, tangents):
+    # Its derivative has a rule again, of another order: there is no last one.
+    (x,), (t,) = primals, tangents
+    return power(order, x), order * power(order - 1, x) * t
+
+
+@jax.custom_jvp
+def raising(x):
+    return jnp.sin(x)
+
+
+@raising.defjvp
+def _(primals, tangents):
+    raise RuntimeError("not to be differentiated")
+
+
+@jax.custom_vjp
+def raising_backwards(x):
+    return jnp.sin(x)
+
+
+raising_backwards.defvjp(raising, lambda residuals, ct: raising(ct))
+
+
+HALF = jnp.asarray(0.5, float)
+
+
+def derivatives(f, orders):
+    """The value at a half, and the derivatives up to an order, compiled together."""
+    fs = [f]
+    for _ in range(orders):
+        fs.append(jax.grad(fs[-1]))
+    return jax.jit(lambda x: [f(x) for f in fs])(HALF)
+
+
+def test_rules_without_end_are_written_up_to_some_order(monkeypatch):
+    monkeypatch.setattr(_derivatives, "DEEPEST", 3)
+    f = lambda x: power(3, x)
+    written = execute(ir.to_python(f)(HALF), "f")
+    found, expected = derivatives(written, 3), derivatives(f, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(NotImplementedError, match="more than 3 orders are not written"):
+        derivatives(written, 5)
+
+
+@pytest.mark.parametrize(
+    ("f", "why"),
+    [
+        (raising, "RuntimeError: not to be differentiated"),
+        (raising_backwards, "has no derivative"),
+    ],
+)
+def test_a_rule_that_raises_does_so_when_it_is_asked_for(f, why):
+    written = execute(ir.to_python(lambda x: f(x) * 2)(HALF), "f")
+    np.testing.assert_allclose(written(HALF), 2 * np.sin(0.5), rtol=1e-6)
+    with pytest.raises(NotImplementedError, match=why):
+        jax.grad(written)(HALF)
+
+
+@pytest.mark.parametrize("f", [jax.scipy.special.log_ndtr, jax.scipy.special.expi])
+def test_derivatives_of_special_functions(f):
+    written = execute(ir.to_python(lambda x: f(x))(HALF), "f")
+    found, expected = derivatives(written, 2), derivatives(f, 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_what_jax_expands_by_itself_keeps_its_derivatives():
+    def f(x):
+        mantissa, exponent = jnp.frexp(x)
+        step = lambda f, y: lax.fori_loop(0, 9, lambda _, y: y - f(y) / (3 * y**2), y)
+        root = lax.custom_root(
+            lambda y: y**3 - x, 1.0, step, lambda g, y: y / g(jnp.ones_like(y))
+        )
+        return jnp.ldexp(mantissa * x, exponent) + root
+
+    written = execute(ir.to_python(f)(HALF), "f")
+    found, expected = derivatives(written, 2), derivatives(f, 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_functions_that_are_called_twice_are_written_once():
@@ -181,6 +269,74 @@ def test_this_librarys_loops_are_written_out():
     text = ir.to_python(lambda xs: f(0.5, xs))(X)
     assert "def planned_loop(" in text
     assert "eqloop" not in text
+
+
+BARS = {
+    "scan": lambda x, xs: el.Scan(lambda h, x: (jnp.sin(h * x), None), progress=True)(
+        x, xs
+    )[0],
+    "binomial": lambda x, xs: el.Scan(
+        lambda h, x: (jnp.sin(h * x), None), progress=True, schedule=el.Binomial(1)
+    )(x, xs)[0],
+    "while": lambda x, _: el.BoundedWhileLoop(
+        lambda c: c < 1, lambda c: c * 1.5, progress=True, max_steps=5
+    )(x),
+    "map": lambda x, xs: jnp.sum(
+        el.ChunkedVmap(lambda y: jnp.sin(x * y), chunk_size=2, progress=True)(xs)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_progress_bars_are_left_out(name, capfd):
+    f = BARS[name]
+    both = jax.jit(lambda x, xs: jax.value_and_grad(f)(x, xs))
+    text = ir.jaxpr_to_python(jax.make_jaxpr(both)(HALF, X))
+    assert "callback" not in text
+    found = jax.block_until_ready(execute(text, "f")(HALF, X))
+    assert not capfd.readouterr().err
+    expected = both(HALF, X)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    jax.effects_barrier()
+    assert "it/s" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda xs: el.DebugNonFinite(BARS["binomial"])(xs[0], xs),
+        lambda xs: jax.grad(lambda x: el.DebugNonFinite(BARS["scan"])(x, xs))(xs[0]),
+        lambda xs: el.DebugNonFinite(jax.grad(BARS["while"]))(0.4, xs),
+        lambda xs: jax.vmap(el.DebugNonFinite(jnp.sin))(xs),
+    ],
+    ids=["value", "grad of", "of grad", "vmap"],
+)
+def test_checks_for_numbers_that_are_not_finite_are_left_out(f):
+    text = ir.to_python(f)(X)
+    assert "callback" not in text
+    np.testing.assert_allclose(execute(text, "f")(X), f(X), rtol=1e-6)
+
+
+def test_a_condition_for_each_example_is_named_as_before():
+    def f(x):
+        def is_small(c):
+            return c < 9
+
+        def double(c):
+            return 2 * c
+
+        return jax.vmap(lambda x: lax.while_loop(is_small, double, x))(x)
+
+    text = ir.to_python(f)(X + 2)
+    assert "lax.while_loop(is_small, double, x)" in text
+    np.testing.assert_allclose(execute(text, "f")(X + 2), f(X + 2))
+
+
+def test_an_application_has_its_function_and_no_updates():
+    text = ir.to_python(lambda x: x.at[jnp.array([0, 2])].apply(jnp.sin))(X)
+    assert "lax.scatter_apply(" in text
+    assert "def apply(" in text
+    assert "jnp.full" not in text.split("scatter_apply")[0].split("return")[0]
 
 
 def a_node(draw, depth):

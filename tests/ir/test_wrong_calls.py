@@ -1,8 +1,7 @@
 """Wrong calls: each says where, what was wrong, and what to do."""
 
-import functools
-
 import jax
+import jax.export
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +15,10 @@ FIRST, SECOND = JAXPR.eqns
 LARGE = np.ones((600, 600), np.float32)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def power(order, x):
-    return x**order
-
-
-@power.defjvp
-def power_jvp(order, primals, tangents):
-    # Its derivative has a rule again, of another order: there is no last one.
-    (x,), (t,) = primals, tangents
-    return power(order, x), order * power(order - 1, x) * t
+def exported(look):
+    """Calls a function with an array of a size that is not known."""
+    (n,) = jax.export.symbolic_shape("n")
+    jax.export.export(jax.jit(look))(jax.ShapeDtypeStruct((n, 2), jnp.float32))
 
 
 @jax.jit
@@ -92,9 +85,14 @@ CALLS = [
         "`eqloop.ir.register_handler('pure_callback', handler)`",
     ),
     (
-        lambda: ir.to_python(lambda x: power(3, x))(X),
+        lambda: exported(lambda x: ir.to_python(jnp.sin)(x)),
         ValueError,
-        "`eqloop.ir.register_handler('custom_jvp_call', handler)`",
+        "`x` is float32[n,2], of a symbolic size",
+    ),
+    (
+        lambda: exported(lambda x: ir.jaxpr_to_python(jax.make_jaxpr(jnp.sin)(x))),
+        ValueError,
+        "call `to_python` with such, outside of what is exported",
     ),
     (lambda: ir.register_handler(3, str), TypeError, "must be a primitive or its name"),
     (
