@@ -172,7 +172,8 @@ def _has_own_batch_rule(eqn: Any) -> bool:
     if eqn.primitive.name == "custom_vmap_call":
         return True
     rules, primitive = batching.primitive_batchers, eqn.primitive
-    rule = rules[primitive] if primitive in rules else None
+    # It has no `get` in JAX 0.10.
+    rule = rules[primitive] if primitive in rules else None  # noqa: SIM401
     module = getattr(getattr(rule, "func", rule), "__module__", None) or "jax"
     return module.split(".")[0] not in ("jax", "eqloop")
 
