@@ -82,7 +82,7 @@ def _compared(case: Case, expected: Result, found: Result) -> Finding | None:
         return Finding(case, "another tree", "{} for {}".format(*trees))
     pairs = zip(*map(jax.tree.leaves, (expected.arrays, found.arrays)), strict=True)
     for want, got in pairs:
-        types = [(x.shape, x.dtype) for x in (want, got)]
+        types = [(np.shape(x), jax.dtypes.result_type(x)) for x in (want, got)]
         if types[0] != types[1]:
             return Finding(case, "another type", f"{types[1]} for {types[0]}")
     for log in ("ordered", "unordered"):
