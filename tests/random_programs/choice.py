@@ -63,7 +63,7 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         differentiated=differentiated,
         batched=batched,
         has_axis=has_axis,
-        scalars=_scalars(rng, program, differentiated, vmap),
+        scalars=_scalars(rng, program, differentiated, vmap, precision),
     )
 
 
@@ -113,9 +113,15 @@ def _differentiated(rng: random.Random, program: Program) -> tuple[int, ...]:
 
 
 def _scalars(
-    rng: random.Random, program: Program, differentiated: Any, vmap: str
+    rng: random.Random,
+    program: Program,
+    differentiated: Any,
+    vmap: str,
+    precision: Precision,
 ) -> tuple[int, ...]:
-    if vmap != "none" or rng.random() < 0.8:
+    """Which inputs are Python numbers; where JAX takes them for those of its width."""
+    is_usual = precision.x64 == (precision.real == "float64")
+    if vmap != "none" or rng.random() < 0.8 or not is_usual:
         return ()
     return tuple(
         i
