@@ -56,6 +56,28 @@ def test_memory_is_as_predicted(name, schedule):
     assert abs(plan.peak_bytes - temp) <= max(0.15 * temp, 16 * 1024)
 
 
+def monitored(carry, x):
+    h, monitor = carry
+    return (jnp.sin(h) * x, 0.9 * monitor + jnp.sum(h)), None
+
+
+def wave(carry, x):
+    now, before = carry
+    around = jnp.roll(now, 1) + jnp.roll(now, -1) - 2 * now
+    return (2 * now - before + 0.25 * around + x, now), None
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(4), el.Budget("64KiB")], ids=repr)
+@pytest.mark.parametrize("step", [monitored, wave])
+def test_what_no_cotangent_needs_is_not_planned(step, schedule):
+    sizes = {monitored: (10, 2000), wave: (200, 200)}[step]
+    f = jax.tree_util.Partial(step)
+    init, xs = tuple(map(jnp.ones, sizes)), jnp.ones(300)
+    plan = el.Scan(step, schedule=schedule).plan(init, xs)
+    temp = temp_bytes(gradient(schedule), f, init, xs)
+    assert temp <= plan.peak_bytes <= 1.15 * temp + 1024
+
+
 def test_types_will_do_for_arrays():
     f, init, xs = recurrent(50)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (init, xs))
