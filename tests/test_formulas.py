@@ -68,12 +68,12 @@ def while_loop(kind: Any, w: Any, h: Any, us: Any) -> Any:
     return kind(lambda state: state[0] < LENGTH, body)(init)[1:]
 
 
-def one_step(w: Any, h: Any, us: Any) -> Any:
-    return step(w, h, us[1])
+def shot(w: Any, h: Any, us: Any) -> Any:
+    return jnp.sin(w[0] * h) * us[1]
 
 
 def checked(w: Any, h: Any, us: Any) -> Any:
-    return el.DebugNonFinite(one_step)(w, h, us)
+    return el.DebugNonFinite(shot)(w, h, us)
 
 
 def rows(w: Any, h: Any, us: Any) -> Any:
@@ -120,7 +120,7 @@ FORMULAS: dict[str, tuple[tuple[Run, ...], Run]] = {
         tuple(functools.partial(while_loop, k) for k in (BOUNDED, ONLINE, WITH_BAR)),
         steps,
     ),
-    "checked": ((checked,), one_step),
+    "checked": ((checked,), shot),
     "rows": ((functools.partial(row_map, None),), rows),
     "stored rows": ((functools.partial(row_map, el.policies.save_everything),), rows),
     "prefixes": ((prefixes,), products),

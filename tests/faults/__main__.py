@@ -1,6 +1,7 @@
 """`python -m tests.faults`: plants faults, and reports those that no test finds."""
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -33,6 +34,12 @@ def main() -> int:
     parser.add_argument(
         "--record", type=Path, help="where it is noted what tests reach"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="for how long the tests of a fault may take when there is none",
+    )
     parser.add_argument("--list", action="store_true", help="show the faults alone")
     options = parser.parse_args()
     part, parts = map(int, options.shard.split("/"))
@@ -48,7 +55,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         checkout = Checkout(ROOT, Path(home))
         tests = _record(checkout, options.record or Path(home, "record.json"))
-        survivors = [f for f in faults if not _is_found(checkout, tests, f)]
+        survivors = [
+            f for f in faults if not _is_found(checkout, tests, f, options.seconds)
+        ]
     print(f"\n{len(faults) - len(survivors)} of {len(faults)} faults found")
     print("\n\n".join(fault.entry for fault in survivors))
     return int(bool(survivors))
@@ -64,14 +73,11 @@ def _record(checkout: Checkout, path: Path) -> dict[str, Any]:
     return {name: test for name, test in tests.items() if test["passed"]}
 
 
-def _is_found(checkout: Checkout, tests: dict[str, Any], fault: Fault) -> bool:
+def _is_found(
+    checkout: Checkout, tests: dict[str, Any], fault: Fault, most: float
+) -> bool:
     """Whether one of the tests that reach a fault fails."""
-    first, last = fault.lines
-    lines = set(range(first, last + 1))
-    reaching = [
-        n for n, t in tests.items() if lines & set(t["lines"].get(fault.file, ()))
-    ]
-    reaching.sort(key=lambda name: tests[name]["seconds"])
+    reaching = _reaching(tests, fault, most)
     start = time.monotonic()
     found = any(
         not checkout.passes_with(
@@ -83,6 +89,26 @@ def _is_found(checkout: Checkout, tests: dict[str, Any], fault: Fault) -> bool:
     verdict = "found" if found else f"NOT FOUND by {len(reaching)} tests"
     print(f"{verdict} in {time.monotonic() - start:.0f} s: {fault}", flush=True)
     return found
+
+
+def _reaching(tests: dict[str, Any], fault: Fault, most: float) -> list[str]:
+    """Tests that reach a fault: first those which do much of its file in little time.
+
+    Args:
+        tests: All tests.
+        fault: The fault.
+        most: After how many seconds there are enough of them.
+    """
+    first, last = fault.lines
+    lines = set(range(first, last + 1))
+    rates = {
+        name: test["seconds"] / len(of_file)
+        for name, test in tests.items()
+        if lines & set(of_file := test["lines"].get(fault.file, ()))
+    }
+    order = sorted(rates, key=lambda name: rates[name])
+    spent = itertools.accumulate(tests[name]["seconds"] for name in order)
+    return [name for name, seconds in zip(order, spent, strict=True) if seconds < most]
 
 
 def _patience(tests: dict[str, Any], some: list[str]) -> float:

@@ -19,7 +19,7 @@ import pytest
 _NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "site", "dist", "build")
 _OPTIONS = ("-n", "0", "-q", "-x", "-p", "no:cacheprovider", "--no-header")
 # What the tests import, but for the library itself.
-_SLOW_TO_IMPORT = ("equinox", "hypothesis", "jax.numpy", "jax.experimental.hijax")
+SLOW_TO_IMPORT = ("equinox", "hypothesis", "jax.numpy", "jax.experimental.hijax")
 
 
 class Only:
@@ -37,13 +37,15 @@ class Only:
 class Checkout:
     """A copy of a checkout, where tests are run."""
 
-    def __init__(self, root: Path, to: Path) -> None:
+    def __init__(
+        self, root: Path, to: Path, imports: Sequence[str] = SLOW_TO_IMPORT
+    ) -> None:
         self.root, self.log = to / "checkout", to / "log"
         shutil.copytree(root, self.root, ignore=_NOT_COPIED)
         os.environ["PYTHONPATH"] = str(self.root)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(to / "compiled")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        for name in _SLOW_TO_IMPORT:
+        for name in imports:
             __import__(name)
 
     def run(
