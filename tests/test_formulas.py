@@ -40,8 +40,8 @@ def inputs() -> tuple[Any, Any, Any]:
 
 
 def step(w: Any, h: Any, u: Any) -> tuple[Any, Any]:
-    after = jnp.sin(w[0] * h[::-1] + u) * jnp.cos(w[1] * h)
-    return after, h * after * u
+    after = jnp.sin(w[0] * h[::-1] + w[1] * u)
+    return after, h * after
 
 
 def steps(w: Any, h: Any, us: Any) -> Any:

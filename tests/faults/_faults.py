@@ -104,7 +104,8 @@ def _nodes(
             function = f"{function}.{node.name}".lstrip(".")
             if node.name in _UNTOUCHED:
                 return
-            children = list(node.body)
+            arguments = [node.args] if isinstance(node, ast.FunctionDef) else []
+            children = [*arguments, *node.body]
         case ast.Raise() | ast.Import() | ast.ImportFrom() | ast.JoinedStr():
             return
         # It only has what is wrong fail sooner.

@@ -79,7 +79,8 @@ def changes(source: Source, node: ast.AST) -> Iterator[Change]:
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):
             yield *source.span(node), f"({source[operand]})"
         case ast.IfExp(test=test) | ast.If(test=test) | ast.While(test=test):
-            yield *source.span(test), f"not ({source[test]})"
+            if not _has_an_opposite(test):
+                yield *source.span(test), f"not ({source[test]})"
         case ast.Constant(value=bool(value)):
             yield *source.span(node), str(not value)
         case ast.Constant(value=int(value)):
@@ -92,6 +93,16 @@ def changes(source: Source, node: ast.AST) -> Iterator[Change]:
             yield *source.span(node), "pass"
         case ast.Subscript(value=value, slice=ast.Slice()):
             yield *source.span(node), source[value]
+
+
+def _has_an_opposite(test: ast.expr) -> bool:
+    """Whether a condition is negated by a change of its own."""
+    match test:
+        case ast.UnaryOp(op=ast.Not()):
+            return True
+        case ast.Compare(ops=[op]):
+            return not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    return False
 
 
 def _calls(source: Source, node: ast.Call) -> Iterator[Change]:
