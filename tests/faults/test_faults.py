@@ -9,11 +9,11 @@ import pytest
 
 from ._faults import ROOT, all_faults, explained, faults, sample
 
+pytestmark = pytest.mark.slow
+
 TOY = '''"""A module: 1 + 1 is no code."""
 
 from dataclasses import dataclass
-
-pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
