@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.interpreters import batching
 
 from ._compat import CALLS, close, is_through, scan_counts
 from ._lists import split
@@ -45,7 +44,7 @@ def names_axis(program: Any, axis_name: Hashable) -> bool:
 def mixes_examples(program: Any, axis_name: Hashable) -> bool:
     """Whether under `vmap` the examples may come to depend on each other."""
     return any(
-        _has_own_batch_rule(eqn)
+        _is_foreign(eqn)
         or _names_itself(eqn, axis_name)
         or any(mixes_examples(inner, axis_name) for inner in inner_programs(eqn))
         for eqn in program.eqns
@@ -167,14 +166,15 @@ def _is_reduction(eqn: Any, axis_name: Hashable) -> bool:
     return is_reduction and axis_name in eqn.params["axes"]
 
 
-def _has_own_batch_rule(eqn: Any) -> bool:
+def _is_foreign(eqn: Any) -> bool:
     """Whether somebody else than JAX says what becomes of it in a batch: anything."""
     if eqn.primitive.name == "custom_vmap_call":
         return True
-    rules, primitive = batching.primitive_batchers, eqn.primitive
-    # It has no `get` in JAX 0.10.
-    rule = rules[primitive] if primitive in rules else None  # noqa: SIM401
-    module = getattr(getattr(rule, "func", rule), "__module__", None) or "jax"
+    # The rules of batching are not to be had, but who made the primitive is.
+    made = eqn.primitive.impl
+    if (hijax := eqn.params.get("_prim")) is not None:
+        made = type(hijax)
+    module = getattr(getattr(made, "func", made), "__module__", None) or "jax"
     return module.split(".")[0] not in ("jax", "eqloop")
 
 

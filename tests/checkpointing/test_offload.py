@@ -104,7 +104,3 @@ def test_what_offload_takes():
         el.Offload(el.Offload(el.Binomial(3)))
     with pytest.raises(ValueError, match="must be 'pinned_host'"):
         el.Offload(el.Binomial(3), memory_kind="device")
-    f, init, xs = recurrent(5)
-    scan = el.Scan(f, schedule=el.Offload(el.Binomial(3, block=9)))
-    with pytest.raises(ValueError, match="a block of 9 steps"):
-        scan.plan(init, xs)
