@@ -46,9 +46,11 @@ def replacements(variant: Variant) -> dict[str, Callable[..., Any]]:
             start, stop = int(lower), int(upper)
         except (TypeError, jax.errors.InconclusiveDimensionOperation):
             return _while_counting(while_loop, lower, upper, body_fun, init_val)
+        if start >= stop:  # without `jit`, a scan of length 0 is an error
+            return as_arrays(init_val)
         step = lambda carry, _: ((carry[0] + 1, body_fun(*carry)), None)
-        length = max(stop - start, 0)
-        (_, last), _ = scan(step, (start, init_val), length=length, unroll=unroll or 1)
+        settings = dict(length=stop - start, unroll=unroll or 1)
+        (_, last), _ = scan(step, (start, init_val), **settings)
         return last
 
     def map(f: Any, xs: Any, *, batch_size: int | None = None) -> Any:
