@@ -57,6 +57,8 @@ _ALL_MOVE = issubclass(HiPrimitive, _HiPrimitive)
 def linearization(outputs: Any, residuals: Any, moves_out: Any) -> tuple[Any, ...]:
     """What `lin` and `vjp_fwd` of a `hijax` primitive return.
 
+    JAX 0.12 is told which outputs move, JAX 0.10 takes it that all of them do.
+
     Args:
         outputs: The outputs.
         residuals: What the rule that follows is to get.
@@ -67,7 +69,10 @@ def linearization(outputs: Any, residuals: Any, moves_out: Any) -> tuple[Any, ..
 
 
 def linear_outputs(tangents: Any) -> Any:
-    """What `linearized` returns, from tangents with symbolic zeros among them."""
+    """What `linearized` returns, from tangents with symbolic zeros among them.
+
+    JAX 0.10 takes arrays alone.
+    """
     if not _ALL_MOVE:
         return tangents
     is_zero = lambda x: isinstance(x, hijax.Zero)
@@ -81,6 +86,8 @@ def with_symbolic_zeros(
 ) -> list[Any]:
     """The outputs of a primitive, so that those without a tangent are known to be.
 
+    JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
+
     Args:
         moves_out: Which outputs have a tangent, if these inputs have one.
         inputs: The inputs.
@@ -92,7 +99,10 @@ def with_symbolic_zeros(
 
 
 def is_through(eqn: Any) -> bool:
-    """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule."""
+    """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule.
+
+    JAX 0.10 alone has any.
+    """
     if eqn.primitive.name != "custom_jvp_call":
         return False
     info = eqn.params["call_jaxpr"].jaxpr.debug_info

@@ -64,7 +64,7 @@ def _equinox_while(x: Any) -> Any:
 
 def _forward_loops(x: Any) -> Any:
     def counted(stop: Any) -> Any:
-        return lax.fori_loop(0, stop, lambda i, y: jnp.sin(y + i), x)
+        return lax.fori_loop(0, stop, lambda i, y: jnp.sin(y + i.astype(y.dtype)), x)
 
     return (
         lax.while_loop(_grows, _grow, (0, x)),
