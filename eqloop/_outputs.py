@@ -7,6 +7,7 @@ from typing import Any, Self
 from ._axes import Axis, resolve_axes
 from ._lists import pick
 from ._partition import Rest, as_arrays, flatten, is_dynamic, paths, split
+from ._weak_types import is_weak, with_weak_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +17,13 @@ class Outputs:
     Attributes:
         axes: For each of the arrays, the axis along which it is stacked; `None` for
             what is the same each time, and is not stacked.
+        weak: Which of the arrays are weakly typed.
         names: The path of each of them.
         rest: All else.
     """
 
     axes: tuple[Axis, ...]
+    weak: tuple[bool, ...]
     names: tuple[str, ...]
     rest: Rest
 
@@ -44,7 +47,8 @@ class Outputs:
         dynamic = [is_dynamic(leaf) for leaf in flatten(tree)[0]]
         arrays, rest = split(tree, dynamic)
         names = pick(paths(tree, name), dynamic)
-        return arrays, cls(tuple(pick(axes, dynamic)), tuple(names), rest)
+        axes, weak = tuple(pick(axes, dynamic)), tuple(map(is_weak, arrays))
+        return arrays, cls(axes, weak, tuple(names), rest)
 
     @property
     def same(self) -> list[bool]:
@@ -82,6 +86,5 @@ class Outputs:
     def join(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
         """The tree, with arrays that were stacked and those that are the same."""
         stacks, constants = iter(stacked), iter(same)
-        return self.rest.join(
-            [next(constants if axis is None else stacks) for axis in self.axes]
-        )
+        arrays = [next(constants if axis is None else stacks) for axis in self.axes]
+        return self.rest.join(with_weak_types(arrays, self.weak))

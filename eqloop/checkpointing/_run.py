@@ -4,13 +4,14 @@ from typing import Any
 
 from .._effects import refuse_checks
 from .._lists import Arrays
+from .._weak_types import strongly_typed
 from ._schedule import AbstractSchedule, StoreAll
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
-from .engine._step import Step, strongly_typed
+from .engine._step import Step
 
 
 def run(

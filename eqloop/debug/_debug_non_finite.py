@@ -13,7 +13,7 @@ from .._generics import NewP, NewR, P, R
 from .._lists import pick
 from .._partition import describe, flatten, is_dynamic, paths, split
 from .._transform import AbstractTransform
-from ..checkpointing.engine._step import strongly_typed
+from .._weak_types import strongly_typed
 from ..tracing._trace import Inputs
 from ._checked import Checked
 from ._program import make_program

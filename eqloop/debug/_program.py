@@ -11,7 +11,7 @@ import jax.extend.core as jex
 
 from .._formula import is_inexact, vmap
 from .._lists import Flags, pick, put, split
-from ..checkpointing.engine._step import strongly_typed
+from .._weak_types import strongly_typed
 from ..progress import guarded, muted
 
 

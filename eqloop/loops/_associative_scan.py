@@ -18,8 +18,8 @@ from .._partition import split as take_out
 from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
+from .._weak_types import strongly_typed
 from ..checkpointing import Step, trace_step
-from ..checkpointing.engine._step import strongly_typed
 from ._carry import types_of
 from ._mismatch import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep

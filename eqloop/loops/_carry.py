@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import flatten, is_dynamic, is_scalar, paths, same_static, split
+from .._weak_types import is_weak, with_weak_types
 from ._mismatch import is_type, static_changes, structure_changes, type_changes
 from ._words import OF_A_SCAN, Words
 
@@ -55,6 +56,18 @@ class Carry:
     def join(self, arrays: list[Any]) -> Any:
         """A carry of this structure, and with these static leaves."""
         return self._split()[1].join(arrays)
+
+    def final(self, arrays: list[Any], out: Any) -> Any:
+        """The carry after the last step, with weak types where every carry has them.
+
+        Args:
+            arrays: Its leaves that vary.
+            out: The carry that came out of a step, as `types_of` gives it.
+        """
+        before, after = flatten(self.tree)[0], flatten(out)[0]
+        pairs = zip(before, after, strict=True)
+        weak = [is_weak(b) and is_weak(a) for b, a in pairs if is_dynamic(b)]
+        return self.join(with_weak_types(arrays, weak))
 
     def take(self, out: Any) -> list[jax.Array]:
         """The leaves that vary of the carry that `f` made of this one.

@@ -111,7 +111,8 @@ class Frame:
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
             ys = list(map(_from_front, ys, outputs.stacked_axes))
-            return body.carry.join(carry), outputs.join(ys, same)
+            final = body.carry.final(carry, body.new_carry)
+            return final, outputs.join(ys, same)
 
         def label(desc: Callable[[int, Any, Any], str]) -> Label:
             missing = [None] * len(same)

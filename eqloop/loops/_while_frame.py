@@ -104,7 +104,7 @@ def open_while(
         step=make_step(joint, const_types, carry_types, []),
         consts=consts,
         init=init,
-        close=lambda final: carry.join(final[1:]),
+        close=lambda final: carry.final(final[1:], traced.new_carry),
         label=lambda desc: Label.of(desc, step.carry_types, [], carry.join, _no_y),
     )
 

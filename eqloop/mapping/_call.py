@@ -17,9 +17,10 @@ from .._positions import loop_scope
 from .._settled import has_backward_rules
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
+from .._weak_types import strongly_typed
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
-from ..checkpointing.engine._step import Step, strongly_typed, trace_step
+from ..checkpointing.engine._step import Step, trace_step
 from ..progress import Meter, ProgressBar, make_meter
 from ._arguments import Arguments, open_arguments
 from ._planner import Planner

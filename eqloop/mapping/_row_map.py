@@ -22,9 +22,9 @@ from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Doubled, Formula, Static, instantiated, is_inexact, nonzero
 from .._lists import Arrays, Flags, pick, put
 from .._recall import recall
+from .._weak_types import strongly_typed
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
-from ..checkpointing.engine._step import strongly_typed
 from ..progress import open_back, tied
 from ._derivatives import Marks, batched, in_front, pulled, pushed, settled_rows
 from ._planner import Planner

@@ -17,7 +17,8 @@ import jax.extend.core as jex
 
 from ..._effects import is_ref
 from ..._lists import Arrays, Flags, pick, put, split
-from ._step import Step, make_step, strongly_typed
+from ..._weak_types import strongly_typed
+from ._step import Step, make_step
 
 
 @dataclasses.dataclass(frozen=True)

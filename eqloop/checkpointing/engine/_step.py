@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-from jax import lax
 from jax.interpreters import partial_eval
 
 from ..._lists import Arrays, Flags, split
 from ..._reaching import reached
+from ..._weak_types import strongly_typed
 from ...progress import guarded, muted
 
 
@@ -133,14 +133,6 @@ def trace_step(
 
     const_types = [jax.typeof(const) for const in consts]
     return make_step(explicit, const_types, carry_types, x_types), consts
-
-
-def strongly_typed(leaf: Any) -> Any:
-    """An array without a weak type: its tangent and its cotangent have none either."""
-    aval = jax.typeof(leaf)
-    if getattr(aval, "weak_type", False):
-        return lax.convert_element_type(leaf, aval.dtype)
-    return leaf
 
 
 def reaching(
