@@ -24,7 +24,8 @@ def is_weak(leaf: Any) -> bool:
 
 def strongly_typed(leaf: Any) -> Any:
     """An array without a weak type."""
-    return lax.convert_element_type(leaf, leaf.dtype) if is_weak(leaf) else leaf
+    dtype = jax.typeof(leaf).dtype
+    return lax.convert_element_type(leaf, dtype) if is_weak(leaf) else leaf
 
 
 def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
