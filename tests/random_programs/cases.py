@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
@@ -16,6 +17,8 @@ from .values import DIFFERENTIABLE, Precision, Type, random_value
 from .world import World
 
 AXIS, BATCH = "batch", 2
+# XLA takes minutes for some ten thousand, and gigabytes for the next ten thousand.
+MOST_EQUATIONS = 20_000
 
 
 # Where a mode, or the run within it, may stand
@@ -64,6 +67,13 @@ PLACES: dict[str, Callable[..., Any]] = {
 }
 # Here JAX differentiates a loop or a `checkpoint` around the run, by its own rules.
 THROUGH_JAX = ("rematerialised", "run_in_scan")
+
+
+def _size(program: Any) -> int:
+    """How many equations a jaxpr has, with those inside of others."""
+    equations = getattr(program, "jaxpr", program).eqns
+    inner = (jex.jaxprs_in_params(eqn.params) for eqn in equations)
+    return len(equations) + sum(_size(program) for some in inner for program in some)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +175,11 @@ class Case:
                 return derivative(values, axes)
             return self._map(lambda *vs: derivative(vs, None), axes)(*values)
 
-        evaluate = jax.jit(whole) if is_jitted and not self.scalars else whole
+        evaluate = whole
+        if is_jitted and not self.scalars:
+            evaluate = jax.jit(whole)
+            if is_written_out and _size(evaluate.trace(values).jaxpr) > MOST_EQUATIONS:
+                raise ValueError("too much to be written out")
         out = jax.block_until_ready(evaluate(values))
         jax.effects_barrier()
         if self.mode != "primal" or self.vmap != "none":
