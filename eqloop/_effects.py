@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from ._reaching import inner_programs
+
 # JAX gives these classes no public name.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
@@ -76,6 +78,37 @@ def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
             f"repeated. {instead}, or use a callback without effects: "
             f"`jax.pure_callback` for values, `jax.debug.callback` for messages."
         )
+
+
+def refuse_refs_in_rules(program: Any, instead: str) -> None:
+    """Sees to it that no backward rule of a user's writes to a reference.
+
+    It would write to the step's own reference, which is gone when the rule runs.
+
+    Args:
+        program: A step.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If a function with a backward rule is given a reference.
+    """
+    if _gives_refs_to_rules(program):
+        raise ValueError(
+            "A function with a `jax.custom_vjp` in the step is given a reference "
+            "(`jax.new_ref`), and the gradient of this loop runs the step with one of "
+            f"its own. {instead}, or return what the rule would write as a cotangent."
+        )
+
+
+def _gives_refs_to_rules(program: Any) -> bool:
+    return any(
+        (
+            eqn.primitive.name.startswith("custom_vjp")
+            and any(isinstance(var.aval, jax.ref.AbstractRef) for var in eqn.invars)
+        )
+        or any(map(_gives_refs_to_rules, inner_programs(eqn)))
+        for eqn in program.eqns
+    )
 
 
 def _any_of(effects: Iterable[Any], names: tuple[str, ...]) -> bool:

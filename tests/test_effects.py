@@ -145,3 +145,25 @@ def test_checks_are_not_lost():
         checkify.checkify(loop)(jnp.float32(1))
     with pytest.raises(ValueError, match=r"`checkify.check` in the step"):
         checkify.checkify(el.Map(checked))(jnp.ones(3))
+
+
+def test_a_backward_rule_that_writes_to_a_reference():
+    @jax.custom_vjp
+    def stash(ref: Any, x: Any) -> Any:
+        return x
+
+    def backward(ref: Any, ct: Any) -> Any:
+        ref[...] = ct
+        return None, ct
+
+    stash.defvjp(lambda ref, x: (x, ref), backward)
+    ref = jax.new_ref(jnp.float32(0.0))
+    step = lambda h, _: (jnp.sin(stash(ref, h)), None)
+    run = lambda loop: lambda h: loop(step)(h, length=1)[0]
+    jax.grad(run(el.Scan))(jnp.float32(1.0))
+    np.testing.assert_allclose(ref[...], np.cos(1.0), rtol=1e-6)
+    planned = run(el.CheckpointedScan)
+    np.testing.assert_allclose(planned(jnp.float32(1.0)), np.sin(1.0), rtol=1e-6)
+    message = r"`jax.custom_vjp` in the step is given a reference .*StoreAll\(\)"
+    with pytest.raises(ValueError, match=message):
+        jax.grad(planned)(jnp.float32(1.0))

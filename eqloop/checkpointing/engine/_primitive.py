@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from ..._effects import refuse_callbacks
+from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Doubled, Formula, Static, Zero, instantiated, is_zero
 from ..._lists import Arrays, Flags, pick
 from ..._recall import recall
@@ -70,7 +70,7 @@ class PlannedLoop(Formula):
     The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
     """
 
-    instead_of_callbacks: ClassVar[str] = "Use `schedule=el.StoreAll()`"
+    instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     problem: Problem
     saves: Nested | Revolved | None
 
@@ -126,8 +126,9 @@ class PlannedLoop(Formula):
             refuse_callbacks(
                 self.effects,
                 "The gradient of this loop runs steps again",
-                self.instead_of_callbacks,
+                self.instead_of_effects,
             )
+            refuse_refs_in_rules(problem.step.jaxpr, self.instead_of_effects)
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, slots = type(self)(primal, layout, self.in_avals)(*inputs)
             residuals = (inputs, slots)

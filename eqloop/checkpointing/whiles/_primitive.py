@@ -42,7 +42,7 @@ class PlannedWhile(PlannedLoop):
     What is saved is that of `forward`: a few integers, then the slots.
     """
 
-    instead_of_callbacks: ClassVar[str] = (
+    instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
     )
     saves: Any  # Nested | Online | None
