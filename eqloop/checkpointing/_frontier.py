@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
-from ._plan import Plan, all_active, plan, plan_of
+from ._plan import Plan, plan, plan_of
 from ._schedule import AbstractSchedule, Budget
 from .engine._forward import Saveable
 from .engine._loop import Loop
-from .engine._problem import Problem
+from .engine._problem import Problem, all_active
 from .engine._step import Step
 from .planning._choice import pareto
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout, Nested, Revolved, Stored
 from .engine._loop import Loop
-from .engine._problem import Planner, Problem, activity
+from .engine._problem import Planner, Problem, all_active
 from .engine._step import Step
 from .planning._cost import StepCost, step_cost
 from .planning._memory import peak_bytes
@@ -149,10 +149,3 @@ def plan_of(
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=duration(cost, layout, rate) / everything if everything else 1.0,
     )
-
-
-def all_active(step: Step) -> Active:
-    """What is differentiated if all inputs are."""
-    types = (step.const_types, step.carry_types, step.x_types)
-    active, _ = activity(step, [[True] * len(group) for group in types])
-    return active

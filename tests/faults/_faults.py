@@ -49,6 +49,12 @@ class Fault:
         return f"{place}\n  - {self.before}\n  + {self.after}"
 
     @property
+    def is_of_a_class(self) -> bool:
+        """Whether it is in the body of a class, outside of its methods."""
+        *_, name = self.function.split(".")
+        return name.lstrip("_")[0].isupper()
+
+    @property
     def entry(self) -> str:
         """It as an entry of `explained.toml`, whose reason is to be filled in."""
         fields = ("file", "function", "before", "after")

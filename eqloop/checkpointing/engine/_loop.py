@@ -149,7 +149,7 @@ def opaque(arrays: Arrays) -> list[Any]:
     the outer loop, to the size of the whole array, for the inner one to read a few
     entries of: the time of a step would grow with the length of the loop.
     """
-    return [lax.optimization_barrier(x) if x.ndim else x for x in arrays]
+    return [lax.optimization_barrier(x) if jnp.ndim(x) else x for x in arrays]
 
 
 def put_part(buffer: Any, x: Any, start: Any, axis: int = 0) -> Any:
