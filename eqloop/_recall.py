@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import numpy as np
+from jax import lax
 
 from ._compat import identity
 
@@ -24,7 +26,8 @@ class _Known:
     formula: Any
     inputs: list[Callable[[], Any]]
     trace: Any
-    outputs: Any
+    outputs: list[Callable[[], Any]]
+    tree: Any
 
 
 # The two equations follow upon each other, so there is only ever one to remember.
@@ -33,8 +36,14 @@ _last: list[_Known] = []
 
 def remember(formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
     """Keeps the outputs of a formula for when it is expanded for the same inputs."""
+    leaves, tree = jax.tree.flatten(outputs)
+    # The trace keeps what its equations read, and nothing else may: were it kept here,
+    # all of the trace would be, until the next loop is differentiated.
+    if leaves:
+        lax.optimization_barrier(leaves)
     references = [_refer_to(identity(x)) for x in inputs]
-    _last[:] = [_Known(formula, references, _trace(), outputs)]
+    kept = [_refer_to(x) for x in leaves]
+    _last[:] = [_Known(formula, references, _trace(), kept, tree)]
 
 
 def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
@@ -44,7 +53,7 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
         if last.trace == _trace() and last.formula == formula:
             kept = [reference() for reference in last.inputs]
             if all(map(_same, map(identity, inputs), kept)):
-                return last.outputs
+                return last.tree.unflatten([output() for output in last.outputs])
     return None
 
 
