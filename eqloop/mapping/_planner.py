@@ -61,7 +61,7 @@ class AtMost:
     """At most so many rows at once."""
 
     size: int
-    exact: bool = False
+    exact: bool
     unroll: int = 1
 
     @property
@@ -94,7 +94,7 @@ class Within:
     """
 
     nbytes: int
-    exact: bool = False
+    exact: bool
 
     @property
     def takes_any_length(self) -> bool:

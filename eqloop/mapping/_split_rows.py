@@ -184,7 +184,7 @@ class _Row(Row):
 
 def _planner(call: SplitRows) -> Planner:
     if isinstance(call.chunk_size, Budget):
-        return Within(call.chunk_size.nbytes)
+        return Within(call.chunk_size.nbytes, exact=False)
     return AtMost(call.chunk_size or max(call.share, 1))
 
 

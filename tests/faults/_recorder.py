@@ -8,6 +8,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import jax
 import pytest
 
 _TOOL = 1  # `sys.monitoring.COVERAGE_ID`
@@ -16,8 +17,8 @@ _TOOL = 1  # `sys.monitoring.COVERAGE_ID`
 class Recorder:
     """Notes for each test the lines of the package that it reaches.
 
-    What the library keeps in its caches is forgotten before each test, so that all of
-    them reach what they are about.
+    What the library and JAX keep in their caches is forgotten before each test, so that
+    all of them reach what they are about.
     """
 
     def __init__(self, package: Path, to: Path) -> None:
@@ -67,6 +68,7 @@ def _monitoring() -> Any:
 
 
 def _forget(package: str) -> None:
+    jax.clear_caches()
     for module in list(sys.modules.values()):
         if (getattr(module, "__file__", None) or "").startswith(package):
             for value in list(vars(module).values()):

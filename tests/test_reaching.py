@@ -1,0 +1,58 @@
+"""Which outputs of a program depend on which inputs: where it loops, and refers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from eqloop._reaching import reached
+
+
+def reaching(f: Callable[..., Any], *args: Any) -> list[list[bool]]:
+    """For each input, which outputs depend on it."""
+    program = jax.make_jaxpr(f)(*args)
+    places = range(len(program.in_avals))
+    return [reached(program, [i == j for j in places]) for i in places]
+
+
+def test_who_decides_when_a_loop_ends_decides_on_its_carry():
+    def f(stop: Any, x: Any, y: Any) -> Any:
+        going = lambda carry: carry[0] < stop
+        body = lambda carry: (carry[0] + 1, carry[1] * 2, carry[2] - 1)
+        return lax.while_loop(going, body, (0, x, y))
+
+    of_stop, of_x, of_y = reaching(f, 3, 1.0, 2.0)
+    assert of_stop == [True, True, True]
+    assert of_x == [False, True, False]
+    assert of_y == [False, False, True]
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_what_a_loop_passes_on_from_step_to_step(loop):
+    def f(a: Any, b: Any, c: Any) -> Any:
+        turn = lambda carry: (carry[1], carry[2], carry[2] + 1)
+        if loop == "scan":
+            step = lambda carry, _: (turn(carry), None)
+            return lax.scan(step, (a, b, c), length=3)[0]
+        going = lambda carry: carry[0] < 3
+        body = lambda carry: (carry[0] + 1, *turn(carry[1:]))
+        return lax.while_loop(going, body, (0, a, b, c))[1:]
+
+    of_a, of_b, of_c = reaching(f, 1.0, 2.0, 3.0)
+    assert of_a == [True, False, False]
+    assert of_b == [True, True, False]
+    assert of_c == [True, True, True]
+
+
+def test_a_reference_is_read_in_the_step_after_that_which_wrote():
+    def step(ref: Any, x: Any, y: Any) -> Any:
+        seen = ref[...] * 2
+        ref[...] = x
+        return seen, y + 1
+
+    _, of_x, of_y = reaching(step, jax.new_ref(jnp.float32(0)), jnp.float32(1), 2.0)
+    assert of_x == [True, False]
+    assert of_y == [False, True]
