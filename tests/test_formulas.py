@@ -23,8 +23,6 @@ LENGTH = 3
 # Such programs compile in half the time.
 QUICK = {"xla_backend_optimization_level": 0}
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def with_enough_digits() -> Iterator[None]:
@@ -64,7 +62,7 @@ def while_loop(kind: Any, w: Any, h: Any, us: Any) -> Any:
     def body(state: Any) -> Any:
         i, h, total = state
         h, y = step(w, h, lax.dynamic_index_in_dim(us, i, 0, keepdims=False))
-        return i + 1, h, total + (i + 1) * y
+        return i + 1, h, total + (i + 1).astype(y.dtype) * y
 
     init = (jnp.zeros((), int), h, jnp.zeros(2))
     return kind(lambda state: state[0] < LENGTH, body)(init)[1:]
@@ -105,7 +103,7 @@ def products(w: Any, h: Any, us: Any) -> Any:
 
 def prefixes(w: Any, h: Any, us: Any) -> Any:
     scan = el.AssociativeScan(functools.partial(compose, w), chunk_size=2)
-    return scan(us * h) * w[1]
+    return scan(us * h[None]) * w[1]
 
 
 BOUNDED = functools.partial(el.BoundedWhileLoop, max_steps=6, base=2)
