@@ -203,6 +203,17 @@ def linearize(run: Run) -> Run:
     return evaluate
 
 
+def reverse_over_tangents(run: Run) -> Run:
+    """The cotangents of tangents alone: what is pushed forward is linear in them."""
+
+    def evaluate(*args: Any) -> Any:
+        linear = lambda *dots: jax.jvp(run, args, dots)[1]
+        out, back = jax.vjp(linear, *along(args))
+        return back(along(out))
+
+    return evaluate
+
+
 def chain(*modes: Callable[[Run], Run]) -> Callable[[Run], Run]:
     """The first of some modes over the others."""
     return lambda run: functools.reduce(lambda f, mode: mode(f), reversed(modes), run)
@@ -215,6 +226,7 @@ MODES = {
     "forward over forward": chain(push, push),
     "forward over reverse": chain(push, grad),
     "reverse over forward": chain(grad, push),
+    "reverse over tangents": reverse_over_tangents,
     "reverse over reverse": chain(grad, grad),
     "reverse over jacfwd": chain(grad, jacfwd),
     "reverse over jacrev": chain(grad, jacrev),

@@ -30,7 +30,8 @@ def metered_scan(
     Args:
         body: The step.
         state: What the first step gets.
-        xs: What is scanned along the leading axis, if anything is.
+        xs: What is scanned along the leading axis, if anything is. If there is
+            something, a block is one step.
         loop: The loop.
         inputs: What the body gets, in lists.
         before: What is done to the state before each block of steps, given the position
@@ -41,7 +42,8 @@ def metered_scan(
     """
     if loop.meter is None:
         return None, *scan(body, state, xs, loop)
-    gauge, block = loop.meter.here, _block(loop) if before is None else 1
+    alone = not xs and before is None
+    gauge, block = loop.meter.here, _block(loop) if alone else 1
 
     def run(told: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
         number, position, state = told
@@ -59,7 +61,7 @@ def metered_scan(
         None if gauge is None else gauge.open([x for group in inputs for x in group])
     )
     told = (number, jnp.zeros((), jnp.int32), state)
-    (number, _, state), ys = scan(run, told, _cut(xs, block), loop.in_blocks(block))
+    (number, _, state), ys = scan(run, told, xs, loop.in_blocks(block))
     return number, state, ys if block == 1 else list(map(_join, ys))
 
 
@@ -108,13 +110,6 @@ def hops(
         return number, tied(number, state)
 
     return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
-
-
-def _cut(xs: Arrays, size: int) -> list[Any]:
-    """Arrays with their leading axis cut into parts of one size."""
-    if size == 1:
-        return list(xs)
-    return [lax.reshape(x, (x.shape[0] // size, size, *x.shape[1:])) for x in xs]
 
 
 def _join(y: Any) -> Any:
