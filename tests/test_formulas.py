@@ -16,6 +16,7 @@ import tqdm.auto
 from jax import lax
 
 import eqloop as el
+from eqloop._formula import Formula
 
 Run = Callable[..., Any]
 
@@ -253,6 +254,15 @@ class Silent:
     def update(self, n: int) -> None: ...
     def set_description(self, desc: str, refresh: bool) -> None: ...
     def close(self) -> None: ...
+
+
+def test_parameters_change_alone_and_together():
+    formula = object.__new__(Formula)
+    formula.params = {"one": 1, "other": 2}
+    assert formula.with_params(one=1, other=2) is formula
+    changed = formula.with_params(one=1, other=3)
+    assert changed.params == {"one": 1, "other": 3}
+    assert changed.other == 3
 
 
 @pytest.mark.parametrize("formula", FORMULAS)

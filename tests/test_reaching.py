@@ -47,6 +47,14 @@ def test_what_a_loop_passes_on_from_step_to_step(loop):
     assert of_c == [True, True, True]
 
 
+def test_a_sum_over_an_axis_is_the_same_along_that_axis_alone():
+    f = lambda x: (lax.psum(x, "a"), lax.psum(x, "b"), lax.axis_index("b"))
+    program = jax.make_jaxpr(f, axis_env=[("a", 2), ("b", 2)])(1.0)
+    assert reached(program, [True], axis_name="a") == [False, True, False]
+    assert reached(program, [True], axis_name="b") == [True, False, True]
+    assert reached(program, [False], axis_name="b") == [False, False, True]
+
+
 def test_a_reference_is_read_in_the_step_after_that_which_wrote():
     def step(ref: Any, x: Any, y: Any) -> Any:
         seen = ref[...] * 2

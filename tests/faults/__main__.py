@@ -20,6 +20,7 @@ TESTS = (
     "tests/mapping",
     "tests/loops",
     "tests/autodiff",
+    "tests/debug",
     "tests/progress",
     "tests/random_programs",
 )

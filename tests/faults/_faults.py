@@ -114,6 +114,8 @@ def _nodes(
             children = [*arguments, *node.body]
         case ast.Raise() | ast.Import() | ast.ImportFrom() | ast.JoinedStr():
             return
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
         # It only has what is wrong fail sooner.
         case ast.keyword(arg="strict"):
             return

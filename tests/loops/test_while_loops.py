@@ -110,6 +110,7 @@ def test_a_bound_returns_the_carry_as_it_is(max_steps):
         double = lambda x, loop=loop: loop(2 * x)
         value, slope = jax.jit(jax.value_and_grad(double))(1.0)
         assert (float(value), float(slope)) == (2 * 0.5**max_steps,) * 2
+        assert jax.jit(double)(1.0) == value
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 9, 14, 30, 33])

@@ -140,6 +140,17 @@ def test_a_bar_moves_every_so_many_steps(recorder):
     assert [bar.counts for bar in recorder.bars[2:]] == [[0, 5, 10, LENGTH]] * 2
 
 
+@pytest.mark.parametrize("schedule", [el.Binomial(3), el.Offload(el.Recursive(3))])
+def test_between_slots_nothing_but_the_step_is_run(schedule, recorder):
+    def final(progress: Any) -> Callable[..., Any]:
+        step = lambda h, x: (jnp.tanh(W @ h + x), None)
+        return lambda h: el.Scan(step, schedule=schedule, progress=progress)(h, XS)[0]
+
+    derivative = lambda progress: jax.jit(jax.grad(lambda h: final(progress)(h).sum()))
+    np.testing.assert_array_equal(derivative(5)(H), derivative(None)(H))
+    assert [bar.counts for bar in recorder.bars] == [[0, 5, 10, LENGTH]] * 2
+
+
 @pytest.mark.parametrize(("length", "moves"), [(20_000, 25), (101, 21), (7, 7)])
 def test_a_bar_moves_some_25_times_by_default(length, moves, recorder):
     scan = el.Scan(lambda h, _: (h + 1, None), progress=True)
