@@ -52,7 +52,8 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
     for last in known:
         if last.trace == _trace() and last.formula == formula:
             kept = [reference() for reference in last.inputs]
-            if all(map(_same, map(identity, inputs), kept)):
+            mine = list(map(identity, inputs))
+            if len(mine) == len(kept) and all(map(_same, mine, kept)):
                 return last.tree.unflatten([output() for output in last.outputs])
     return None
 
