@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.core
+import jax.ref
 import jax.tree_util as jtu
 
 from ._reaching import inner_programs

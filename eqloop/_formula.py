@@ -317,16 +317,16 @@ class Source:
         same = dataclasses.replace(self, is_transposed=False)
         if all(dim is None for dim in at):
             return same
-        formulas = [
+        mapped, primal = (
             formula.batched(
                 axis_data,
                 formula.in_tree.unflatten(doubled.primals(inputs)),
                 formula.in_tree.unflatten(at),
             )[0]
             for formula in (self.formula, self.primal)
-        ]
+        )
         is_transposed &= self.is_transposed
-        return Source(*formulas, doubled, is_transposed=is_transposed)
+        return Source(mapped, primal, doubled, is_transposed=is_transposed)
 
 
 class Selected(Formula):

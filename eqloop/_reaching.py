@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import jax.ref
 
 from ._compat import CALLS, close, is_through, scan_counts
 from ._lists import split

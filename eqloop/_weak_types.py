@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives

@@ -185,7 +185,7 @@ class _Row(Row):
 def _planner(call: SplitRows) -> Planner:
     if isinstance(call.chunk_size, Budget):
         return Within(call.chunk_size.nbytes, exact=False)
-    return AtMost(call.chunk_size or max(call.share, 1))
+    return AtMost(call.chunk_size or max(call.share, 1), exact=False)
 
 
 def _arrays(tree: Any) -> tuple[list[Any], Rest]:

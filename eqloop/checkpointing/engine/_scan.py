@@ -128,7 +128,8 @@ def _lax_scan(
     body: Any, state: Any, xs: Arrays, length: int, loop: Loop, size: int = 1
 ) -> tuple[Any, Any]:
     """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
-    settings = dict(reverse=loop.descends, unroll=max(loop.unroll // size, 1))
+    unroll = max(loop.unroll // size, 1)
+    settings: dict[str, Any] = dict(reverse=loop.descends, unroll=unroll)
     if not is_symbolic(length):
         return lax.scan(body, state, xs, length, **settings)
     # `lax.scan` takes a length that is not known from its `xs` alone.

@@ -15,8 +15,9 @@ from packaging.specifiers import SpecifierSet
 FOLDER = Path(__file__).parent / "expected"
 SUITES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
-# What a test may fail for. `fault` is for what is to be mended, and for nothing else.
-Kind = Literal["wording", "order", "internals", "contract", "fault"]
+# What a test may fail for. `theirs` is for what fails on their own loops as well, and
+# `fault` for what is to be mended, and for nothing else.
+Kind = Literal["wording", "order", "internals", "contract", "theirs", "fault"]
 
 
 @dataclasses.dataclass(frozen=True)
