@@ -76,6 +76,20 @@ def test_maps(transform: Any):
         assert weak(jax.jit(transform(row))(x)) == weak(jax.jit(jax.vmap(row))(x))
 
 
+def test_what_one_leaf_loses_others_keep():
+    def turn(carry: Any) -> Any:
+        return carry[0] + jnp.float32(1), carry[0] * 2, carry[2] + 1
+
+    step = lambda carry, _: (turn(carry), carry[0])
+    init = jnp.asarray(0.0), jnp.asarray(1.0), jnp.asarray(2.0)
+    ours = el.CheckpointedScan(step, 2)(init, length=3)
+    assert weak(ours) == weak(lax.scan(step, init, length=3))
+    assert weak(ours) == ((False, True, True), True)
+    going = lambda carry: carry[0] < 3
+    ours = el.CheckpointedWhileLoop(going, turn)(init)
+    assert weak(ours) == weak(lax.while_loop(going, turn, init))
+
+
 def test_a_gradient_passes_a_weak_type():
     run = lambda y: el.CheckpointedScan(step, 2)(start(y), length=3)[0][1]
     assert jax.grad(run)(1.0) == 8

@@ -157,7 +157,7 @@ class Scan(AbstractScan[Carry, Y]):
         >>> import eqloop as el
         >>> def step(total, x):
         ...     return total + x, total
-        >>> el.Scan(step)(0.0, jnp.arange(4.0))
+        >>> el.Scan(step)(jnp.zeros(()), jnp.arange(4.0))
         (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))
 
         A cell with parameters, as a layer; these are its gradients:
