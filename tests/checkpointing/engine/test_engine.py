@@ -172,3 +172,18 @@ def test_what_is_not_asked_for_is_not_computed():
     run = final(step, el.Binomial(4), 13)
     unused = lambda h, xs: jax.vjp(run, h, xs)[0]
     assert sorted(step.evaluations(unused, 0.5, jnp.ones(13))) == list(range(13))
+
+
+@pytest.mark.parametrize("slots", [7, 8, 9, 17])
+def test_many_slots(slots):
+    """The row of a slot is found by bisection, among a power of two of them."""
+    xs = jnp.sin(jnp.arange(40.0))
+
+    def final(loop: Any) -> Any:
+        step = lambda h, x: (jnp.sin(h + x), h * x)
+        return lambda h: jnp.sum(loop(step, h)[1]) + loop(step, h)[0]
+
+    ours = lambda step, h: el.Scan(step, schedule=el.Binomial(slots))(h, xs)
+    theirs = lambda step, h: jax.lax.scan(step, h, xs)
+    actual, expected = (jax.grad(final(loop))(0.3) for loop in (ours, theirs))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
