@@ -40,7 +40,8 @@ def temporary(gradient, loop, xs):
 
 def example(page):
     """The names that the first program of a page defines."""
-    names = {}
+    # Without a name of its own, its classes would be those of the module `builtins`.
+    names = {"__name__": "example"}
     program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     exec(program.rstrip().rpartition("\n")[0], names)  # all but the gradient's call
     return names

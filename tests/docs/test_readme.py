@@ -13,7 +13,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_example():
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    namespace = {}
+    namespace = {"__name__": "readme"}
     exec(example.replace("100_000", "300"), namespace)
     xs = jnp.ones((300, 8))
     gradient = namespace["gradient"](namespace["loop"], xs)
