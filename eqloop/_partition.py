@@ -35,13 +35,19 @@ def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
     """
 
     def convert(leaf: Any) -> Any:
-        return (
-            jnp.asarray(leaf)
-            if is_dynamic(leaf) or (scalars and is_scalar(leaf))
-            else leaf
-        )
+        becomes_array = is_dynamic(leaf) or (scalars and is_scalar(leaf))
+        return as_array(leaf) if becomes_array else leaf
 
     return jax.tree.map(convert, tree)
+
+
+def as_array(leaf: Any) -> jax.Array:
+    """A leaf as an array of JAX: itself, if it is one.
+
+    `jnp.asarray` copies a tracer, and a gradient that is taken outside of `jit` would
+    keep the copy.
+    """
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def same_static(before: Any, after: Any) -> bool:

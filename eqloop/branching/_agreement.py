@@ -19,6 +19,7 @@ from .._differences import Difference, structure_differences
 from .._lists import pick
 from .._partition import (
     Rest,
+    as_array,
     describe,
     flatten,
     is_dynamic,
@@ -78,7 +79,7 @@ class Agreement:
 def arrays_of(out: Any) -> list[jax.Array]:
     """All leaves that can be arrays."""
     leaves, _ = flatten(out)
-    return [jnp.asarray(x) for x in leaves if is_dynamic(x) or is_scalar(x)]
+    return [as_array(x) for x in leaves if is_dynamic(x) or is_scalar(x)]
 
 
 def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:

@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._partition import flatten, is_dynamic, is_scalar, paths, same_static, split
+from .._partition import (
+    as_array,
+    flatten,
+    is_dynamic,
+    is_scalar,
+    paths,
+    same_static,
+    split,
+)
 from .._weak_types import is_weak, with_weak_types
 from ._mismatch import is_type, static_changes, structure_changes, type_changes
 from ._words import OF_A_SCAN, Words
@@ -79,7 +87,7 @@ class Carry:
         if treedef != after_treedef:
             return []
         return [
-            jnp.asarray(a)
+            as_array(a)
             for b, a in zip(before, after, strict=True)
             if is_dynamic(b) and (is_dynamic(a) or is_scalar(a))
         ]
@@ -139,7 +147,7 @@ def types_of(carry: Any) -> Any:
 
 
 def _convert(tree: Any, which: Callable[[Any], bool]) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x) if which(x) else x, tree)
+    return jax.tree.map(lambda x: as_array(x) if which(x) else x, tree)
 
 
 def _promote(before: Any, after: Any) -> Any:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from .._axes import as_length, common_length, resolve_axes
 from .._effects import refuse_refs
 from .._outputs import Outputs
-from .._partition import Rest, as_arrays, describe, flatten, paths, split
+from .._partition import Rest, as_array, as_arrays, describe, flatten, paths, split
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step
@@ -150,7 +150,7 @@ class Frame:
                 key, key_axis = jax.random.split(key, length), 0
         axes.append(key_axis)
         scanned, rest = split((f, xs, key), [axis is not None for axis in axes])
-        arrays = [jnp.asarray(leaf) for leaf in scanned]
+        arrays = list(map(as_array, scanned))
         return _Inputs(arrays, tuple(a for a in axes if a is not None), rest, length)
 
     def _refuse_symbolic(self, inputs: "_Inputs", need: str, instead: str) -> None:

@@ -161,3 +161,11 @@ def test_primal_has_the_bits_of_lax_scan(dtype, reverse):
     expected = jax.lax.scan(f, init, xs, reverse=reverse)
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, e)
+
+
+def test_a_gradient_outside_of_jit_keeps_no_copy_of_xs():
+    step = lambda h, x: (x * h, h)
+    xs = jnp.ones((8, 3))
+    for loop in (el.Scan(step), lambda h, xs: jax.lax.scan(step, h, xs)):
+        _, back = jax.vjp(lambda xs, loop=loop: loop(jnp.ones(3), xs), xs)
+        assert any(leaf is xs for leaf in jax.tree.leaves(back.args_res))
