@@ -9,11 +9,13 @@ primal is evaluated in one program and the tangents, transposed, in another.
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import numpy as np
 from jax import lax
@@ -37,12 +39,14 @@ _last: list[_Known] = []
 def remember(formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
     """Keeps the outputs of a formula for when it is expanded for the same inputs."""
     leaves, tree = jax.tree.flatten(outputs)
-    # The trace keeps what its equations read, and nothing else may: were it kept here,
-    # all of the trace would be, until the next loop is differentiated.
-    if leaves:
-        lax.optimization_barrier(leaves)
     references = [_refer_to(identity(x)) for x in inputs]
-    kept = [_refer_to(x) for x in leaves]
+    # A tracer kept here would keep all of its trace, until the next loop is
+    # differentiated. So an equation that reads it does, as long as there is the trace.
+    if tracers := list(filter(_is_tracer, leaves)):
+        lax.optimization_barrier(tracers)
+    kept = [
+        _refer_to(x) if _is_tracer(x) else functools.partial(_itself, x) for x in leaves
+    ]
     _last[:] = [_Known(formula, references, _trace(), kept, tree)]
 
 
@@ -74,6 +78,14 @@ def _same(mine: Any, kept: Any) -> bool:
     if not (_is_number(mine) and _is_number(kept)):
         return mine is kept
     return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
+
+
+def _is_tracer(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def _is_number(x: Any) -> bool:

@@ -21,13 +21,14 @@ def mapped(f: Any, xs: Any) -> Any:
     return el.ChunkedVmap(f, 2)(xs)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("run", [looped, mapped])
 @pytest.mark.parametrize(
     "const",
     [NUMBERS, jnp.asarray(NUMBERS), np.float32(2), 2.0],
     ids=["numpy", "jax", "scalar", "number"],
 )
-def test_whatever_the_step_closes_over(run, const):
+def test_whatever_the_step_closes_over(run, const, compiled):
     calls: list[Any] = []
 
     def f(x: Any) -> Any:
@@ -35,6 +36,7 @@ def test_whatever_the_step_closes_over(run, const):
         return jnp.dot(const, x)
 
     xs = jnp.ones((4, 3))
-    jax.block_until_ready(jax.jvp(lambda xs: run(f, xs), (xs,), (xs,)))
+    push = lambda xs: jax.jvp(lambda xs: run(f, xs), (xs,), (xs,))
+    jax.block_until_ready((jax.jit(push) if compiled else push)(xs))
     jax.effects_barrier()
     assert len(calls) == len(xs)

@@ -111,7 +111,8 @@ def is_close(planned: int, taken: int) -> bool:
     return planned <= 1.15 * taken + 16 * 1024
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Those that compile within a few seconds; there are others every week.
+@pytest.mark.parametrize("seed", [0, 2, 4, 6])
 def test_a_plan_is_what_xla_allocates(seed):
     assert is_close(*check(seed))
 
