@@ -332,3 +332,17 @@ def test_error_if_and_breakpoint_if() -> None:
     assert f(jnp.ones(())) == 1.0
     with pytest.raises(RuntimeError, match="negative"):
         f(-0.5 * jnp.ones(()))
+
+
+@pytest.mark.parametrize("checkpoints", [None, 2, 8])
+def test_the_iteration_of_a_while_loop_that_is_reversed(checkpoints):
+    def f(x: Any) -> Any:
+        body = lambda carry: (carry[0] + 1, jnp.log(2.5 - carry[0]) * carry[1])
+        loop = el.CheckpointedWhileLoop(
+            lambda carry: carry[0] < 6, body, checkpoints=checkpoints
+        )
+        return loop((jnp.zeros(()), x))[1]
+
+    for evaluate in (f, jax.grad(f)):
+        with pytest.raises(el.NonFiniteError, match="iteration 3 of"):
+            el.DebugNonFinite(evaluate)(jnp.float32(1.0))
