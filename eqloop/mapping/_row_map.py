@@ -157,7 +157,9 @@ class RowMap(Formula):
 
     @property
     def jaxprs(self) -> list[Any]:
-        return [self.rows.chunk(*self.rows.probe).step.jaxpr]
+        # Chunks of another size are traced later, whatever comes of it: if there is a
+        # collective, that must be under the `vmap` that it is for.
+        return [self.rows.chunk(*self.rows.probe).whole]
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(rows=self.rows.again(backward))

@@ -114,11 +114,13 @@ class Chunk:
             `y` are `sums` and `ys`.
         has_visits: Whether it has them; otherwise what it is called with is ignored.
         num_sums: How many of its outputs are to be added up over the chunks.
+        whole: The program with what no output needs, and which is still traced.
     """
 
     step: Step
     has_visits: bool
     num_sums: int
+    whole: Any
 
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
@@ -149,7 +151,7 @@ def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
         step = step.guarded()
     if rows.is_again:
         step = step.muted(backward=False)
-    return Chunk(_without_dead_code(step), has_visits, num_sums)
+    return Chunk(_without_dead_code(step), has_visits, num_sums, step.jaxpr)
 
 
 def _without_dead_code(step: Step) -> Step:
