@@ -5,6 +5,7 @@ from typing import Any
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -101,3 +102,28 @@ def test_a_gradient_outside_of_jit_keeps_the_very_xs():
         leaf for leaf in jax.tree.leaves(pull) if getattr(leaf, "shape", 0) == (5, 3)
     ]
     assert any(leaf is xs for leaf in kept)
+
+
+def test_outputs_that_nothing_needs_take_nothing_with_them():
+    """JAX leaves them out, of what stands in a loop for example."""
+    xs = jnp.linspace(0.1, 0.9, 4)
+
+    def final(loop: Any) -> Any:
+        def inner(c: Any, y: Any) -> Any:
+            return (jnp.sin(c[0] * y), c[1] + 1), (c[0] * y, c[1])
+
+        def step(h: Any, x: Any) -> Any:
+            (h, _), (ys, _) = loop(inner)((h, jnp.array(0)), xs * x)
+            return h + jnp.sum(ys), None
+
+        return lambda h: jnp.sin(loop(step)(h, xs)[0])
+
+    ours = final(lambda f: el.CheckpointedScan(f, 2))
+    theirs = final(lambda f: lambda h, xs: lax.scan(f, h, xs))
+    pushed = lambda f: lambda h: jax.jvp(jax.grad(f), (h,), (1.0,))[1]
+    for f in (ours, jax.checkpoint(ours), lambda h: jax.checkpoint(ours)(h) * 1.0):
+        for derive in (jax.grad, jax.hessian, pushed):
+            actual, expected = (
+                jax.jit(derive(g))(jnp.float32(0.7)) for g in (f, theirs)
+            )
+            np.testing.assert_allclose(actual, expected, rtol=1e-4)
