@@ -95,8 +95,8 @@ def with_symbolic_zeros(
     """
     if not _ALL_MOVE:
         return list(outputs)
-    # Each by itself: where JAX 0.10 leaves out unused outputs of a custom derivative with
-    # symbolic zeros, the others get wrong tangents.
+    # Each by itself: where JAX 0.10 leaves out unused outputs of a custom derivative
+    # with symbolic zeros, the others get wrong tangents.
     inputs = tuple(inputs)
     return [_through(moves_out, i, inputs, output) for i, output in enumerate(outputs)]
 
