@@ -106,7 +106,7 @@ def _gives_refs_to_rules(program: Any) -> bool:
     return any(
         (
             eqn.primitive.name.startswith("custom_vjp")
-            and any(isinstance(var.aval, jax.ref.AbstractRef) for var in eqn.invars)
+            and any(is_ref(var.aval) for var in eqn.invars)
         )
         or any(map(_gives_refs_to_rules, inner_programs(eqn)))
         for eqn in program.eqns

@@ -25,12 +25,18 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.experimental.hijax import Zero, instantiate_zeros
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
 from ._lists import Flags, interleave, pick, put
 from ._reaching import names_axis
 from ._recall import remember
+from ._tangents import (
+    instantiated,
+    is_inexact,
+    is_zero,
+    zero_cotangent,
+    zero_tangent,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +205,7 @@ class Formula(HiPrimitive):
         flat = self.flat_in(args)
         is_linear = [hasattr(arg, "accum") for arg in flat]
         inputs = [
-            _zeros_of(aval) if linear else arg
+            instantiated(zero_tangent(aval)) if linear else arg
             for aval, arg, linear in zip(
                 self.in_avals_flat, flat, is_linear, strict=True
             )
@@ -229,7 +235,7 @@ class Formula(HiPrimitive):
 
     def zero_cts(self) -> Any:
         """Symbolic zeros as the cotangents of all inputs."""
-        return jax.tree.map(lambda aval: Zero(aval.to_ct_aval()), self.in_avals)
+        return jax.tree.map(zero_cotangent, self.in_avals)
 
     def _marks(self, perturbed: Any) -> Flags:
         """Which of the inputs that are marked can have a tangent."""
@@ -287,7 +293,7 @@ class Source:
         tangents along, which nobody needs to transpose a linear map.
         """
         formula, doubled = self.formula, self.doubled
-        zeros = [Zero(aval.to_ct_aval()) for aval in formula.out_avals_flat]
+        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         pulled = formula.pull(
             formula.in_tree.unflatten(doubled.takes),
             formula.in_tree.unflatten(doubled.primals(inputs)),
@@ -435,7 +441,7 @@ class Selected(Formula):
     def _among_zeros(self, cts: Sequence[Any]) -> Any:
         """Cotangents of all outputs of the formula, zeros for those not shown."""
         formula = self.formula
-        zeros = [Zero(aval.to_ct_aval()) for aval in formula.out_avals_flat]
+        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
 
 
@@ -482,7 +488,7 @@ class Mapped(Formula):
         )
         back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
         return self.in_tree.unflatten(
-            Zero(aval.to_ct_aval()) if ct is None else back(ct, dim)
+            zero_cotangent(aval) if ct is None else back(ct, dim)
             for aval, ct, dim in zip(self.in_avals_flat, pulled, self.dims, strict=True)
         )
 
@@ -520,41 +526,8 @@ def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> 
 
 
 def type_of(x: Any) -> Any:
+    """The type of a value, or the type itself if it is one."""
     return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
-
-
-# Symbolic zeros.
-
-
-def is_zero(x: Any) -> bool:
-    """Whether a tangent or cotangent is a symbolic zero."""
-    return isinstance(x, Zero)
-
-
-def is_inexact(x: Any) -> bool:
-    """Whether a value, or one of this type, can have a tangent."""
-    # A literal of a program is a number of Python's, and has no dtype of its own.
-    aval = x if hasattr(x, "dtype") else jax.typeof(x)
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-def nonzero(tree: Any) -> Any:
-    """A mark for each leaf of a tree of tangents."""
-    return jax.tree.map(lambda x: not is_zero(x), tree, is_leaf=is_zero)
-
-
-def instantiated(tree: Any) -> Any:
-    """A tree of tangents or cotangents with arrays for symbolic zeros."""
-    return jax.tree.map(instantiate_zeros, tree, is_leaf=is_zero)
-
-
-def zero_tangent(aval: Any) -> Any:
-    """The symbolic zero among the tangents of a type."""
-    return Zero(aval.to_tangent_aval())
-
-
-def _zeros_of(aval: Any) -> Any:
-    return instantiate_zeros(zero_tangent(aval))
 
 
 @jax.tree_util.register_static

@@ -9,7 +9,6 @@ primal is evaluated in one program and the tangents, transposed, in another.
 """
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,9 +43,7 @@ def remember(formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
     # differentiated. So an equation that reads it does, as long as there is the trace.
     if tracers := list(filter(_is_tracer, leaves)):
         lax.optimization_barrier(tracers)
-    kept = [
-        _refer_to(x) if _is_tracer(x) else functools.partial(_itself, x) for x in leaves
-    ]
+    kept = [_refer_to(x) if _is_tracer(x) else _hold(x) for x in leaves]
     _last[:] = [_Known(formula, references, _trace(), kept, tree)]
 
 
@@ -65,12 +62,12 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
 def _refer_to(x: Any) -> Callable[[], Any]:
     """A reference that keeps no array alive: outputs are forgotten with the inputs."""
     if _is_number(x):
-        return lambda: x  # nothing else may keep it alive, and it takes no room
+        return _hold(x)  # nothing else may keep it alive, and it takes no room
     forget = _last.clear  # by itself, as at exit the module has lost its globals
     try:
         return weakref.ref(x, lambda _: forget())
     except TypeError:  # a variable of a program that is being lowered
-        return lambda: x
+        return _hold(x)
 
 
 def _same(mine: Any, kept: Any) -> bool:
@@ -84,8 +81,8 @@ def _is_tracer(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def _itself(x: Any) -> Any:
-    return x
+def _hold(x: Any) -> Callable[[], Any]:
+    return lambda: x
 
 
 def _is_number(x: Any) -> bool:

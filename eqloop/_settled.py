@@ -16,9 +16,10 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ._compat import is_through
-from ._formula import Formula, is_inexact
+from ._formula import Formula
 from ._lists import Flags, pick, put, split
 from ._reaching import inner_programs
+from ._tangents import is_inexact
 
 
 @functools.lru_cache(maxsize=256)

@@ -41,5 +41,6 @@ def while_true(h: Any) -> Any:
 )
 @pytest.mark.parametrize("mode", [lambda f: f, jax.grad, jax.hessian])
 def test_nothing_leaks(f: Any, mode: Any):
+    # It raises if a tracer is left.
     with jax.checking_leaks():
         jax.jit(mode(f))(0.5)

@@ -13,7 +13,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._formula import is_inexact
 from .._lists import Arrays, pick, put
 from .._partition import (
     Rest,
@@ -25,6 +24,7 @@ from .._partition import (
     paths,
     split,
 )
+from .._tangents import is_inexact
 from .._typecheck import enforce_annotations
 from ._argnums import Argnum, find_arguments
 

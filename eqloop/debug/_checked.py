@@ -14,20 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._formula import (
-    Doubled,
-    Formula,
-    Zero,
-    instantiated,
-    is_inexact,
-    is_zero,
-    type_of,
-)
+from .._formula import Doubled, Formula, type_of
 from .._lists import Arrays, Flags, pick, put, split
 from .._nonfinite import raise_inside
 from .._positions import is_watched
 from .._recall import recall
 from .._settled import settled
+from .._tangents import instantiated, is_inexact, is_zero, zero_cotangent
 from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program, batched, pulled, pushed
 from ._watch import Watch
@@ -90,7 +83,7 @@ class Checked(Formula):
         when, inputs = inputs
         marks = tuple(map(_may_move, perturbed[1], inputs))
         wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
-        zeros = [Zero(aval.to_ct_aval()) for aval in self.in_avals_flat]
+        zeros = [zero_cotangent(aval) for aval in self.in_avals_flat]
         zeros_when, zeros = split(zeros, len(when))
         if not (any(marks) and any(wanted)):
             return zeros_when, zeros

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import is_inexact
+from .._tangents import is_inexact
 from ..checkpointing.whiles._varying import axes_of, vary
 
 # How many loops around each other are told apart, and how many operands are shown.

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from .._formula import is_inexact
+from .._tangents import is_inexact
 
 
 def _named(names: str) -> frozenset[str]:

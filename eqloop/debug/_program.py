@@ -9,8 +9,9 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._formula import is_inexact, vmap
+from .._formula import vmap
 from .._lists import Flags, pick, put, split
+from .._tangents import is_inexact
 from .._weak_types import strongly_typed
 from ..progress import guarded, muted
 

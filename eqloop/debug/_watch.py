@@ -5,9 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._formula import is_inexact
 from .._lists import Arrays
 from .._nonfinite import NonFiniteError
+from .._tangents import is_inexact
 from ..checkpointing.engine._constant import constant
 from ._body import Body
 from ._finding import Finding, first, nothing

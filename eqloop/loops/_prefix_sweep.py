@@ -20,10 +20,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import Doubled, Formula, Static, Zero, instantiated, is_inexact, vmap
+from .._formula import Doubled, Formula, Static, vmap
 from .._lists import Arrays, Flags, pick, put, split
 from .._recall import recall
 from .._settled import settled
+from .._tangents import instantiated, is_inexact, zero_cotangent
 from ..checkpointing.engine._step import Step, make_step
 
 Arguments = tuple[Arrays, Arrays]
@@ -314,7 +315,7 @@ def _vjp(f: Any, flat: Arrays, marks: Sequence[bool], cts: Arrays) -> list[Any]:
 
 
 def _zero_cts(arrays: Arrays) -> list[Any]:
-    return [instantiated(Zero(jax.typeof(x).to_ct_aval())) for x in arrays]
+    return [instantiated(zero_cotangent(jax.typeof(x))) for x in arrays]
 
 
 def _sums(ones: Arrays, others: Arrays) -> list[Any]:

@@ -14,9 +14,10 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._formula import instantiated, vmap
+from .._formula import vmap
 from .._lists import Arrays, Flags, pick, put, split
 from .._settled import has_rules, settled
+from .._tangents import instantiated
 from ._rows import Rows, along
 
 # For the consts and the xs, or for the sums and the ys.

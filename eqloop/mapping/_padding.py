@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import is_inexact
+from .._tangents import is_inexact
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
-from .._formula import is_inexact
 from .._lists import pick, put
 from .._symbolic import is_symbolic
+from .._tangents import is_inexact
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.planning._compiled import temporary_bytes
 from ..checkpointing.planning._units import format_bytes

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from .._axes import broadcast_prefix
-from .._formula import is_inexact
 from .._partition import describe, flatten, is_dynamic, is_scalar, paths
+from .._tangents import is_inexact
 from ._derivatives import halved
 from ._rows import along
 

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from .._effects import refuse_callbacks, refuse_checks
-from .._formula import Doubled, Formula, Static, instantiated, is_inexact, nonzero
+from .._formula import Doubled, Formula, Static
 from .._lists import Arrays, Flags, pick, put
 from .._recall import recall
+from .._tangents import instantiated, is_inexact, nonzero
 from .._weak_types import strongly_typed
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable

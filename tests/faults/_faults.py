@@ -15,7 +15,12 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 
 # The primitive, the engine with the whiles, and the maps: of each a third of a sample.
 PLACES = (
-    ("eqloop/_formula.py", "eqloop/_settled.py", "eqloop/_reaching.py"),
+    (
+        "eqloop/_formula.py",
+        "eqloop/_tangents.py",
+        "eqloop/_settled.py",
+        "eqloop/_reaching.py",
+    ),
     ("eqloop/checkpointing/engine", "eqloop/checkpointing/whiles"),
     ("eqloop/mapping",),
 )

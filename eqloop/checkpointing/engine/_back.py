@@ -26,9 +26,9 @@ import jax.core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from ..._formula import instantiated, zero_tangent
 from ..._lists import Arrays, Flags, pick, put, split
 from ..._settled import has_rules, settled
+from ..._tangents import instantiated, zero_tangent
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
 from ._step import Step, make_step

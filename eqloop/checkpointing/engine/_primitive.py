@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
-from ..._formula import Doubled, Formula, Static, Zero, instantiated, is_zero
+from ..._formula import Doubled, Formula, Static
 from ..._lists import Arrays, Flags, pick
 from ..._recall import recall
+from ..._tangents import instantiated, is_zero, zero_cotangent
 from ...progress import open_back, tied
 from . import _forward
 from ._back import (
@@ -365,13 +366,13 @@ class Reverse(Formula):
         problem = dataclasses.replace(problem, step=step, loop=loop)
         args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
         count = len(primals[1])
-        zero_slots = [Zero(aval.to_ct_aval()) for aval in self.in_avals[1]]
+        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         if not any(map(any, active)):
             carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
             zeros = _spread(([], [], []), active, self.in_avals[0])
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
-            instantiated(Zero(c.to_ct_aval()))
+            instantiated(zero_cotangent(c))
             for c in pick(self.in_avals[0][1], active.carry)
         ]
         ends = ([*carried, *ct_carry], zs)
@@ -444,7 +445,7 @@ class Reverse(Formula):
         marked = lambda m, ends: run(merge(primals, marks, m), ends)
         _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
-        zero_slots = [Zero(aval.to_ct_aval()) for aval in self.in_avals[1]]
+        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 
@@ -503,7 +504,7 @@ def _behind(groups: Any, active: Sequence[Flags]) -> Flags:
 
 def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
     """Cotangents of the active inputs among zeros for the others."""
-    zeros = [[Zero(aval.to_ct_aval()) for aval in group] for group in avals]
+    zeros = [[zero_cotangent(aval) for aval in group] for group in avals]
     return merge(zeros, active, cts)
 
 

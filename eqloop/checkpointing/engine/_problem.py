@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
-from ..._formula import is_inexact, vmap
+from ..._formula import vmap
 from ..._lists import Flags, pick, put, split
 from ..._settled import settled
 from ..._symbolic import refuse_symbolic
+from ..._tangents import is_inexact
 from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop

@@ -10,8 +10,8 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._formula import is_inexact
 from ..._lists import Arrays, Flags, pick, put
+from ..._tangents import is_inexact
 from ..engine import _forward
 from ..engine._forward import Active
 from ..engine._loop import Loop

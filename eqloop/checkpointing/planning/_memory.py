@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from ..._formula import is_inexact
 from ..._lists import pick, put
+from ..._tangents import is_inexact
 from ..engine._forward import Active, Saveable
 from ..engine._layout import Layout, Nested
 from ..engine._levels import Nest
