@@ -276,3 +276,27 @@ def test_a_batch_of_hessians_of_loops_in_loops():
     hs = jnp.array([0.3, 0.7])
     got, want = (jax.vmap(jax.hessian(f))(hs) for f in (outer, written))
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+
+
+@jax.custom_vjp
+def calls_itself(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+# What the rule returns of itself is needed by nobody once it is differentiated.
+calls_itself.defvjp(lambda x: (calls_itself(x), x), lambda x, ct: (ct * jnp.cos(x),))
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=str)
+def test_forward_over_reverse_of_a_rule_that_calls_itself(schedule):
+    def final(loop: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            calls_itself(x * h)
+            return jnp.sin(h * x), None
+
+        return lambda h: loop(step)(h, jnp.linspace(0.5, 1.0, 5))[0]
+
+    ours = lambda step: el.Scan(step, schedule=schedule)
+    theirs = lambda step: lambda h, xs: jax.lax.scan(step, h, xs)
+    found, expected = (jax.jit(jax.hessian(final(f)))(0.4) for f in (ours, theirs))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

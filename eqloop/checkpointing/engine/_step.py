@@ -88,8 +88,13 @@ def make_step(
         pairs = zip((*carry, *y), before, strict=False)
         return [x if x is b else strongly_typed(x) for x, b in pairs]
 
-    jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
-    return Step(jaxpr, num_consts, num_carry)
+    closed = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
+    # Rules may leave behind what nothing needs, and what would be an error if it were
+    # run: the tangents of a `jax.custom_vjp`, which can only be transposed.
+    live, _ = partial_eval.dce_jaxpr(
+        closed.jaxpr, [True] * len(closed.out_avals), instantiate=True
+    )
+    return Step(jex.ClosedJaxpr(live, closed.consts), num_consts, num_carry)
 
 
 @functools.lru_cache(maxsize=128)
