@@ -300,3 +300,15 @@ def test_forward_over_reverse_of_a_rule_that_calls_itself(schedule):
     theirs = lambda step: lambda h, xs: jax.lax.scan(step, h, xs)
     found, expected = (jax.jit(jax.hessian(final(f)))(0.4) for f in (ours, theirs))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
+@pytest.mark.parametrize("mode", SECOND.values(), ids=SECOND)
+def test_a_loop_of_no_steps_has_none_of_its_rules(mode, schedule):
+    scan = el.Scan(lambda h, x: (calls_itself(h * x), h), schedule=schedule)
+
+    def loss(h: Any) -> Any:
+        carry, ys = scan(h, jnp.zeros(0))
+        return carry**3 + ys.sum()
+
+    np.testing.assert_allclose(mode(loss)(0.5), 3.0)

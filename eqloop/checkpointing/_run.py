@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from jax import lax
+
 from .._effects import refuse_checks
 from .._lists import Arrays
 from .._weak_types import strongly_typed
@@ -38,10 +40,13 @@ def run(
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
     """
+    if loop.length == 0:
+        # All that is to be made are empty `ys`, of which nothing has a derivative.
+        inputs = lax.stop_gradient((list(consts), list(init), list(xs)))
+        return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None
-    is_scan = isinstance(schedule, StoreAll) and is_plain
-    if is_scan or loop.length == 0:
+    if isinstance(schedule, StoreAll) and is_plain:
         return stored(step, loop, policy, consts, init, xs)
     form = normal_form(step, keeps_carry=loop.meter is not None)
     refuse_checks(form.step.jaxpr.effects)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import hijax
 
 import eqloop as el
 
@@ -58,12 +59,29 @@ def test_under_vmap():
     assert_close(run(el.Offload(el.Binomial(3)))(inits), run(None)(inits))
 
 
+@pytest.mark.skipif(
+    not hasattr(hijax, "HiPrim"),
+    reason="JAX 0.10 transposes no scan with arrays on the host that have no derivative",
+)
+@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=repr)
+def test_reverse_over_reverse_inside_a_scan(schedule):
+    xs = jnp.linspace(0.1, 1.0, 5)
+
+    def twice(schedule):
+        scan = el.Scan(lambda h, x: (jnp.sin(h * x), h * x), schedule=schedule)
+        body = lambda h, _: (scan(h, xs)[1].sum(), None)
+        return lambda h: jax.lax.scan(body, h, length=2)[0]
+
+    second = lambda schedule: jax.grad(jax.grad(twice(schedule)))(0.7)
+    np.testing.assert_allclose(second(el.Offload(schedule)), second(None), rtol=1e-4)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_slots_are_on_the_host(schedule):
     args = recurrent(31, width=8)
     plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])
     rows = plan.layout.primal_slots + 1
-    on_host = f"f32<host>[{rows},8]"
+    on_host = f"u32<host>[{rows},8]"
     assert on_host in str(jax.make_jaxpr(gradient(el.Offload(schedule)))(*args))
     assert "<host>" not in str(jax.make_jaxpr(gradient(schedule))(*args))
 

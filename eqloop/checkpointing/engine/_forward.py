@@ -237,7 +237,7 @@ def _forward_to_host(
 
     def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
         number, state = told
-        kept = [jax.device_put(leaf, HOST) for leaf in packed(state[1])]
+        kept = [jax.device_put(leaf, HOST) for leaf in packed(state[1], True)]
         return hops(gauge, number, state, stop, run, last_y), kept
 
     ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]

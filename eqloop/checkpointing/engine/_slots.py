@@ -18,7 +18,7 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 def slot_type(aval: Any, rows: int, on_host: bool) -> Any:
     """The type of so many slots for a leaf of the carry."""
-    stacked = stack_type(aval.update(dtype=_stored_as(aval.dtype)), rows)
+    stacked = stack_type(aval.update(dtype=_stored_as(aval.dtype, on_host)), rows)
     return stacked.update(memory_space=HOST) if on_host else stacked
 
 
@@ -27,13 +27,20 @@ def new_slots(carry: Arrays, rows: int) -> list[Any]:
     return [stack_of(c, rows) for c in packed(carry)]
 
 
-def packed(carry: Arrays) -> list[Any]:
-    """A carry as slots hold it: what XLA would widen there is kept as its bits."""
-    return [_as(leaf, _stored_as(jax.typeof(leaf).dtype)) for leaf in carry]
+def packed(carry: Arrays, on_host: bool = False) -> list[Any]:
+    """A carry as slots hold it."""
+    return [_as(leaf, _stored_as(jax.typeof(leaf).dtype, on_host)) for leaf in carry]
 
 
-def _stored_as(dtype: Any) -> Any:
-    return jnp.dtype(f"uint{8 * dtype.itemsize}") if is_widened(dtype) else dtype
+def _stored_as(dtype: Any, on_host: bool) -> Any:
+    """What slots hold: bits, of what XLA would widen there, and on the host.
+
+    Bits have no cotangents. JAX makes the zero cotangents of slots that a loop around
+    hands on, and makes them on the device, which those of slots on the host are not.
+    """
+    # Of a complex number JAX cannot take the bits.
+    as_bits = is_widened(dtype) or (on_host and jnp.issubdtype(dtype, jnp.floating))
+    return jnp.dtype(f"uint{8 * dtype.itemsize}") if as_bits else dtype
 
 
 def _as(leaf: Any, dtype: Any) -> Any:
