@@ -6,13 +6,15 @@ here, so that a `None` which turns into an array is told from a change of struct
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+
+from ._lists import pick, put
 
 
 def is_dynamic(leaf: Any) -> bool:
@@ -86,7 +88,7 @@ def paths(tree: Any, name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Rest:
-    """What is left of a tree when some of its leaves have been taken out by `split`."""
+    """What is left of a tree when some of its leaves are taken out by `partition`."""
 
     treedef: Any
     leaves: tuple[Any, ...]
@@ -94,33 +96,36 @@ class Rest:
 
     def join(self, taken: Sequence[Any]) -> Any:
         """Puts leaves in the places of those that were taken out."""
-        fill = iter(taken)
-        leaves = [
-            next(fill) if is_taken else leaf
-            for leaf, is_taken in zip(self.leaves, self.taken, strict=True)
-        ]
-        return jtu.tree_unflatten(self.treedef, leaves)
+        return jtu.tree_unflatten(self.treedef, put(self.leaves, self.taken, taken))
 
 
-def split(tree: Any, take: Sequence[bool]) -> tuple[list[Any], Rest]:
-    """Takes leaves out of a tree.
+def partition(
+    tree: Any, take: Callable[[Any], bool] | Sequence[bool] = is_dynamic
+) -> tuple[list[Any], Rest]:
+    """Takes leaves out of a tree: its arrays, if nothing else is said.
 
     Args:
         tree: Any PyTree.
-        take: For every leaf, `None` included, whether it is taken.
+        take: Which leaves are taken: a mark for each, `None` included, or a function
+            from a leaf to that.
 
     Returns:
         The leaves that were taken, and the rest, whose `join` puts leaves in their
         places.
 
-    >>> taken, rest = split({"a": 1, "b": "static"}, [True, False])
+    >>> taken, rest = partition({"a": jnp.zeros(()), "b": "static"})
     >>> taken, rest.join([2])
-    ([1], {'a': 2, 'b': 'static'})
+    ([Array(0., dtype=float32)], {'a': 2, 'b': 'static'})
     """
     leaves, treedef = flatten(tree)
-    taken = [leaf for leaf, is_taken in zip(leaves, take, strict=True) if is_taken]
-    kept = tuple(None if t else leaf for leaf, t in zip(leaves, take, strict=True))
-    return taken, Rest(treedef, kept, tuple(take))
+    taken = tuple(map(take, leaves)) if callable(take) else tuple(take)
+    left = put(leaves, taken, [None] * sum(taken))
+    return pick(leaves, taken), Rest(treedef, tuple(left), taken)
+
+
+def types_of(tree: Any) -> Any:
+    """A tree with its arrays reduced to their types, to be kept beyond a trace."""
+    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
 
 
 def describe(leaf: Any) -> str:

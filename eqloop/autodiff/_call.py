@@ -13,7 +13,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays, pick, put
+from .._lists import Arrays, interleave, pick, put
+from .._opening import OnArrays
 from .._partition import (
     Rest,
     as_arrays,
@@ -21,14 +22,12 @@ from .._partition import (
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
-    split,
 )
 from .._tangents import is_inexact
 from .._typecheck import enforce_annotations
 from ._argnums import Argnum, find_arguments
-
-Outputs = tuple[list[jax.Array], list[jax.Array]]
 
 
 @dataclasses.dataclass
@@ -47,6 +46,8 @@ class Call:
         names: The path of each of them.
         selected: All else that is in these arguments.
         checks: Called with the value of `f` before it is differentiated.
+        run: From `arrays` to the inexact arrays of the value of `f`, and to the other
+            arrays that it returns.
     """
 
     owner: str
@@ -60,20 +61,10 @@ class Call:
     names: list[str]
     selected: Rest
     checks: list[Callable[["Call", Any], None]]
-    returned: "_Returned" = dataclasses.field(init=False)
+    run: OnArrays[tuple[Arrays, Arrays], "_Returned"] = dataclasses.field(init=False)
 
-    def run(self, arrays: Arrays) -> Outputs:
-        """The inexact arrays of the value of `f`, and the other arrays it returns."""
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for place, value in zip(self.places, self.selected.join(arrays), strict=True):
-            (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
-        out = enforce_annotations(self.f)(*args, **kwargs)
-        value, aux = self._pair(out) if self.has_aux else (out, None)
-        value, aux = as_arrays(value, scalars=True), as_arrays(aux)
-        for check in self.checks:
-            check(self, value)
-        self.returned, outs, others = _Returned.of(value, aux)
-        return outs, others
+    def __post_init__(self) -> None:
+        self.run = OnArrays(self.selected.join, self._call, self._take)
 
     def gradient(self, leaves: Arrays) -> Any:
         """A tree as that of the differentiated arguments, with these for the arrays."""
@@ -82,11 +73,24 @@ class Call:
 
     def jacobian(self, leaves: list[Any]) -> Any:
         """A tree as that of the value, with these in place of its inexact arrays."""
-        return self.returned.like_value(leaves)
+        return self.run.kept.like_value(leaves)
 
     def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
         """The value of `f`, and what it returned beside it, from their arrays."""
-        return self.returned.join(outs, others)
+        return self.run.kept.join(outs, others)
+
+    def _call(self, *values: Any) -> Any:
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for place, value in zip(self.places, values, strict=True):
+            (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
+        return enforce_annotations(self.f)(*args, **kwargs)
+
+    def _take(self, out: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
+        value, aux = self._pair(out) if self.has_aux else (out, None)
+        value, aux = as_arrays(value, scalars=True), as_arrays(aux)
+        for check in self.checks:
+            check(self, value)
+        return _Returned.of(value, aux)
 
     def _pair(self, out: Any) -> Any:
         if not isinstance(out, tuple | list) or len(out) != 2:
@@ -105,19 +109,16 @@ class _Returned:
     is_out: tuple[bool, ...]
 
     @classmethod
-    def of(cls, value: Any, aux: Any) -> tuple["_Returned", list[Any], list[Any]]:
+    def of(cls, value: Any, aux: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
         marks = [is_differentiable(leaf) for leaf in flatten(value)[0]]
         marks += [False] * len(flatten(aux)[0])
-        dynamic = [is_dynamic(leaf) for leaf in flatten((value, aux))[0]]
-        arrays, rest = split((value, aux), dynamic)
-        is_out = tuple(pick(marks, dynamic))
+        arrays, rest = partition((value, aux))
+        is_out = tuple(pick(marks, rest.taken))
         is_other = [not out for out in is_out]
-        return cls(rest, is_out), pick(arrays, is_out), pick(arrays, is_other)
+        return (pick(arrays, is_out), pick(arrays, is_other)), cls(rest, is_out)
 
     def join(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
-        is_other = [not out for out in self.is_out]
-        arrays = put([None] * len(self.is_out), self.is_out, outs)
-        return self.rest.join(put(arrays, is_other, others))
+        return self.rest.join(interleave(self.is_out, others, outs))
 
     def like_value(self, leaves: list[Any]) -> Any:
         arrays = put([None] * len(self.is_out), self.is_out, leaves)
@@ -148,7 +149,7 @@ def open_call(
     marks = [is_differentiable(leaf) for leaf in flatten(arguments)[0]]
     if not any(marks):
         _check_nothing(owner, dict(zip(found, arguments, strict=True)))
-    arrays, selected = split(arguments, marks)
+    arrays, selected = partition(arguments, marks)
     names = [
         path
         for name, argument in zip(found, arguments, strict=True)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .._lists import Arrays
+from .._opening import parameters_of
 from .._partition import describe, is_dynamic
-from .._signature import parameters_of
 from ._complex import is_complex
 
 

@@ -24,9 +24,9 @@ from .._partition import (
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
     same_static,
-    split,
 )
 
 # The leaves that the branches return at one place.
@@ -44,12 +44,6 @@ class Outcome:
 
     branch: str
     tree: Any
-
-    @classmethod
-    def of(cls, branch: str, out: Any) -> "Outcome":
-        """What to remember of a result beyond the trace that it is from."""
-        type_of = lambda leaf: jax.typeof(leaf) if is_dynamic(leaf) else leaf
-        return cls(branch, jax.tree.map(type_of, out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +98,7 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         if lines := _leaf_lines(outcomes, columns, differs):
             raise error(_disagreement(owner, wanted, lines))
     varies = list(map(_varies, columns))
-    _, rest = split(outcomes[0].tree, varies)
+    _, rest = partition(outcomes[0].tree, varies)
     types = [_Type.of(column) for column in pick(columns, varies)]
     return Agreement(types, pick(varies, [_can_vary(c[0]) for c in columns]), rest)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._generics import NewP, NewR, P, R
 from .._lists import pick
-from .._partition import describe, flatten, is_dynamic, paths, split
+from .._partition import describe, flatten, is_dynamic, partition, paths
 from .._transform import AbstractTransform
 from .._weak_types import strongly_typed
 from ..tracing._trace import Inputs
@@ -111,7 +111,7 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
         )
         inputs = (when, [*consts, *arrays])
         outs = Checked(program, inputs).apply(*inputs)
-        _, rest = split(out, is_array)
+        _, rest = partition(out, is_array)
         return rest.join(outs)
 
     def __check_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The jaxprs inside an equation, and what flows into and out of them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -65,6 +65,12 @@ def title(eqn: jex.JaxprEqn) -> str:
         return "checkpoint"
     called = params.get("name")
     return f"{name} {called}" if isinstance(called, str) else name
+
+
+def function_name(f: Callable[..., Any]) -> str:
+    """The name of a function, or of the class of a module; `f` for a lambda."""
+    name = getattr(f, "__name__", type(f).__name__)
+    return name if name.isidentifier() else "f"
 
 
 def numbered(what: str, count: int) -> list[str]:

@@ -13,15 +13,21 @@ from jax import lax
 from .._axes import resolve_axes
 from .._generics import NewX, X
 from .._lists import Arrays, pick, split
-from .._partition import Rest, as_arrays, describe, flatten, paths
-from .._partition import split as take_out
+from .._partition import (
+    Rest,
+    as_arrays,
+    describe,
+    flatten,
+    partition,
+    paths,
+    types_of,
+)
 from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
 from .._weak_types import strongly_typed
 from ..checkpointing import Step, trace_step
-from ._carry import types_of
-from ._mismatch import static_changes, structure_changes, type_changes
+from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
 from ._settings import check_bool
 
@@ -173,7 +179,7 @@ class _Elements:
     @classmethod
     def of(cls, xs: Any, axis: int) -> "_Elements":
         axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
-        arrays, rest = take_out(xs, [a is not None for a in axes])
+        arrays, rest = partition(xs, [a is not None for a in axes])
         names = pick(paths(xs, "xs"), rest.taken)
         found = tuple(a for a in axes if a is not None)
         sizes = [x.shape[a] for x, a in zip(arrays, found, strict=True)]
@@ -235,11 +241,8 @@ class _Combine:
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
         a, b = self.elements.join(one), self.elements.join(other)
-        note = (
-            f"This was raised while {_NAME} traced `f(a, b)` with\n"
-            f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
-        )
-        with explained(note):
+        arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
+        with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
             out = as_arrays(enforce_annotations(self.f)(a, b))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.rest.taken, strict=True)

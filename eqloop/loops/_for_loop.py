@@ -15,9 +15,9 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._frame import Opened
+from ._carry import Words
 from ._loop import AbstractLoop
-from ._words import Words
+from ._open_loop import OpenedLoop
 
 
 class AbstractForLoop(AbstractLoop, Generic[Y]):
@@ -82,13 +82,13 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         """
         return plan(**self._problem(*xs, length=length, key=key))
 
-    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> Opened:
+    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> OpenedLoop:
         def f_transform(f: Callable[..., Any]) -> Callable[..., Any]:
             return _carrying(f if self.f_transform is None else self.f_transform(f))
 
-        frame = self._frame()
-        frame = dataclasses.replace(frame, f_transform=f_transform, words=_WORDS)
-        return frame.open(self.f, None, xs, length=length, key=key)
+        opener = self._opener()
+        opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
+        return opener.open(self.f, None, xs, length=length, key=key)
 
 
 def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:

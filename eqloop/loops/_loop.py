@@ -14,7 +14,7 @@ from .._typecheck import PyTree
 from ..checkpointing import AbstractSchedule, Plan, as_policy, run
 from ..checkpointing.engine._normal_form import normal_form
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
-from ._frame import Frame, Opened
+from ._open_loop import LoopOpener, OpenedLoop
 from ._settings import check_bool, check_schedule, check_unroll
 
 
@@ -47,10 +47,10 @@ class AbstractLoop(AbstractTransform):
         """The plan that a gradient of the call would run by."""
 
     @abc.abstractmethod
-    def _open(self, *args: Any, **kwargs: Any) -> Opened:
+    def _open(self, *args: Any, **kwargs: Any) -> OpenedLoop:
         """Takes a call apart, of which these are the arguments."""
 
-    def _run(self, opened: Opened) -> tuple[Any, Any]:
+    def _run(self, opened: OpenedLoop) -> tuple[Any, Any]:
         """Runs the loop: the last carry and the outputs."""
         name, length = type(self).__name__, opened.loop.length
         meter = make_meter(name, self.progress, length, opened.label)
@@ -68,7 +68,7 @@ class AbstractLoop(AbstractTransform):
 
     def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
-        opened: list[Opened] = []
+        opened: list[OpenedLoop] = []
 
         def open_abstractly(loop: Self, args: Any, kwargs: Any) -> None:
             opened.append(loop._open(*args, length=length, **kwargs))
@@ -84,9 +84,9 @@ class AbstractLoop(AbstractTransform):
     def _schedule(self) -> AbstractSchedule:
         return self._default_schedule() if self.schedule is None else self.schedule
 
-    def _frame(self) -> Frame:
+    def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""
-        return Frame(
+        return LoopOpener(
             name=type(self).__name__,
             in_axes=self.in_axes,
             out_axes=self.out_axes,

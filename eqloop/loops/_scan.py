@@ -17,8 +17,8 @@ import equinox as eqx
 from .._generics import Carry, NewCarry, NewY, Y
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._frame import Opened
 from ._loop import AbstractLoop
+from ._open_loop import OpenedLoop
 
 # A function, or a method, which `self` is bound to later.
 Stepping = (
@@ -108,9 +108,9 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
 
     def _open(
         self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
-    ) -> Opened:
-        frame = dataclasses.replace(self._frame(), kept=self._kept())
-        return frame.open(self.f, init, xs, length=length, key=key)
+    ) -> OpenedLoop:
+        opener = dataclasses.replace(self._opener(), kept=self._kept())
+        return opener.open(self.f, init, xs, length=length, key=key)
 
 
 @final

@@ -19,11 +19,11 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
-from ._frame import Frame, Opened
+from ._carry import Words
 from ._layer_state import check_returned, state_of, with_array_state
+from ._open_loop import LoopOpener, OpenedLoop
 from ._settings import check_schedule, check_unroll
 from ._stack import count, layer_at, stack
-from ._words import Words
 
 _Layer = TypeVar("_Layer")
 _NewLayer = TypeVar("_NewLayer")
@@ -284,7 +284,7 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
-        opened: list[Opened] = []
+        opened: list[OpenedLoop] = []
 
         def open_abstractly(layers: Self, x: Any, args: Any, key: Any) -> None:
             opened.append(layers._open(_Apply.to(args, keep=False), x, args, key))
@@ -313,12 +313,14 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
         schedule = StoreAll() if self.schedule is None else self.schedule
         return {"schedule": schedule, "policy": as_policy(self.policy)}
 
-    def _open(self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any) -> Opened:
+    def _open(
+        self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any
+    ) -> OpenedLoop:
         state = None
         if apply.state_at is not None:
             state = state_of(_NAME, self.layers, args[apply.state_at], len(self))
         args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
-        frame = Frame(
+        opener = LoopOpener(
             name=_NAME,
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
@@ -330,7 +332,7 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             words=_WORDS,
         )
         inputs = (self.layers, args, state)
-        return frame.open(apply, x, inputs, length=None, key=key)
+        return opener.open(apply, x, inputs, length=None, key=key)
 
 
 @dataclasses.dataclass(frozen=True)

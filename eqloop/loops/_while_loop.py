@@ -15,7 +15,7 @@ from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
-from ._while_frame import open_while
+from ._open_while import open_while
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64

@@ -1,9 +1,7 @@
 """The arguments of a map: which of their arrays are mapped, and along which axes."""
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +10,16 @@ import jax.numpy as jnp
 
 from .._axes import Axis, axes_tree, common_length, resolve_axes
 from .._effects import refuse_refs
-from .._partition import Rest, as_arrays, describe, flatten, is_dynamic, paths, split
+from .._opening import argument_names
+from .._partition import (
+    Rest,
+    as_arrays,
+    describe,
+    flatten,
+    is_dynamic,
+    partition,
+    paths,
+)
 
 _DEFAULT_AXES = eqx.if_array(0)
 
@@ -54,7 +61,7 @@ def open_arguments(
         size: How many rows there are, if that was asked for.
     """
     args, kwargs = as_arrays((args, kwargs))
-    names = _argument_names(f, args)
+    names = argument_names(f, args)
     for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
         refuse_refs(name, value, argument)
     specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
@@ -78,7 +85,7 @@ def open_arguments(
     if "key" in kwargs and "key" not in axes:
         kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
     all_axes = [axis for argument, _ in arguments for axis in axes[argument]]
-    xs, rest = split((args, kwargs), [axis is not None for axis in all_axes])
+    xs, rest = partition((args, kwargs), [axis is not None for axis in all_axes])
     return Arguments(xs, tuple(a for a in all_axes if a is not None), rest, size)
 
 
@@ -105,25 +112,6 @@ def _split(name: str, key: jax.Array, size: int) -> jax.Array:
             f"{name}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, or an "
             f"array of one key for each row, not {describe(key)}."
         ) from error
-
-
-def _signature(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    if isinstance(f, eqx.Partial):
-        f = functools.partial(f.func, *f.args, **f.keywords)
-    try:
-        return inspect.signature(f).parameters
-    except (TypeError, ValueError):  # built-in functions need not have one
-        return {}
-
-
-def _argument_names(f: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """What the positional arguments are called, as far as they have names."""
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    names = [p.name for p in _signature(f).values() if p.kind in positional]
-    return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
 
 
 def _argument_axes(

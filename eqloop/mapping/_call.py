@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._effects import is_ref
 from .._lists import Arrays, pick
-from .._outputs import Outputs
+from .._opening import OnArrays, Outputs
 from .._partition import Rest
 from .._positions import loop_scope
 from .._settled import has_backward_rules
@@ -187,10 +187,34 @@ def open_call(
         reduce: A prefix tree of reductions for it.
     """
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
-    return trace_call(Row(name, f, arguments.rest, out_axes, reduce), arguments)
+    row = on_row(name, f, arguments.rest, out_axes, reduce)
+    return trace_call(name, row, arguments)
 
 
-def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
+# From the arrays of one row to those that `f` returns for it. It keeps all else of the
+# result, and how each of these arrays is reduced.
+OnRow = OnArrays[list[Any], tuple[Outputs, list[Reduction]]]
+
+
+def on_row(
+    name: str, f: Callable[..., Any], arguments: Rest, out_axes: Any, reduce: Any = None
+) -> OnRow:
+    """`f`, whose arguments these are without arrays that are mapped, on one row."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
+        with explained(name, what):
+            return enforce_annotations(f)(*args, **kwargs)
+
+    def take(out: Any) -> tuple[list[Any], tuple[Outputs, list[Reduction]]]:
+        out, reductions = resolve_reductions(name, out, reduce)
+        arrays, outputs = Outputs.of(name, out, out_axes, name="out")
+        return arrays, (outputs, reductions)
+
+    return OnArrays(arguments.join, call, take)
+
+
+def trace_call(name: str, row: OnRow, arguments: Arguments) -> MappedCall:
     """Traces a function of one row for a call with these arguments."""
     x_types = [
         jex.mapped_aval(arguments.size, axis, jax.typeof(x))
@@ -199,51 +223,13 @@ def trace_call(row: "Row", arguments: Arguments) -> MappedCall:
     step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
-            f"{row.name}: f closes over a reference (`jax.new_ref`), but the rows of a "
+            f"{name}: f closes over a reference (`jax.new_ref`), but the rows of a "
             f"map have no order in which to read and write it. Use `el.Scan` or "
             f"`el.ForLoop`, or pass the value of the reference, `ref[...]`."
         )
-    outputs = row.outputs
-    step, same = hoist(row.name, step, consts, outputs, VARYING)
-    reductions = pick(row.reductions, [not is_same for is_same in outputs.same])
+    outputs, reductions = row.kept
+    step, same = hoist(name, step, consts, outputs, VARYING)
+    reductions = pick(reductions, [not is_same for is_same in outputs.same])
     mapped = Mapped(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
     xs, size = arguments.xs, arguments.size
-    return MappedCall(mapped, consts, xs, size, outputs, same, row.name)
-
-
-class Row:
-    """`f` on the arrays of one row; remembers what it returned besides arrays.
-
-    Attributes:
-        outputs: What it returned.
-        reductions: How each of its arrays is reduced.
-    """
-
-    outputs: Outputs
-    reductions: list[Reduction]
-
-    def __init__(
-        self,
-        name: str,
-        f: Callable[..., Any],
-        arguments: Rest,
-        out_axes: Any,
-        reduce: Any = None,
-    ) -> None:
-        self.name = name
-        self.f = f
-        self.arguments = arguments
-        self.out_axes = out_axes
-        self.reduce = reduce
-
-    def __call__(self, x: Arrays) -> list[Any]:
-        args, kwargs = self.arguments.join(x)
-        note = (
-            f"This was raised while {self.name} traced f on one row, with\n"
-            f"  {eqx.tree_pformat((args, kwargs))}"
-        )
-        with explained(note):
-            out = enforce_annotations(self.f)(*args, **kwargs)
-        out, self.reductions = resolve_reductions(self.name, out, self.reduce)
-        arrays, self.outputs = Outputs.of(self.name, out, self.out_axes, name="out")
-        return arrays
+    return MappedCall(mapped, consts, xs, size, outputs, same, name)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
@@ -14,7 +13,7 @@ from .._lists import pick
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ._arguments import Arguments, open_arguments
-from ._call import VARYING, Row
+from ._call import VARYING, OnRow, on_row
 from ._settings import as_count
 
 
@@ -100,18 +99,21 @@ class Vmap(AbstractTransform, Generic[P, R]):
         arguments = open_arguments(
             "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size
         )
-        row = Row("Vmap", self.f, arguments.rest, self.out_axes)
+        row = on_row("Vmap", self.f, arguments.rest, self.out_axes)
+
+        def apart(x: list[Any]) -> tuple[list[Any], list[Any]]:
+            arrays = row(x)
+            same = row.kept[0].same
+            return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)
+
         try:
-            stacked, same = self._mapped(_Split(row), arguments)
+            stacked, same = self._mapped(apart, arguments)
         except ValueError:
             # JAX says so by the places that results have here.
             self._check_same(row, arguments)
             raise
-        stacked = [
-            jnp.moveaxis(y, 0, axis)
-            for y, axis in zip(stacked, row.outputs.stacked_axes, strict=True)
-        ]
-        return row.outputs.join(stacked, same)
+        outputs, _ = row.kept
+        return outputs.join_stacked(stacked, same)
 
     def _mapped(self, f: Callable[..., Any], arguments: Arguments) -> Any:
         return jax.vmap(
@@ -122,17 +124,18 @@ class Vmap(AbstractTransform, Generic[P, R]):
             axis_size=arguments.size,
         )(arguments.xs)
 
-    def _check_same(self, row: Row, arguments: Arguments) -> None:
+    def _check_same(self, row: OnRow, arguments: Arguments) -> None:
         """Raises if there are results that differ and that must not: says which."""
-        if not hasattr(row, "outputs"):
+        if not hasattr(row, "kept"):
             return
+        outputs, _ = row.kept
         varying = [
             same and self._differs(row, arguments, index)
-            for index, same in enumerate(row.outputs.same)
+            for index, same in enumerate(outputs.same)
         ]
-        row.outputs.check_same("Vmap", varying, VARYING)
+        outputs.check_same("Vmap", varying, VARYING)
 
-    def _differs(self, row: Row, arguments: Arguments, index: int) -> bool:
+    def _differs(self, row: OnRow, arguments: Arguments, index: int) -> bool:
         """Whether a result is not the same for every row, which JAX objects to."""
         only = lambda x: ([], row(x)[index])
         try:
@@ -140,15 +143,3 @@ class Vmap(AbstractTransform, Generic[P, R]):
         except ValueError:
             return True
         return False
-
-
-class _Split:
-    """`f` on one row: the results that are stacked, and those that are the same."""
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-
-    def __call__(self, x: list[Any]) -> tuple[list[Any], list[Any]]:
-        arrays = self.row(x)
-        same = self.row.outputs.same
-        return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)

@@ -10,16 +10,16 @@ import jax
 import jax.extend.core as jex
 
 from .._lists import pick
+from .._opening import OnArrays, argument_names
 from .._partition import (
     Rest,
     as_arrays,
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
-    split,
 )
-from .._signature import argument_names
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._usage import Usage, leaf_usage
@@ -150,7 +150,7 @@ class _Static:
 
     @classmethod
     def of(cls, tree: Any) -> tuple[list[Any], "_Static"]:
-        arrays, rest = split(tree, list(map(_is_array, flatten(tree)[0])))
+        arrays, rest = partition(tree, _is_array)
         kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
         return arrays, cls(rest, kinds)
 
@@ -202,8 +202,9 @@ class Inputs:
 
 
 def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
-    f, args, kwargs = static.rest.join(arrays)
-    return _Static.of(as_arrays(enforce_annotations(f)(*args, **kwargs)))
+    call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
+    run = OnArrays(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
+    return run(arrays), run.kept
 
 
 # It is never run: it is there since what JAX has traced it remembers.

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._lists import pick
-from ..._outputs import Outputs
+from ..._opening import Outputs
 from ._step import Step, make_step, reaching
 
 

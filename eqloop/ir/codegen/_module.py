@@ -5,12 +5,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import numpy as np
 
+from ..._opening import open_call
 from ..._partition import describe, flatten, is_dynamic, paths
 from .._dead_code import eliminate_dead_code
-from .._trace import function_name, trace
+from .._parts import function_name
 from .._walk import Closed, check_closed, has_known_shape, inner
 from ._handlers import write_equation
 from ._layout import INDENT
@@ -92,7 +94,8 @@ def to_python(
         )
 
     def write(*args: Any, **kwargs: Any) -> str:
-        jaxpr, _, _ = trace(f, args, kwargs)
+        on_arrays, arrays = open_call(f, args, kwargs)
+        jaxpr = jax.make_jaxpr(on_arrays)(arrays)
         name = function_name(f)
         names = _argument_names(f, name, args, kwargs)
         return _module(jaxpr, name, names, constant_limit)

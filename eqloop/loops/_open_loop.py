@@ -1,9 +1,8 @@
-"""The frame of every loop: from the user's call to a step on arrays, and back.
+"""Opens the call of a loop of known length: to a step on arrays, and back.
 
-A loop is called with PyTrees and runs on flat lists of arrays. `Frame.open` takes the
-call apart: it finds out which axes are scanned and how long they are, splits the keys,
-traces `f` into a step, and checks that the carry keeps its type. The result holds what
-`checkpointing.run` needs, and puts the arrays which that returns into their places.
+`LoopOpener.open` finds out which axes are scanned and how long they are, splits the
+keys, traces `f` into a step, and checks that the carry keeps its type. The result holds
+what `checkpointing.run` needs, and puts the arrays that it returns into their places.
 """
 
 import dataclasses
@@ -16,17 +15,15 @@ import jax.numpy as jnp
 
 from .._axes import as_length, common_length, resolve_axes
 from .._effects import refuse_refs
-from .._outputs import Outputs
-from .._partition import Rest, as_array, as_arrays, describe, flatten, paths, split
+from .._opening import Outputs
+from .._partition import Rest, as_array, as_arrays, describe, flatten, partition, paths
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Loop, Step
 from ..checkpointing.engine._invariant import hoist
 from ..progress import Label
-from ._carry import Carry, types_of
-from ._settle import trace_settled
+from ._carry import OF_A_SCAN, Carry, Words, trace_settled
 from ._slices import kept_indices
-from ._words import OF_A_SCAN, Words
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -35,7 +32,7 @@ _VARYING = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedLoop:
     """A call of a loop, taken apart.
 
     Attributes:
@@ -58,7 +55,7 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class LoopOpener:
     """How a loop reads its call: the settings that all loops share.
 
     Attributes:
@@ -93,7 +90,7 @@ class Frame:
         *,
         length: SupportsIndex | None,
         key: Any,
-    ) -> Opened:
+    ) -> OpenedLoop:
         """Takes a call of the loop apart."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
         if self.unroll is True:
@@ -104,25 +101,24 @@ class Frame:
         kept = kept_indices(inputs.length, self.kept)
         loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
         refuse_refs(self.name, init, self.words.path)
-        carry = Carry.of(self.name, init, self.words)
-        body, step, consts = self._trace(inputs, carry, loop)
-        outputs = body.outputs
-        step, same = hoist(self.name, step, consts, outputs, _VARYING)
+        settled = trace_settled(
+            lambda carry, x: self._call(carry, *inputs.rest.join(x)),
+            self._take,
+            Carry.of(self.name, init, self.words),
+            loop.x_types([jax.typeof(x) for x in inputs.arrays]),
+        )
+        carry, outputs, consts = settled.carry, settled.kept, settled.consts
+        step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
-            ys = list(map(_from_front, ys, outputs.stacked_axes))
-            final = body.carry.final(carry, body.new_carry)
-            return final, outputs.join(ys, same)
+            return settled.final(carry), outputs.join_stacked(ys, same)
 
         def label(desc: Callable[[int, Any, Any], str]) -> Label:
             missing = [None] * len(same)
             join_y = lambda y: outputs.join(y, missing)
-            return Label.of(
-                desc, step.carry_types, step.y_types, body.carry.join, join_y
-            )
+            return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
 
-        arrays = body.carry.arrays
-        return Opened(step, consts, arrays, inputs.arrays, loop, close, label)
+        return OpenedLoop(step, consts, carry.arrays, inputs.arrays, loop, close, label)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> "_Inputs":
         axes = resolve_axes(
@@ -149,19 +145,28 @@ class Frame:
                 refuse_symbolic(self.name, length, need, instead)
                 key, key_axis = jax.random.split(key, length), 0
         axes.append(key_axis)
-        scanned, rest = split((f, xs, key), [axis is not None for axis in axes])
+        scanned, rest = partition((f, xs, key), [axis is not None for axis in axes])
         arrays = list(map(as_array, scanned))
         return _Inputs(arrays, tuple(a for a in axes if a is not None), rest, length)
 
     def _refuse_symbolic(self, inputs: "_Inputs", need: str, instead: str) -> None:
         refuse_symbolic(self.name, inputs.length, need, instead)
 
-    def _trace(
-        self, inputs: "_Inputs", carry: Carry, loop: Loop
-    ) -> tuple["_Body", Step, list[Any]]:
-        """Traces `f` until the carry that it hands back fits the one that it got."""
-        x_types = loop.x_types([jax.typeof(x) for x in inputs.arrays])
-        return trace_settled(lambda carry: _Body(self, inputs, carry), carry, x_types)
+    def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
+        """Calls `f` as the user knows it."""
+        keywords = {} if key is None else {"key": key}
+        with explained(self.name, self.words.call(carry, x, keywords)):
+            if self.f_transform is not None:
+                f = self.f_transform(f)
+            return enforce_annotations(f)(carry, x, **keywords)
+
+    def _take(self, out: Any) -> tuple[Any, list[Any], Outputs]:
+        """The new carry and the arrays of `y`, and what else there is to `y`."""
+        carry, y = _pair(self.name, out)
+        arrays, outputs = Outputs.of(
+            self.name, y, self.out_axes, name="ys", scalars=True
+        )
+        return carry, arrays, outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,49 +180,6 @@ class _Inputs:
     axes: tuple[int, ...]
     rest: Rest
     length: int
-
-
-class _Body:
-    """`f` on flat lists of arrays; remembers what else there was in what it returned.
-
-    Attributes:
-        has_returned: Whether `f` has been called, and has returned.
-        new_carry: The types of the carry that `f` returned.
-        outputs: What `f` returned beside the carry.
-    """
-
-    new_carry: Any
-    outputs: Outputs
-
-    def __init__(self, frame: Frame, inputs: _Inputs, carry: Carry) -> None:
-        self.frame = frame
-        self.inputs = inputs
-        self.carry = carry
-        self.has_returned = False
-
-    def __call__(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = self._call(self.carry.join(carry), *self.inputs.rest.join(x))
-        self.has_returned = True
-        new_carry, y = _pair(self.frame.name, out)
-        self.new_carry = types_of(new_carry)
-        y, self.outputs = Outputs.of(
-            self.frame.name, y, self.frame.out_axes, name="ys", scalars=True
-        )
-        return self.carry.take(new_carry), y
-
-    def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
-        keywords = {} if key is None else {"key": key}
-        call = self.frame.words.call(carry, x, keywords)
-        note = f"This was raised while {self.frame.name} traced {call}"
-        with explained(note):
-            if self.frame.f_transform is not None:
-                f = self.frame.f_transform(f)
-            return enforce_annotations(f)(carry, x, **keywords)
-
-
-def _from_front(y: Any, axis: int) -> Any:
-    """An array that was stacked along its leading axis, stacked along another."""
-    return jnp.moveaxis(y, 0, axis)
 
 
 def _pair(owner: str, out: Any) -> tuple[Any, Any]:

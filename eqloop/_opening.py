@@ -1,0 +1,224 @@
+"""A call, opened: from a function of any trees to one of arrays, and back.
+
+Users write functions of PyTrees whose leaves may be anything; JAX transforms functions
+of arrays. So every transform begins by taking arrays out of what it is called with. It
+hands JAX an `OnArrays`, which puts arrays into their places, calls the function of the
+user and takes the arrays out of what that returns. Beside them it keeps what is needed
+to put the results back.
+
+What differs is which leaves are taken, and what of the result is kept: a map has axes,
+a loop a carry that must fit, a derivative the arguments it is by.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ._axes import Axis, resolve_axes
+from ._lists import pick
+from ._partition import Rest, as_arrays, partition, paths
+from ._typecheck import enforce_annotations
+from ._weak_types import is_weak, with_weak_types
+
+_Arrays = TypeVar("_Arrays")
+_Kept = TypeVar("_Kept")
+
+
+class OnArrays(Generic[_Arrays, _Kept]):
+    """A function of trees, on the arrays in them.
+
+    JAX calls it while it traces, so what it keeps is there once it has been traced.
+
+    Attributes:
+        has_returned: Whether the function has been called, and has returned.
+        kept: What is known of its result beside arrays.
+    """
+
+    has_returned: bool = False
+    kept: _Kept
+
+    def __init__(
+        self,
+        join: Callable[..., Iterable[Any]],
+        f: Callable[..., Any],
+        take: Callable[[Any], tuple[_Arrays, _Kept]],
+    ) -> None:
+        """Puts the function together.
+
+        Args:
+            join: From lists of arrays to the arguments of `f`, as `Rest.join`.
+            f: The function.
+            take: From what `f` returns to the arrays of it, and what is to be kept.
+        """
+        self._join = join
+        self._f = f
+        self._take = take
+
+    def __call__(self, *arrays: Any) -> _Arrays:
+        out = self._f(*self._join(*arrays))
+        self.has_returned = True
+        taken, self.kept = self._take(out)
+        return taken
+
+
+def open_call(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static: Container[int] = (),
+) -> tuple[OnArrays[list[jax.Array], Rest], list[jax.Array]]:
+    """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
+
+    Args:
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        static: The positions of arguments that are passed as they are, arrays and all.
+
+    Returns:
+        The function of the arrays of `f` and of the arguments, which keeps the result
+        without its arrays; and these arrays.
+
+    >>> f, arrays = open_call(lambda x, name: {name: x + 1}, (jnp.zeros(()), "y"), {})
+    >>> f(arrays), f.kept.join(["its place"])
+    ([Array(1., dtype=float32)], {'y': 'its place'})
+    """
+    dynamic = [None if i in static else arg for i, arg in enumerate(args)]
+    arrays, rest = partition(as_arrays((f, dynamic, kwargs)))
+
+    def call(f: Any, dynamic: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
+        return enforce_annotations(f)(*whole, **kwargs)
+
+    return OnArrays(rest.join, call, lambda out: partition(as_arrays(out))), arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What a function returned, without its arrays.
+
+    Attributes:
+        axes: For each of the arrays, the axis along which it is stacked; `None` for
+            what is the same each time, and is not stacked.
+        weak: Which of the arrays are weakly typed.
+        names: The path of each of them.
+        rest: All else.
+    """
+
+    axes: tuple[Axis, ...]
+    weak: tuple[bool, ...]
+    names: tuple[str, ...]
+    rest: Rest
+
+    @classmethod
+    def of(
+        cls, owner: str, tree: Any, out_axes: Any, *, name: str, scalars: bool = False
+    ) -> tuple[list[Any], Self]:
+        """The arrays of a tree, and what else there is to it.
+
+        Args:
+            owner: The name of the transform, for error messages.
+            tree: What a function returned.
+            out_axes: A prefix tree of axes for it.
+            name: What it is called in error messages.
+            scalars: Whether Python numbers are to be arrays.
+        """
+        tree = as_arrays(tree, scalars=scalars)
+        axes = resolve_axes(
+            owner, tree, out_axes, tree_name=name, spec_name="out_axes", new=True
+        )
+        arrays, rest = partition(tree)
+        axes, names = (pick(x, rest.taken) for x in (axes, paths(tree, name)))
+        return arrays, cls(tuple(axes), tuple(map(is_weak, arrays)), tuple(names), rest)
+
+    @property
+    def same(self) -> list[bool]:
+        """Which of the arrays are the same each time."""
+        return [axis is None for axis in self.axes]
+
+    @property
+    def stacked_axes(self) -> tuple[int, ...]:
+        """The axes of those that are not."""
+        return tuple(axis for axis in self.axes if axis is not None)
+
+    def check_same(self, owner: str, varying: Sequence[bool], why: str) -> None:
+        """Sees to it that what is to be the same each time is.
+
+        Args:
+            owner: The name of the transform, for error messages.
+            varying: Which of the arrays are not.
+            why: The reason, as an error message goes on from "gives None for".
+
+        Raises:
+            ValueError: If one is to be the same, and is not.
+        """
+        wrong = [
+            f"  {name}"
+            for name, same, varies in zip(self.names, self.same, varying, strict=True)
+            if same and varies
+        ]
+        if wrong:
+            listing = "\n".join(wrong)
+            raise ValueError(
+                f"{owner}: out_axes gives None for {why}:\n{listing}\nGive them an "
+                f"int, the axis along which they are to be stacked."
+            )
+
+    def join(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
+        """The tree, with arrays that were stacked and those that are the same."""
+        stacks, constants = iter(stacked), iter(same)
+        arrays = [next(constants if axis is None else stacks) for axis in self.axes]
+        return self.rest.join(with_weak_types(arrays, self.weak))
+
+    def join_stacked(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
+        """As `join`, for arrays that were stacked along their leading axes."""
+        return self.join(
+            map(lambda y, at: jnp.moveaxis(y, 0, at), stacked, self.stacked_axes), same
+        )
+
+
+# What the arguments of a call are called.
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+def parameters_of(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function; none for a built-in function that hides them.
+
+    >>> list(parameters_of(eqx.Partial(lambda a, b, *, c: a, 1)))
+    ['b', 'c']
+    """
+    if isinstance(f, eqx.Partial):
+        f = functools.partial(f.func, *f.args, **f.keywords)
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def positional_names(f: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that may be given by position.
+
+    >>> positional_names(lambda a, b=1, *rest, c: a)
+    ['a', 'b']
+    """
+    return [p.name for p in parameters_of(f).values() if p.kind in _POSITIONAL]
+
+
+def argument_names(f: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """What positional arguments are called, as far as they have names.
+
+    >>> argument_names(lambda a, *rest: a, [1, 2])
+    ['a', 'args[1]']
+    """
+    names = positional_names(f)
+    return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
