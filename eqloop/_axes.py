@@ -1,15 +1,57 @@
 """Which axis of which leaf a loop or map runs over, and how long that axis is."""
 
+import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self
 
-from ._partition import describe, flatten, is_dynamic, paths
+import jax
+import jax.extend.core as jex
+
+from ._partition import (
+    Rest,
+    as_array,
+    describe,
+    flatten,
+    is_dynamic,
+    partition,
+    paths,
+)
 from ._symbolic import is_symbolic
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
 AxisSpec = int | Callable[[Any], Axis] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AlongAxes:
+    """Trees, out of which the arrays were taken that a loop or map runs over.
+
+    Attributes:
+        arrays: These arrays.
+        axes: The axis of each of them.
+        rest: All else, which is the same for every step or row.
+        length: How many steps or rows there are.
+    """
+
+    arrays: list[jax.Array]
+    axes: tuple[int, ...]
+    rest: Rest
+    length: int
+
+    @classmethod
+    def of(cls, tree: Any, axes: Sequence[Axis], length: int) -> Self:
+        """The arrays along these axes; leaves for which that is `None` are left."""
+        arrays, rest = partition(tree, [axis is not None for axis in axes])
+        found = tuple(axis for axis in axes if axis is not None)
+        return cls(list(map(as_array, arrays)), found, rest, length)
+
+    @property
+    def element_types(self) -> list[Any]:
+        """The types of what one step or row has of the arrays."""
+        pairs = zip(self.axes, map(jax.typeof, self.arrays), strict=True)
+        return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
 
 
 class _HashableTree:
@@ -97,6 +139,17 @@ def resolve_axes(
         _resolve(owner, leaf, name, *spec, extra=int(new))
         for leaf, name, spec in zip(leaves, names, specs, strict=True)
     ]
+
+
+def axis_sizes(tree: Any, name: str, axes: Sequence[Axis]) -> dict[str, int]:
+    """The path of every leaf that has an axis, and how long that axis is.
+
+    >>> import jax.numpy as jnp
+    >>> axis_sizes((jnp.zeros((2, 3)), "static"), "xs", [1, None])
+    {'xs[0]': 3}
+    """
+    leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
+    return {path: leaf.shape[axis] for path, leaf, axis in leaves if axis is not None}
 
 
 def common_length(

@@ -1,4 +1,4 @@
-"""A call of a function, taken apart into the arrays that it is differentiated by.
+"""Opens a call, to a function of the arrays that it is differentiated by.
 
 Every transform here differentiates `Call.run`, which is a function of a list of arrays,
 and puts what comes of it back into trees. `None` stands in these trees for the leaves
@@ -13,13 +13,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays, interleave, pick, put
+from .._lists import Arrays, pick
 from .._opening import OnArrays
 from .._partition import (
     Rest,
+    as_array,
     as_arrays,
     describe,
-    flatten,
     is_dynamic,
     is_scalar,
     partition,
@@ -103,29 +103,31 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Returned:
-    """What `f` returned, without its arrays: a value, and anything beside it."""
+    """What `f` returned, without its arrays.
 
+    Attributes:
+        value: The tree of the value, from which what has a derivative was taken first.
+        rest: The leaves of it that have none, and what is beside it.
+    """
+
+    value: Rest
     rest: Rest
-    is_out: tuple[bool, ...]
 
     @classmethod
     def of(cls, value: Any, aux: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
-        marks = [is_differentiable(leaf) for leaf in flatten(value)[0]]
-        marks += [False] * len(flatten(aux)[0])
-        arrays, rest = partition((value, aux))
-        is_out = tuple(pick(marks, rest.taken))
-        is_other = [not out for out in is_out]
-        return (pick(arrays, is_out), pick(arrays, is_other)), cls(rest, is_out)
+        outs, left = partition(value, is_differentiable)
+        others, rest = partition((left.leaves, aux))
+        return (outs, others), cls(_blank(left), rest)
 
     def join(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
-        return self.rest.join(interleave(self.is_out, others, outs))
+        leaves, aux = self.rest.join(others)
+        return dataclasses.replace(self.value, leaves=leaves).join(outs), aux
 
     def like_value(self, leaves: list[Any]) -> Any:
-        arrays = put([None] * len(self.is_out), self.is_out, leaves)
-        return _blank(self.rest).join(arrays)[0]
+        return self.value.join(leaves)
 
 
-def open_call(
+def open_derivative(
     owner: str,
     f: Callable[..., Any],
     args: tuple[Any, ...],
@@ -146,10 +148,9 @@ def open_call(
         _as_argument(owner, name, args[at] if isinstance(at, int) else kwargs[at])
         for name, at in found.items()
     ]
-    marks = [is_differentiable(leaf) for leaf in flatten(arguments)[0]]
-    if not any(marks):
+    arrays, selected = partition(arguments, is_differentiable)
+    if not arrays:
         _check_nothing(owner, dict(zip(found, arguments, strict=True)))
-    arrays, selected = partition(arguments, marks)
     names = [
         path
         for name, argument in zip(found, arguments, strict=True)
@@ -163,8 +164,8 @@ def open_call(
         places=tuple(found.values()),
         several=isinstance(argnums, tuple),
         has_aux=has_aux,
-        arrays=list(map(jnp.asarray, arrays)),
-        names=pick(names, marks),
+        arrays=list(map(as_array, arrays)),
+        names=pick(names, selected.taken),
         selected=selected,
         checks=[check],
     )

@@ -9,7 +9,7 @@ from .._generics import P
 from .._lists import Arrays
 from .._transform import AbstractTransform, setting
 from ._argnums import Argnums, as_argnums, check_argnums
-from ._call import Call, open_call
+from ._call import Call, open_derivative
 from ._settings import check_flag
 
 
@@ -45,7 +45,7 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
         """Raises if this is no value that can be differentiated so."""
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        return open_call(
+        return open_derivative(
             type(self).__name__,
             self.f,
             args,

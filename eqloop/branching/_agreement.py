@@ -28,6 +28,7 @@ from .._partition import (
     paths,
     same_static,
 )
+from .._varying import axes_of, vary
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]
@@ -188,15 +189,14 @@ class _Type:
         is_firm = any(
             _is_firm(x) or jnp.result_type(_number(x)) != dtype for x in column
         )
-        return cls(dtype, is_firm, frozenset().union(*map(_varying_axes, column)))
+        return cls(dtype, is_firm, frozenset().union(*map(axes_of, column)))
 
     def convert(self, x: jax.Array) -> jax.Array:
         aval = jax.typeof(x)
         if aval.dtype != self.dtype or (self.is_firm and aval.weak_type):
             x = lax.convert_element_type(x, self.dtype)
         # Inside `jax.shard_map`, one branch may give what is the same on all devices.
-        axes = self.varying - _varying_axes(aval)
-        return lax.pcast(x, tuple(axes), to="varying") if axes else x
+        return vary(x, self.varying)
 
 
 def _common_dtype(leaves: Sequence[Any]) -> Any | None:
@@ -240,7 +240,3 @@ def _is_firm(leaf: Any) -> bool:
 
 def _is_extended(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.extended)
-
-
-def _varying_axes(leaf: Any) -> frozenset[Any]:
-    return leaf.manual_axis_type.varying if _is_type(leaf) else frozenset()

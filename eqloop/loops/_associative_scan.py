@@ -10,21 +10,21 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._axes import resolve_axes
+from .._axes import AlongAxes, axis_sizes, resolve_axes
 from .._generics import NewX, X
-from .._lists import Arrays, pick, split
+from .._lists import Arrays, split
 from .._partition import (
     Rest,
     as_arrays,
     describe,
     flatten,
-    partition,
     paths,
     types_of,
 )
 from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
+from .._varying import axes_of, vary
 from .._weak_types import strongly_typed
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
@@ -179,24 +179,23 @@ class _Elements:
     @classmethod
     def of(cls, xs: Any, axis: int) -> "_Elements":
         axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
-        arrays, rest = partition(xs, [a is not None for a in axes])
-        names = pick(paths(xs, "xs"), rest.taken)
-        found = tuple(a for a in axes if a is not None)
-        sizes = [x.shape[a] for x, a in zip(arrays, found, strict=True)]
+        sizes = axis_sizes(xs, "xs", axes)
         if not sizes:
             raise ValueError(
                 f"{_NAME}: xs holds no array, so there is nothing to scan: it is "
                 f"{describe(xs)}."
             )
-        if len(set(sizes)) > 1:
-            lines = [f"  {n}: {s}" for n, s in zip(names, sizes, strict=True)]
-            listing = "\n".join(lines)
+        length, *others = set(sizes.values())
+        if others:
+            listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
             raise ValueError(
                 f"{_NAME}: all arrays must have the same number of elements along axis "
                 f"{axis}, but they have not:\n{listing}"
             )
-        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in arrays]
-        return cls(list(map(_raw, arrays)), tuple(impls), found, sizes[0], rest)
+        along = AlongAxes.of(xs, axes, length)
+        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]
+        arrays = list(map(_raw, along.arrays))
+        return cls(arrays, tuple(impls), along.axes, length, along.rest)
 
     def types(self, size: int) -> list[Any]:
         """The types of the arrays of so many elements."""
@@ -210,16 +209,10 @@ class _Elements:
 
         They need not by themselves, if `f` has parameters that do.
         """
-        axes = [
-            tuple(_varying(aval) - _varying(jax.typeof(x)))
-            for aval, x in zip(types, self.arrays, strict=True)
-        ]
-        if not any(axes):
+        pairs = zip(self.arrays, types, strict=True)
+        arrays = [vary(x, axes_of(aval)) for x, aval in pairs]
+        if all(x is old for x, old in zip(arrays, self.arrays, strict=True)):
             return self
-        arrays = [
-            lax.pcast(x, names, to="varying") if names else x
-            for x, names in zip(self.arrays, axes, strict=True)
-        ]
         return dataclasses.replace(self, arrays=arrays)
 
     def join(self, arrays: Arrays) -> Any:
@@ -277,10 +270,6 @@ def _moved(
     """Arrays with their axes moved, to the front if nothing else is said."""
     to = [0] * len(axes) if to is None else to
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
-
-
-def _varying(aval: Any) -> frozenset[Any]:
-    return aval.manual_axis_type.varying
 
 
 def _is_keys(x: Any) -> bool:

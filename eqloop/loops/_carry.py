@@ -29,6 +29,7 @@ from .._partition import (
     same_static,
     types_of,
 )
+from .._varying import axes_of, vary
 from .._weak_types import is_weak, with_weak_types
 from ..checkpointing import Step, trace_step
 
@@ -262,13 +263,7 @@ def _promote(before: Any, after: Any) -> Any:
         if dtype != before.dtype:
             return lax.convert_element_type(before, dtype)
     # Inside `jax.shard_map`, what starts the same on all devices may come to differ.
-    axes = _varying_axes(after) - _varying_axes(before)
-    return lax.pcast(before, tuple(axes), to="varying") if axes else before
-
-
-def _varying_axes(leaf: Any) -> frozenset[str]:
-    leaf_type = leaf if is_type(leaf) else jax.typeof(leaf)
-    return leaf_type.manual_axis_type.varying
+    return vary(before, axes_of(after))
 
 
 # How the carry that came out differs from the one that came in: a line for each place.

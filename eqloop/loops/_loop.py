@@ -1,20 +1,18 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
 import equinox as eqx
 
 from .._axes import hashable_axes
-from .._positions import loop_scope
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ..checkpointing import AbstractSchedule, Plan, as_policy, run
+from ..checkpointing import AbstractSchedule, Plan, as_policy
 from ..checkpointing.engine._normal_form import normal_form
-from ..progress import ProgressBar, as_progress, check_progress, make_meter
-from ._open_loop import LoopOpener, OpenedLoop
+from ..progress import ProgressBar, as_progress, check_progress
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._settings import check_bool, check_schedule, check_unroll
 
 
@@ -52,31 +50,23 @@ class AbstractLoop(AbstractTransform):
 
     def _run(self, opened: OpenedLoop) -> tuple[Any, Any]:
         """Runs the loop: the last carry and the outputs."""
-        name, length = type(self).__name__, opened.loop.length
-        meter = make_meter(name, self.progress, length, opened.label)
-        with loop_scope(name):
-            carry, ys = run(
-                opened.step,
-                opened.consts,
-                opened.init,
-                opened.xs,
-                loop=dataclasses.replace(opened.loop, meter=meter),
-                schedule=self._schedule(),
-                policy=as_policy(self.policy),
-            )
-        return opened.close(carry, ys)
+        return opened.run(
+            type(self).__name__,
+            schedule=self._schedule(),
+            policy=as_policy(self.policy),
+            progress=self.progress,
+        )
 
     def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
-        opened: list[OpenedLoop] = []
 
-        def open_abstractly(loop: Self, args: Any, kwargs: Any) -> None:
-            opened.append(loop._open(*args, length=length, **kwargs))
+        def open_call(loop: Self, args: Any, kwargs: Any) -> OpenedLoop:
+            return loop._open(*args, length=length, **kwargs)
 
-        eqx.filter_eval_shape(open_abstractly, self, args, kwargs)
+        opened = open_abstractly(open_call, self, args, kwargs)
         return dict(
-            step=normal_form(opened[0].step).step,
-            loop=opened[0].loop,
+            step=normal_form(opened.step).step,
+            loop=opened.loop,
             schedule=self._schedule(),
             policy=as_policy(self.policy),
         )

@@ -13,17 +13,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._axes import as_length, common_length, resolve_axes
+from .._axes import AlongAxes, as_length, axis_sizes, common_length, resolve_axes
 from .._effects import refuse_refs
 from .._opening import Outputs
-from .._partition import Rest, as_array, as_arrays, describe, flatten, partition, paths
+from .._partition import as_arrays, describe
+from .._positions import loop_scope
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import Loop, Step
+from ..checkpointing import AbstractSchedule, Loop, Step, run
 from ..checkpointing.engine._invariant import hoist
-from ..progress import Label
+from ..progress import Label, ProgressBar, make_meter
 from ._carry import OF_A_SCAN, Carry, Words, trace_settled
-from ._slices import kept_indices
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -52,6 +52,35 @@ class OpenedLoop:
     loop: Loop
     close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
     label: Callable[[Callable[[int, Any, Any], str]], Label]
+
+    def run(
+        self,
+        name: str,
+        *,
+        schedule: AbstractSchedule,
+        policy: Any,
+        progress: ProgressBar | None = None,
+    ) -> tuple[Any, Any]:
+        """Runs the loop: the last carry and the outputs."""
+        meter = make_meter(name, progress, self.loop.length, self.label)
+        with loop_scope(name):
+            carry, ys = run(
+                self.step,
+                self.consts,
+                self.init,
+                self.xs,
+                loop=dataclasses.replace(self.loop, meter=meter),
+                schedule=schedule,
+                policy=policy,
+            )
+        return self.close(carry, ys)
+
+
+def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
+    """What `open_call(*args)` gives, but for arrays, if `args` have types for them."""
+    opened: list[OpenedLoop] = []
+    eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
+    return opened[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +134,7 @@ class LoopOpener:
             lambda carry, x: self._call(carry, *inputs.rest.join(x)),
             self._take,
             Carry.of(self.name, init, self.words),
-            loop.x_types([jax.typeof(x) for x in inputs.arrays]),
+            inputs.element_types,
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
@@ -120,21 +149,16 @@ class LoopOpener:
 
         return OpenedLoop(step, consts, carry.arrays, inputs.arrays, loop, close, label)
 
-    def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> "_Inputs":
-        axes = resolve_axes(
+    def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
+        """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
+        f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
         refuse_refs(self.name, xs, "xs")
-        axes += resolve_axes(
+        x_axes = resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
-        leaves, _ = flatten((f, xs))
-        names = paths(f, "f") + paths(xs, "xs")
-        sizes = {
-            name: leaf.shape[axis]
-            for name, leaf, axis in zip(names, leaves, axes, strict=True)
-            if axis is not None
-        }
+        sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
         length = common_length(self.name, sizes, length)
         key_axis = None
         if key is not None:
@@ -144,12 +168,9 @@ class LoopOpener:
                 instead = "Use `split_keys=False`, and fold something into the key"
                 refuse_symbolic(self.name, length, need, instead)
                 key, key_axis = jax.random.split(key, length), 0
-        axes.append(key_axis)
-        scanned, rest = partition((f, xs, key), [axis is not None for axis in axes])
-        arrays = list(map(as_array, scanned))
-        return _Inputs(arrays, tuple(a for a in axes if a is not None), rest, length)
+        return AlongAxes.of((f, xs, key), [*f_axes, *x_axes, key_axis], length)
 
-    def _refuse_symbolic(self, inputs: "_Inputs", need: str, instead: str) -> None:
+    def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:
         refuse_symbolic(self.name, inputs.length, need, instead)
 
     def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
@@ -169,17 +190,25 @@ class LoopOpener:
         return carry, arrays, outputs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """What `f` is called with, apart from the carry: the tree `(f, xs, key)`.
+def kept_indices(length: int, kept: slice | None) -> range | None:
+    """The indices that a slice keeps of a loop of so many steps.
 
-    The leaves that are scanned are in `arrays`; every step gets the others whole.
+    Args:
+        length: The number of steps.
+        kept: Any slice, or `None`.
+
+    Returns:
+        The indices, or `None` if they are all in their order.
+
+    >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(-2, 99))
+    (range(0, 10, 4), range(8, 10))
+    >>> kept_indices(10, slice(-99, 99)) is None
+    True
     """
-
-    arrays: list[jax.Array]
-    axes: tuple[int, ...]
-    rest: Rest
-    length: int
+    if kept is None:
+        return None
+    indices = range(length)[kept]
+    return None if indices == range(length) else indices
 
 
 def _pair(owner: str, out: Any) -> tuple[Any, Any]:

@@ -19,9 +19,9 @@ from .._effects import refuse_refs
 from .._lists import split
 from .._partition import describe, is_dynamic, partition
 from .._typecheck import enforce_annotations, explained
+from .._varying import axes_of, vary
 from ..checkpointing import Step, trace_step
 from ..checkpointing.engine._step import make_step
-from ..checkpointing.whiles._varying import axes_of, vary
 from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 

@@ -1,14 +1,33 @@
 """`SlicedScan`: a scan that keeps a slice of its outputs."""
 
 import functools
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 from .._generics import Carry, NewCarry, NewY, Y
 from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
-from ._slices import as_index
+
+
+def as_index(owner: str, name: str, value: Any) -> int | None:
+    """One of the three numbers of a slice.
+
+    Raises:
+        TypeError: If it is neither an int nor `None`.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{owner}: `{name}` must be an int that is known when tracing, or None, "
+            f"not {value!r} of type {type(value).__name__}."
+        ) from None
 
 
 def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:

@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 
 from .._partition import as_arrays, describe
-from .._positions import loop_scope
 from .._typecheck import (
     PRNGKey,
     PyTree,
@@ -18,10 +17,10 @@ from .._typecheck import (
     enforce_annotations,
     typed,
 )
-from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
+from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan
 from ._carry import Words
 from ._layer_state import check_returned, state_of, with_array_state
-from ._open_loop import LoopOpener, OpenedLoop
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._settings import check_schedule, check_unroll
 from ._stack import count, layer_at, stack
 
@@ -284,27 +283,17 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
-        opened: list[OpenedLoop] = []
 
-        def open_abstractly(layers: Self, x: Any, args: Any, key: Any) -> None:
-            opened.append(layers._open(_Apply.to(args, keep=False), x, args, key))
+        def open_call(layers: Self, x: Any, args: Any, key: Any) -> OpenedLoop:
+            return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        eqx.filter_eval_shape(open_abstractly, self, x, args, key)
-        return plan(opened[0].step, opened[0].loop, **self._how())
+        opened = open_abstractly(open_call, self, x, args, key)
+        return plan(opened.step, opened.loop, **self._how())
 
     def _run(self, keep: bool, x: Any, args: tuple[Any, ...], key: Any) -> Any:
         apply = _Apply.to(args, keep=keep)
         opened = self._open(apply, x, args, key)
-        with loop_scope(_NAME):
-            carry, ys = run(
-                opened.step,
-                opened.consts,
-                opened.init,
-                opened.xs,
-                loop=opened.loop,
-                **self._how(),
-            )
-        x, (state, every_x) = opened.close(carry, ys)
+        x, (state, every_x) = opened.run(_NAME, **self._how())
         if apply.state_at is None:
             return x, every_x
         return (x, args[apply.state_at].update(state)), every_x

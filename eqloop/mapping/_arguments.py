@@ -1,6 +1,5 @@
 """The arguments of a map: which of their arrays are mapped, and along which axes."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,37 +7,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._axes import Axis, axes_tree, common_length, resolve_axes
+from .._axes import AlongAxes, Axis, axes_tree, axis_sizes, common_length, resolve_axes
 from .._effects import refuse_refs
 from .._opening import argument_names
 from .._partition import (
-    Rest,
     as_arrays,
     describe,
-    flatten,
     is_dynamic,
-    partition,
-    paths,
 )
 
 _DEFAULT_AXES = eqx.if_array(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arguments `(args, kwargs)` of a call.
-
-    Attributes:
-        xs: The arrays that are mapped.
-        axes: The axis of each of them that is.
-        rest: All else, which is the same for every row.
-        size: How many rows there are.
-    """
-
-    xs: list[jax.Array]
-    axes: tuple[int, ...]
-    rest: Rest
-    size: int
 
 
 def open_arguments(
@@ -49,7 +27,7 @@ def open_arguments(
     *,
     in_axes: Any,
     size: int | None = None,
-) -> Arguments:
+) -> AlongAxes:
     """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
 
     Args:
@@ -74,19 +52,14 @@ def open_arguments(
         spec, spec_name = specs[argument]
         found = resolve_axes(name, value, spec, tree_name=argument, spec_name=spec_name)
         axes[argument] = found
-        for path, leaf, axis in zip(
-            paths(value, argument), flatten(value)[0], found, strict=True
-        ):
-            if axis is not None:
-                sizes[path] = leaf.shape[axis]
+        sizes |= axis_sizes(value, argument, found)
     if not sizes:
         raise ValueError(_nothing_to_map(name, arguments))
     size = common_length(name, sizes)
     if "key" in kwargs and "key" not in axes:
         kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
     all_axes = [axis for argument, _ in arguments for axis in axes[argument]]
-    xs, rest = partition((args, kwargs), [axis is not None for axis in all_axes])
-    return Arguments(xs, tuple(a for a in all_axes if a is not None), rest, size)
+    return AlongAxes.of((args, kwargs), all_axes, size)
 
 
 def _is_split(

@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from .._axes import AlongAxes
 from .._effects import is_ref
 from .._lists import Arrays, pick
 from .._opening import OnArrays, Outputs
@@ -22,7 +23,7 @@ from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, trace_step
 from ..progress import Meter, ProgressBar, make_meter
-from ._arguments import Arguments, open_arguments
+from ._arguments import open_arguments
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
@@ -165,7 +166,7 @@ class MappedCall:
         ]
 
 
-def open_call(
+def open_map(
     name: str,
     f: Callable[..., Any],
     args: tuple[Any, ...],
@@ -214,12 +215,9 @@ def on_row(
     return OnArrays(arguments.join, call, take)
 
 
-def trace_call(name: str, row: OnRow, arguments: Arguments) -> MappedCall:
+def trace_call(name: str, row: OnRow, arguments: AlongAxes) -> MappedCall:
     """Traces a function of one row for a call with these arguments."""
-    x_types = [
-        jex.mapped_aval(arguments.size, axis, jax.typeof(x))
-        for x, axis in zip(arguments.xs, arguments.axes, strict=True)
-    ]
+    x_types = arguments.element_types
     step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
@@ -231,5 +229,5 @@ def trace_call(name: str, row: OnRow, arguments: Arguments) -> MappedCall:
     step, same = hoist(name, step, consts, outputs, VARYING)
     reductions = pick(reductions, [not is_same for is_same in outputs.same])
     mapped = Mapped(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
-    xs, size = arguments.xs, arguments.size
-    return MappedCall(mapped, consts, xs, size, outputs, same, name)
+    xs, length = arguments.arrays, arguments.length
+    return MappedCall(mapped, consts, xs, length, outputs, same, name)

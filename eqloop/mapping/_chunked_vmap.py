@@ -12,7 +12,7 @@ from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_call
+from ._call import open_map
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
 from ._settings import as_count, check_flag
@@ -151,7 +151,7 @@ class ChunkedVmap(AbstractTransform, Generic[P, R]):
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
                 if a row alone takes more than the budget.
         """
-        call = open_call(
+        call = open_map(
             "ChunkedVmap",
             self.f,
             args,

@@ -9,7 +9,7 @@ import equinox as eqx
 from .._generics import NewP, NewR, P, R
 from .._transform import AbstractTransform, setting
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_call
+from ._call import open_map
 from ._planner import AtMost
 from ._settings import as_count
 
@@ -94,6 +94,6 @@ class Map(AbstractTransform, Generic[P, R]):
                 length.
         """
         axes = eqx.if_array(0)
-        call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
+        call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
         planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
         return call.run(planner, progress=self.progress)

@@ -17,11 +17,11 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from .._axes import AlongAxes
 from .._lists import Arrays
 from .._opening import OnArrays, Outputs
 from .._partition import Rest, partition
 from ..checkpointing import Budget
-from ._arguments import Arguments
 from ._call import MappedCall, OnRow, on_row, trace_call
 from ._mesh import SomeMesh, constrained, place
 from ._padding import padded, without_padding
@@ -46,7 +46,7 @@ class SplitRows:
     """
 
     f: Callable[..., Any]
-    arguments: Arguments
+    arguments: AlongAxes
     in_axes: Any
     out_axes: Any
     chunk_size: int | Budget | None
@@ -56,12 +56,12 @@ class SplitRows:
     @property
     def missing(self) -> int:
         """How many rows there are too few for the devices to have equally many."""
-        return -self.arguments.size % self.mesh.shape[self.axis]
+        return -self.arguments.length % self.mesh.shape[self.axis]
 
     @property
     def share(self) -> int:
         """How many rows each device has."""
-        return -(-self.arguments.size // self.mesh.shape[self.axis])
+        return -(-self.arguments.length // self.mesh.shape[self.axis])
 
     @property
     def specs(self) -> list[PartitionSpec]:
@@ -71,7 +71,7 @@ class SplitRows:
     def run(self) -> Any:
         """What the user gets."""
         whole, rest = partition((self.f, self.arguments.rest.leaves))
-        xs, axes = self.arguments.xs, self.arguments.axes
+        xs, axes = self.arguments.arrays, self.arguments.axes
         if self.missing:
             xs = [padded(x, at, self.missing) for x, at in zip(xs, axes, strict=True)]
         if {self.axis} == set(self.mesh.axis_names):
@@ -108,11 +108,11 @@ class SplitRows:
     def _on_device(self, rest: Rest) -> OnArrays[tuple[Arrays, Arrays], Outputs]:
         """The rows of one device."""
 
-        def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], Arguments]:
+        def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], AlongAxes]:
             f, arguments = _joined(self.arguments, rest, whole)
-            return f, dataclasses.replace(arguments, xs=list(xs), size=self.share)
+            return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
 
-        def call(f: Callable[..., Any], arguments: Arguments) -> MappedCall:
+        def call(f: Callable[..., Any], arguments: AlongAxes) -> MappedCall:
             row = on_row(_NAME, f, arguments.rest, self.out_axes)
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
@@ -128,7 +128,7 @@ class SplitRows:
 
         def call(x: Arrays) -> list[Any]:
             # By itself, to see its collectives, as one of so many rows, not devices.
-            axis_env = [(self.axis, self.arguments.size)]
+            axis_env = [(self.axis, self.arguments.length)]
             closed = jax.make_jaxpr(row, axis_env=axis_env)(x)
             names = {getattr(effect, "name", None) for effect in closed.effects}
             if self.axis in names and (self.missing or self.share > 1):
@@ -166,7 +166,7 @@ class SplitRows:
         if self.missing:
             raise ValueError(
                 f"{_NAME}: {name} are over all rows, which must then be as many on "
-                f"each device, but there are {self.arguments.size} rows for "
+                f"each device, but there are {self.arguments.length} rows for "
                 f"{self.mesh.shape[self.axis]} devices. Change the number of rows, or "
                 f"give fewer `devices`."
             )
@@ -184,8 +184,8 @@ class _HasCollectives(Exception):
 
 
 def _joined(
-    arguments: Arguments, rest: Rest, whole: Arrays
-) -> tuple[Callable[..., Any], Arguments]:
+    arguments: AlongAxes, rest: Rest, whole: Arrays
+) -> tuple[Callable[..., Any], AlongAxes]:
     """`f` and the arguments, with other arrays for those that are not mapped."""
     f, leaves = rest.join(whole)
     unmapped = dataclasses.replace(arguments.rest, leaves=leaves)

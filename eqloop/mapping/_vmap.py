@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
-from .._axes import hashable_axes
+from .._axes import AlongAxes, hashable_axes
 from .._generics import NewP, NewR, P, R
 from .._lists import pick
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ._arguments import Arguments, open_arguments
+from ._arguments import open_arguments
 from ._call import VARYING, OnRow, on_row
 from ._settings import as_count
 
@@ -115,16 +115,16 @@ class Vmap(AbstractTransform, Generic[P, R]):
         outputs, _ = row.kept
         return outputs.join_stacked(stacked, same)
 
-    def _mapped(self, f: Callable[..., Any], arguments: Arguments) -> Any:
+    def _mapped(self, f: Callable[..., Any], arguments: AlongAxes) -> Any:
         return jax.vmap(
             f,
             in_axes=(list(arguments.axes),),
             out_axes=(0, None),
             axis_name=self.axis_name,
-            axis_size=arguments.size,
-        )(arguments.xs)
+            axis_size=arguments.length,
+        )(arguments.arrays)
 
-    def _check_same(self, row: OnRow, arguments: Arguments) -> None:
+    def _check_same(self, row: OnRow, arguments: AlongAxes) -> None:
         """Raises if there are results that differ and that must not: says which."""
         if not hasattr(row, "kept"):
             return
@@ -135,7 +135,7 @@ class Vmap(AbstractTransform, Generic[P, R]):
         ]
         outputs.check_same("Vmap", varying, VARYING)
 
-    def _differs(self, row: OnRow, arguments: Arguments, index: int) -> bool:
+    def _differs(self, row: OnRow, arguments: AlongAxes, index: int) -> bool:
         """Whether a result is not the same for every row, which JAX objects to."""
         only = lambda x: ([], row(x)[index])
         try:

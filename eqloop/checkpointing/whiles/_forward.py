@@ -9,6 +9,7 @@ from jax import lax
 
 from ..._lists import Arrays
 from ..._positions import is_watched, mark
+from ..._varying import axes_of, vary
 from ..engine._constant import constant
 from ..engine._forward import zero
 from ..engine._layout import Nested
@@ -16,7 +17,6 @@ from ..engine._slots import new_slots, packed, write
 from ..engine._step import Step
 from ._layout import UNLIMITED, Online
 from ._spread import Spread, full, move_on
-from ._varying import axes_of, vary
 
 # How many steps have been run, and the carry.
 _State: TypeAlias = tuple[Any, list[Any]]

@@ -14,6 +14,7 @@ from ..._formula import Formula, Selected
 from ..._lists import Arrays, pick
 from ..._reaching import names_axis
 from ..._recall import recall
+from ..._varying import axes_of, check_consts, vary
 from ...progress import tied
 from ..engine._layout import Nested
 from ..engine._primitive import PlannedLoop, Reverse
@@ -26,7 +27,6 @@ from ._forward import forward, primal
 from ._layout import Online
 from ._metered import closed, opened
 from ._reverse import reverse, unconditional
-from ._varying import axes_of, check_consts, vary
 
 
 def planned_while(problem: Problem, consts: Arrays, init: Arrays) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Types inside `jax.shard_map`, where each device may stop at its own time.
+"""Types inside `jax.shard_map`: along which axes of devices an array may differ.
 
-Whatever the number of steps has a part in then differs between devices, even where
-nothing of it is computed from what differs, as is true of the number itself.
+What starts the same on all devices may come to differ. Where each device stops at its
+own time, whatever the number of steps has a part in differs, even where nothing of it
+is computed from what differs, as is true of the number itself.
 """
 
 from collections.abc import Sequence
