@@ -14,7 +14,7 @@ from .._lists import pick
 from .._partition import describe, flatten, is_dynamic, partition, paths
 from .._transform import AbstractTransform
 from .._weak_types import strongly_typed
-from ..tracing._trace import Inputs
+from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program
 
@@ -97,7 +97,7 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
             when = []
         else:
             when = [jnp.asarray(self.when)]
-        call = Inputs.of("DebugNonFinite", self.f, args, kwargs)
+        call = RememberedCall.of("DebugNonFinite", self.f, args, kwargs)
         jaxpr, out = call.trace()
         consts = list(map(strongly_typed, jaxpr.consts))
         arrays = list(map(strongly_typed, call.arrays))

@@ -98,7 +98,7 @@ class Trace(AbstractTransform):
         Raises:
             TypeError: If a leaf that is no array is not hashable.
         """
-        call = Inputs.of("Trace", self.f, args, kwargs)
+        call = RememberedCall.of("Trace", self.f, args, kwargs)
         count = sum(map(_is_array, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
@@ -130,7 +130,7 @@ class Trace(AbstractTransform):
             - `"passed"`: `f` only returns it, as it came;
             - `"unused"`: neither.
         """
-        call = Inputs.of("Trace", self.f, args, kwargs)
+        call = RememberedCall.of("Trace", self.f, args, kwargs)
         return dict(zip(call.names, leaf_usage(call.trace().jaxpr), strict=True))
 
 
@@ -156,8 +156,8 @@ class _Static:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """The arrays of a call `(f, args, kwargs)`, and its other leaves.
+class RememberedCall:
+    """A call `f(*args, **kwargs)` whose trace is remembered.
 
     Attributes:
         arrays: The arrays.
@@ -172,7 +172,7 @@ class Inputs:
     @classmethod
     def of(
         cls, owner: str, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "Inputs":
+    ) -> "RememberedCall":
         arrays, static = _Static.of((f, args, kwargs))
         names = paths(f, "f")
         for name, argument in zip(argument_names(f, args), args, strict=True):
