@@ -61,7 +61,7 @@ def test_under_vmap():
 
 @pytest.mark.skipif(
     not hasattr(hijax, "HiPrim"),
-    reason="JAX 0.10 transposes no scan with arrays on the host that have no derivative",
+    reason="JAX 0.10 transposes no scan with integers on the host",
 )
 @pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=repr)
 def test_reverse_over_reverse_inside_a_scan(schedule):

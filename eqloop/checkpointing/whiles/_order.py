@@ -26,13 +26,13 @@ class AbstractWhileOrder(abc.ABC):
     They hold carries without their first leaf, which says whether to go on.
     """
 
-    # What a `Layout` says besides.
+    # What a `Layout` has besides an order.
     slots: ClassVar[AbstractSlots] = DeviceSlots()
     reversal: ClassVar[AbstractReversal] = ByResiduals()
     stores_residuals: ClassVar[bool] = False
 
-    def layout(self, loop: Any) -> "AbstractWhileOrder":
-        """The same for every loop, and for every derivative."""
+    def layout(self, loop: Any) -> Any:
+        """Itself, for every loop and every derivative: it stands for a `Layout`."""
         return self
 
     def by_carries(self) -> "AbstractWhileOrder":

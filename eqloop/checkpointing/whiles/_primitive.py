@@ -86,7 +86,7 @@ class PlannedWhile(PlannedLoop):
 
 
 class ReverseWhile(Reverse):
-    """The same for a while loop; the way back has no leaf that says whether to go on."""
+    """The same for a while loop. The way back does not carry whether to go on."""
 
     there: ClassVar[type[PlannedLoop]] = PlannedWhile
     layout: Any  # AbstractWhileOrder
