@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
+from jax import export
 
 from ._partition import (
     Rest,
@@ -17,7 +18,6 @@ from ._partition import (
     partition,
     paths,
 )
-from ._symbolic import is_symbolic
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
@@ -202,6 +202,30 @@ def as_length(name: str, length: Any) -> int | None:
     if length < 0:
         raise ValueError(f"{name}: `length` must be at least 0, but it is {length}.")
     return length
+
+
+def is_symbolic(size: Any) -> bool:
+    """Whether a size is not known while tracing: `jax.export` has symbolic ones."""
+    return export.is_symbolic_dim(size)
+
+
+def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
+    """Sees to it that a size is known.
+
+    Args:
+        owner: The name of what needs to know it, for error messages.
+        size: The size.
+        need: What it is needed for.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If it is not known.
+    """
+    if is_symbolic(size):
+        raise ValueError(
+            f"{owner}: {need} takes a number that is known when tracing, but here it "
+            f"is symbolic, {size}. {instead}."
+        )
 
 
 def broadcast_prefix(

@@ -27,7 +27,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
-from ._lists import Flags, interleave, pick, put
+from ._partition import Flags, interleave, pick, put
 from ._reaching import names_axis
 from ._recall import remember
 from ._tangents import (

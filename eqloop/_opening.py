@@ -20,11 +20,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ._array_types import is_weak, with_weak_types
 from ._axes import Axis, resolve_axes
-from ._lists import pick
-from ._partition import Rest, as_arrays, partition, paths
+from ._partition import Rest, as_arrays, partition, paths, pick
 from ._typecheck import enforce_annotations
-from ._weak_types import is_weak, with_weak_types
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")

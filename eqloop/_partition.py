@@ -1,4 +1,4 @@
-"""Dynamic and static leaves: telling them apart, splitting trees, naming leaves.
+"""Leaves: telling arrays from others, and taking trees and lists of leaves apart.
 
 A leaf is dynamic if it is an array (a JAX array, which includes PRNG keys and tracers,
 a NumPy array or a NumPy scalar); any other is static. `None` counts as a static leaf
@@ -7,14 +7,15 @@ here, so that a `None` which turns into an array is told from a change of struct
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ._lists import pick, put
+Arrays: TypeAlias = Sequence[Any]
+Flags: TypeAlias = tuple[bool, ...]
 
 
 def is_dynamic(leaf: Any) -> bool:
@@ -123,11 +124,6 @@ def partition(
     return pick(leaves, taken), Rest(treedef, tuple(left), taken)
 
 
-def types_of(tree: Any) -> Any:
-    """A tree with its arrays reduced to their types, to be kept beyond a trace."""
-    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
-
-
 def describe(leaf: Any) -> str:
     """A leaf for an error message: the dtype and shape of an array, or else the value.
 
@@ -142,3 +138,35 @@ def describe(leaf: Any) -> str:
 
 def _is_none(node: Any) -> bool:
     return node is None
+
+
+# Flat lists.
+
+
+def pick(leaves: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The leaves that are marked."""
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def put(leaves: Sequence[Any], flags: Sequence[bool], marked: Arrays) -> list[Any]:
+    """The leaves, with the marked ones replaced."""
+    new = iter(marked)
+    return [
+        next(new) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)
+    ]
+
+
+def split(leaves: Sequence[Any], *counts: int) -> Any:
+    """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
+    pieces: list[list[Any]] = []
+    start = 0
+    for count in counts:
+        pieces.append(list(leaves[start : start + count]))
+        start += count
+    return (*pieces, list(leaves[start:]))
+
+
+def interleave(flags: Sequence[bool], others: Arrays, marked: Arrays) -> list[Any]:
+    """One list of two: `marked` where there is a mark, and `others` elsewhere."""
+    sources = iter(others), iter(marked)
+    return [next(sources[flag]) for flag in flags]

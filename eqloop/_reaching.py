@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.ref
 
 from ._compat import CALLS, close, is_through, scan_counts
-from ._lists import split
+from ._partition import split
 
 Marks = Sequence[bool]
 

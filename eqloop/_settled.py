@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 from ._compat import is_through
 from ._formula import Formula
-from ._lists import Flags, pick, put, split
+from ._partition import Flags, pick, put, split
 from ._reaching import inner_programs
 from ._tangents import is_inexact
 

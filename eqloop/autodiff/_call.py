@@ -13,9 +13,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays, pick
 from .._opening import OnArrays
 from .._partition import (
+    Arrays,
     Rest,
     as_array,
     as_arrays,
@@ -24,6 +24,7 @@ from .._partition import (
     is_scalar,
     partition,
     paths,
+    pick,
 )
 from .._tangents import is_inexact
 from .._typecheck import enforce_annotations

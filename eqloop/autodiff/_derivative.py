@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from .._generics import P
-from .._lists import Arrays
+from .._partition import Arrays
 from .._transform import AbstractTransform, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative

@@ -6,7 +6,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
+from .._partition import Arrays
 from .._transform import setting
 from ._call import Call
 from ._complex import check_reverse, common_dtype

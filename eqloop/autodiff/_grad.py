@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._generics import NewP, P
-from .._lists import Arrays
-from .._partition import describe
+from .._partition import Arrays, describe
 from .._transform import setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from .._generics import NewP, P
-from .._lists import Arrays
+from .._partition import Arrays
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from .._generics import NewP, P
-from .._lists import Arrays
+from .._partition import Arrays
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count

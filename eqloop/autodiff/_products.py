@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._differences import structure_differences
 from .._generics import NewP, NewR, P, R
 from .._partition import describe, flatten, paths
 from .._transform import AbstractTransform, setting
+from .._tree_differences import structure_differences
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
 from ._settings import check_flag

@@ -7,8 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
-from .._partition import describe
+from .._partition import Arrays, describe
 from .._transform import setting
 from ._call import Call
 from ._complex import check_forward, check_reverse, common_dtype

@@ -28,8 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
-from .._partition import as_arrays, describe, partition
+from .._partition import Arrays, as_arrays, describe, partition
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._differences import Difference, structure_differences
-from .._lists import pick
+from .._array_types import axes_of, is_type, vary
 from .._partition import (
     Rest,
     as_array,
@@ -26,9 +25,10 @@ from .._partition import (
     is_scalar,
     partition,
     paths,
+    pick,
     same_static,
 )
-from .._varying import axes_of, vary
+from .._tree_differences import Difference, structure_differences
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]
@@ -151,7 +151,7 @@ def _standard(column: Column) -> int:
 
 
 def _type_differs(standard: Any, leaf: Any) -> bool:
-    if not (_is_type(standard) or _is_type(leaf)):
+    if not (is_type(standard) or is_type(leaf)):
         return False
     if not (_can_vary(standard) and _can_vary(leaf)):
         return True
@@ -214,28 +214,24 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
 
 def _number(leaf: Any) -> Any:
     """A Python number that is promoted as a weakly typed array is."""
-    return np.zeros((), leaf.dtype).item() if _is_type(leaf) else leaf
+    return np.zeros((), leaf.dtype).item() if is_type(leaf) else leaf
 
 
 def _varies(column: Column) -> bool:
     """Whether there is an array at this place."""
     first = column[0]
     if not is_scalar(first):
-        return _is_type(first)
+        return is_type(first)
     return not all(same_static(first, leaf) for leaf in column)
 
 
-def _is_type(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.ShapedArray)
-
-
 def _can_vary(leaf: Any) -> bool:
-    return _is_type(leaf) or is_scalar(leaf)
+    return is_type(leaf) or is_scalar(leaf)
 
 
 def _is_firm(leaf: Any) -> bool:
     """Whether a leaf is an array whose dtype does not give way to that of another."""
-    return _is_type(leaf) and not leaf.weak_type
+    return is_type(leaf) and not leaf.weak_type
 
 
 def _is_extended(dtype: Any) -> bool:

@@ -8,8 +8,9 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from .._array_types import types_of
 from .._opening import OnArrays
-from .._partition import as_arrays, describe, types_of
+from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from jax import lax
 
+from .._array_types import strongly_typed
 from .._effects import refuse_checks
-from .._lists import Arrays
-from .._weak_types import strongly_typed
+from .._partition import Arrays
 from ._schedule import AbstractSchedule, StoreAll
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .._effects import refuse_checks
-from .._lists import Arrays
+from .._partition import Arrays
 from ..progress import Meter
 from .engine._loop import Loop
 from .engine._normal_form import normal_form

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 
 from .._formula import Doubled, Formula, type_of
-from .._lists import Arrays, Flags, pick, put, split
+from .._loop_markers import is_watched
 from .._nonfinite import raise_inside
-from .._positions import is_watched
+from .._partition import Arrays, Flags, pick, put, split
 from .._recall import recall
 from .._settled import settled
 from .._tangents import instantiated, is_inexact, is_zero, zero_cotangent

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._array_types import strongly_typed
 from .._generics import NewP, NewR, P, R
-from .._lists import pick
-from .._partition import describe, flatten, is_dynamic, partition, paths
+from .._partition import describe, flatten, is_dynamic, partition, paths, pick
 from .._transform import AbstractTransform
-from .._weak_types import strongly_typed
 from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program

@@ -9,10 +9,10 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from .._array_types import strongly_typed
 from .._formula import vmap
-from .._lists import Flags, pick, put, split
+from .._partition import Flags, pick, put, split
 from .._tangents import is_inexact
-from .._weak_types import strongly_typed
 from ..progress import guarded, muted
 
 

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula, Mapped, Selected
-from .._lists import Arrays, split
-from .._positions import loop_name, watched
+from .._loop_markers import loop_name, watched
+from .._partition import Arrays, split
 from ..checkpointing.engine._primitive import PlannedLoop, Reverse
 from ..mapping._row_map import RowMap
 from ._body import Body, Rule

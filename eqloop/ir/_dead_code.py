@@ -6,7 +6,7 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from .._lists import pick, split
+from .._partition import pick, split
 from ._rewriter import Rewriter
 from ._walk import Closed, Rewrite, check_closed, inner, rewrite_everywhere
 

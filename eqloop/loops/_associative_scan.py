@@ -10,22 +10,20 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._axes import AlongAxes, axis_sizes, resolve_axes
+from .._array_types import axes_of, strongly_typed, types_of, vary
+from .._axes import AlongAxes, axis_sizes, refuse_symbolic, resolve_axes
 from .._generics import NewX, X
-from .._lists import Arrays, split
 from .._partition import (
+    Arrays,
     Rest,
     as_arrays,
     describe,
     flatten,
     paths,
-    types_of,
+    split,
 )
-from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
-from .._varying import axes_of, vary
-from .._weak_types import strongly_typed
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep

@@ -16,7 +16,7 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
-from .._differences import kind, structure_differences
+from .._array_types import axes_of, is_type, is_weak, types_of, vary, with_weak_types
 from .._opening import OnArrays
 from .._partition import (
     as_array,
@@ -27,10 +27,8 @@ from .._partition import (
     partition,
     paths,
     same_static,
-    types_of,
 )
-from .._varying import axes_of, vary
-from .._weak_types import is_weak, with_weak_types
+from .._tree_differences import kind, structure_differences
 from ..checkpointing import Step, trace_step
 
 
@@ -270,11 +268,6 @@ def _promote(before: Any, after: Any) -> Any:
 
 # The path of a leaf, what came in, and what came out.
 Change = tuple[str, Any, Any]
-
-
-def is_type(leaf: Any) -> bool:
-    """Whether a leaf is the type of an array."""
-    return isinstance(leaf, jax.core.ShapedArray)
 
 
 def type_changes(leaves: Sequence[Change]) -> list[str]:

@@ -13,12 +13,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._axes import AlongAxes, as_length, axis_sizes, common_length, resolve_axes
+from .._axes import (
+    AlongAxes,
+    as_length,
+    axis_sizes,
+    common_length,
+    refuse_symbolic,
+    resolve_axes,
+)
 from .._effects import refuse_refs
+from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
-from .._positions import loop_scope
-from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import AbstractSchedule, Loop, Step, run
 from ..checkpointing.engine._invariant import hoist

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._array_types import axes_of, vary
 from .._effects import refuse_refs
-from .._lists import split
-from .._partition import describe, is_dynamic, partition
+from .._partition import describe, is_dynamic, partition, split
 from .._typecheck import enforce_annotations, explained
-from .._varying import axes_of, vary
 from ..checkpointing import Step, trace_step
 from ..checkpointing.engine._step import make_step
 from ..progress import Label

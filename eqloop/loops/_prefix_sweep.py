@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._formula import Doubled, Formula, Static, vmap
-from .._lists import Arrays, Flags, pick, put, split
+from .._partition import Arrays, Flags, pick, put, split
 from .._recall import recall
 from .._settled import settled
 from .._tangents import instantiated, is_inexact, zero_cotangent

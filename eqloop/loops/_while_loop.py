@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar, final
 
 import equinox as eqx
 
+from .._loop_markers import loop_scope
 from .._partition import describe
-from .._positions import loop_scope
 from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while

@@ -9,16 +9,14 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._axes import AlongAxes
+from .._array_types import strongly_typed
+from .._axes import AlongAxes, refuse_symbolic
 from .._effects import is_ref
-from .._lists import Arrays, pick
+from .._loop_markers import loop_scope
 from .._opening import OnArrays, Outputs
-from .._partition import Rest
-from .._positions import loop_scope
+from .._partition import Arrays, Rest, pick
 from .._settled import has_backward_rules
-from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
-from .._weak_types import strongly_typed
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, trace_step

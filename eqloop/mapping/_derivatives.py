@@ -15,7 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._formula import vmap
-from .._lists import Arrays, Flags, pick, put, split
+from .._partition import Arrays, Flags, pick, put, split
 from .._settled import has_rules, settled
 from .._tangents import instantiated
 from ._rows import Rows, along

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
+from .._axes import is_symbolic
 from .._bytes import format_bytes
-from .._lists import pick, put
-from .._symbolic import is_symbolic
+from .._partition import pick, put
 from .._tangents import is_inexact
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.planning._compiled import temporary_bytes

@@ -18,12 +18,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from .._array_types import strongly_typed
 from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Doubled, Formula, Static
-from .._lists import Arrays, Flags, pick, put
+from .._partition import Arrays, Flags, pick, put
 from .._recall import recall
 from .._tangents import instantiated, is_inexact, nonzero
-from .._weak_types import strongly_typed
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
 from ..progress import open_back, tied

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import partial_eval
 
-from .._lists import Arrays, Flags, split
+from .._partition import Arrays, Flags, split
 from ..checkpointing.engine._step import Step, make_step, reaching
 from ..progress import Gauge, Meter
 

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from .._axes import AlongAxes
-from .._lists import Arrays
 from .._opening import OnArrays, Outputs
-from .._partition import Rest, partition
+from .._partition import Arrays, Rest, partition
 from ..checkpointing import Budget
 from ._call import MappedCall, OnRow, on_row, trace_call
 from ._mesh import SomeMesh, constrained, place

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
+from .._partition import Arrays
 from ..checkpointing.engine._forward import Saveable
 from ._chunks import Chunks
 from ._sweep import Sweep, zeros

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
-from .._positions import mark
+from .._loop_markers import mark
+from .._partition import Arrays
 from ..progress import tied
 from ._chunks import Chunks
 from ._rows import Rows, along

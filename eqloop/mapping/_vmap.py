@@ -9,7 +9,7 @@ import jax
 
 from .._axes import AlongAxes, hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._lists import pick
+from .._partition import pick
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ._arguments import open_arguments

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._lists import Arrays, split
-from .._symbolic import refuse_symbolic
+from .._axes import refuse_symbolic
+from .._partition import Arrays, split
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._lists import pick
 from .._opening import OnArrays, argument_names
 from .._partition import (
     Rest,
@@ -19,6 +18,7 @@ from .._partition import (
     is_scalar,
     partition,
     paths,
+    pick,
 )
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations

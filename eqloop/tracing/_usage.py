@@ -15,7 +15,7 @@ import jax.extend.core as jex
 
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
-from .._lists import pick, split
+from .._partition import pick, split
 
 Usage = Literal["unused", "passed", "read"]
 

@@ -26,7 +26,7 @@ import jax.core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from ..._lists import Arrays, Flags, pick, put, split
+from ..._partition import Arrays, Flags, pick, put, split
 from ..._settled import has_rules, settled
 from ..._tangents import instantiated, zero_tangent
 from ._forward import Active, Saveable, single, stored

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays, Flags
+from ..._partition import Arrays, Flags
 from ...progress import tied
 from ._loop import Loop, opaque, stack_of
 from ._metered import metered_scan

@@ -11,7 +11,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store

@@ -6,8 +6,8 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._lists import pick
 from ..._opening import Outputs
+from ..._partition import pick
 from ._step import Step, make_step, reaching
 
 

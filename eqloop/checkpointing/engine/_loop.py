@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import is_widened
-from ..._lists import Arrays
-from ..._positions import mark
+from ..._loop_markers import mark
+from ..._partition import Arrays
 from ...progress import Gauge, Meter
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ...progress import Gauge, tied
 from ._loop import Loop
 from ._scan import Body, scan

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from ..._array_types import strongly_typed
 from ..._effects import is_ref
-from ..._lists import Arrays, Flags, pick, put, split
-from ..._weak_types import strongly_typed
+from ..._partition import Arrays, Flags, pick, put, split
 from ._step import Step, make_step
 
 

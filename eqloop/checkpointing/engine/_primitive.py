@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Doubled, Formula, Static
-from ..._lists import Arrays, Flags, pick
+from ..._partition import Arrays, Flags, pick
 from ..._recall import recall
 from ..._tangents import instantiated, is_zero, zero_cotangent
 from ...progress import open_back, tied

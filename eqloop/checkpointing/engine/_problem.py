@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
+from ..._axes import refuse_symbolic
 from ..._formula import vmap
-from ..._lists import Flags, pick, put, split
+from ..._partition import Flags, pick, put, split
 from ..._settled import settled
-from ..._symbolic import refuse_symbolic
 from ..._tangents import is_inexact
 from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable

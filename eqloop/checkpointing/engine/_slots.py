@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import is_widened
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ...progress import tied
 from ._constant import constant
 from ._forward import Walk, zero

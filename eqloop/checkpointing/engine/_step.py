@@ -10,9 +10,9 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._lists import Arrays, Flags, split
+from ..._array_types import strongly_typed
+from ..._partition import Arrays, Flags, split
 from ..._reaching import reached
-from ..._weak_types import strongly_typed
 from ...progress import guarded, muted
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ...progress import Gauge
 from ._back import Back
 from ._forward import FROM_START, Walk, shifted

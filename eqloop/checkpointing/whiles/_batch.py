@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._effects import refuse_callbacks
-from ..._lists import Arrays, split
+from ..._partition import Arrays, split
 from ..._reaching import mixes_examples
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import make_step

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ..engine._constant import constant
 from ..engine._levels import nests
 from ..engine._nested import Nested

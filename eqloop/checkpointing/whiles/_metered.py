@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._formula import Formula
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ...progress import Gauge, Meter, tied
 from ..engine._loop import Loop
 from ..engine._step import Step, make_step

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
-from ..._positions import mark
-from ..._varying import axes_of, vary
+from ..._array_types import axes_of, vary
+from ..._loop_markers import mark
+from ..._partition import Arrays
 from ..engine import _binomial
 from ..engine._constant import constant
 from ..engine._revolve import Chain, Stack

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._lists import Arrays
-from ..._varying import axes_of, vary
+from ..._array_types import axes_of, vary
+from ..._partition import Arrays
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import jax
 
+from ..._array_types import axes_of, check_consts
 from ..._formula import Formula, Selected
-from ..._lists import Arrays, pick
+from ..._partition import Arrays, pick
 from ..._reaching import names_axis
 from ..._recall import recall
-from ..._varying import axes_of, check_consts
 from ...progress import tied
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem, activity

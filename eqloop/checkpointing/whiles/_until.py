@@ -8,9 +8,9 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
-from ..._lists import Arrays
-from ..._positions import is_watched, mark
-from ..._varying import axes_of, vary
+from ..._array_types import axes_of, vary
+from ..._loop_markers import is_watched, mark
+from ..._partition import Arrays
 from ..engine._forward import zero
 from ..engine._step import Step
 from ._order import UNLIMITED

@@ -6,7 +6,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from ..._compat import close
-from ..._lists import split
+from ..._partition import split
 from .._walk import shape_of
 from ._control import Statement, function_name, returned
 from ._layout import Node, call, structure

@@ -11,8 +11,8 @@ from jax import lax
 
 from ..._compat import CALLS, scan_counts
 from ..._formula import Formula
-from ..._lists import split
-from ..._positions import watched
+from ..._loop_markers import watched
+from ..._partition import split
 from .._dead_code import eliminate_dead_code
 from .._walk import Closed, inner, shape_of
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._formula import Formula
-from ..._lists import pick, put
+from ..._partition import pick, put
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
