@@ -309,12 +309,13 @@ def _type_change(name: str, before: Any, after: Any) -> str | None:
         after = jax.typeof(jnp.asarray(after))
     if not is_dynamic(before) and not is_type(after):
         return None
+    fits = is_dynamic(before) and is_type(after) and before.shape == after.shape
+    if fits and before.dtype == after.dtype:
+        return None
     line = _line(name, before, after)
-    if not (is_dynamic(before) and is_type(after)) or before.shape != after.shape:
-        return line
-    if before.dtype != after.dtype:
+    if fits:
         return f"{line} (cast it with .astype, or start from {_article(after.dtype)})"
-    return None
+    return line
 
 
 def _article(dtype: Any) -> str:

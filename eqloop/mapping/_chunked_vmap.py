@@ -12,7 +12,7 @@ from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_map
+from ._open_map import open_map
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
 from ._settings import as_count, check_flag

@@ -9,7 +9,7 @@ import equinox as eqx
 from .._generics import NewP, NewR, P, R
 from .._transform import AbstractTransform, setting
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_map
+from ._open_map import open_map
 from ._planner import AtMost
 from ._settings import as_count
 

@@ -14,8 +14,8 @@ from .._generics import NewP, NewR, P, R
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget
-from ._arguments import open_arguments
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
+from ._open_map import open_arguments
 from ._settings import as_count
 from ._split_rows import SplitRows
 

@@ -21,8 +21,8 @@ from .._axes import AlongAxes
 from .._opening import OnArrays, Outputs
 from .._partition import Arrays, Rest, partition
 from ..checkpointing import Budget
-from ._call import MappedCall, OnRow, on_row, trace_call
 from ._mesh import SomeMesh, constrained, place
+from ._open_map import OnRow, OpenedMap, on_row, trace_call
 from ._padding import padded, without_padding
 from ._planner import AtMost, Planner, Within
 from ._vmap import Vmap
@@ -111,11 +111,11 @@ class SplitRows:
             f, arguments = _joined(self.arguments, rest, whole)
             return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
 
-        def call(f: Callable[..., Any], arguments: AlongAxes) -> MappedCall:
+        def call(f: Callable[..., Any], arguments: AlongAxes) -> OpenedMap:
             row = on_row(_NAME, f, arguments.rest, self.out_axes)
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
-        def take(traced: MappedCall) -> tuple[tuple[Arrays, Arrays], Outputs]:
+        def take(traced: OpenedMap) -> tuple[tuple[Arrays, Arrays], Outputs]:
             ys, axes = traced.results(self._planner), traced.f.y_axes
             stacked = [jnp.moveaxis(y, at, 0) for y, at in zip(ys, axes, strict=True)]
             return (stacked, traced.same), traced.outputs

@@ -12,8 +12,7 @@ from .._generics import NewP, NewR, P, R
 from .._partition import pick
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ._arguments import open_arguments
-from ._call import VARYING, OnRow, on_row
+from ._open_map import VARYING, OnRow, on_row, open_arguments
 from ._settings import as_count
 
 
