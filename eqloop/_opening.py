@@ -1,13 +1,13 @@
-"""A call, opened: from a function of any trees to one of arrays, and back.
+"""Opens a call: from a function of any trees to a function of arrays, and back.
 
 Users write functions of PyTrees whose leaves may be anything; JAX transforms functions
-of arrays. So every transform begins by taking arrays out of what it is called with. It
-hands JAX an `OnArrays`, which puts arrays into their places, calls the function of the
-user and takes the arrays out of what that returns. Beside them it keeps what is needed
-to put the results back.
+of arrays. So every transform starts by taking the arrays out of its arguments, and
+hands JAX `OpenedCall.on_arrays`. That puts the arrays back where they were, calls the
+user's function, and takes the arrays out of the result. It remembers the rest of the
+result, from which the transform builds what it returns.
 
-What differs is which leaves are taken, and what of the result is kept: a map has axes,
-a loop a carry that must fit, a derivative the arguments it is by.
+Transforms differ in which leaves they take and in what they remember: a map has axes, a
+loop has a carry that must keep its type, a derivative has the arguments it is taken by.
 """
 
 import dataclasses
@@ -29,16 +29,16 @@ _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
 
 
-class OnArrays(Generic[_Arrays, _Kept]):
-    """A function of trees, on the arrays in them.
-
-    JAX calls it while it traces, so what it keeps is there once it has been traced.
+class OpenedCall(Generic[_Arrays, _Kept]):
+    """A call of a function of trees, to be made with any arrays in their places.
 
     Attributes:
-        has_returned: Whether the function has been called, and has returned.
-        kept: What is known of its result beside arrays.
+        has_returned: Whether the user's function has been called and has returned.
+        kept: What it returned besides arrays.
     """
 
+    # `kept` is only there once JAX has traced `on_arrays`. In `call.kept.join(run(x))` it
+    # is read too early.
     has_returned: bool = False
     kept: _Kept
 
@@ -48,18 +48,19 @@ class OnArrays(Generic[_Arrays, _Kept]):
         f: Callable[..., Any],
         take: Callable[[Any], tuple[_Arrays, _Kept]],
     ) -> None:
-        """Puts the function together.
+        """Puts the three steps together.
 
         Args:
-            join: From lists of arrays to the arguments of `f`, as `Rest.join`.
+            join: Turns lists of arrays into the arguments of `f`; often a `Rest.join`.
             f: The function.
-            take: From what `f` returns to the arrays of it, and what is to be kept.
+            take: Splits what `f` returns into arrays, and what is to be kept.
         """
         self._join = join
         self._f = f
         self._take = take
 
-    def __call__(self, *arrays: Any) -> _Arrays:
+    def on_arrays(self, *arrays: Any) -> _Arrays:
+        """Calls `f` on the trees that hold these arrays, and gives those it returns."""
         out = self._f(*self._join(*arrays))
         self.has_returned = True
         taken, self.kept = self._take(out)
@@ -71,7 +72,7 @@ def open_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     static: Container[int] = (),
-) -> tuple[OnArrays[list[jax.Array], Rest], list[jax.Array]]:
+) -> tuple[OpenedCall[list[jax.Array], Rest], list[jax.Array]]:
     """Opens `f(*args, **kwargs)` for a transform that does the same to all arrays.
 
     Args:
@@ -81,11 +82,12 @@ def open_call(
         static: The positions of arguments that are passed as they are, arrays and all.
 
     Returns:
-        The function of the arrays of `f` and of the arguments, which keeps the result
-        without its arrays; and these arrays.
+        The call, which keeps the result without its arrays; and the arrays of `f` and
+        of the arguments.
 
-    >>> f, arrays = open_call(lambda x, name: {name: x + 1}, (jnp.zeros(()), "y"), {})
-    >>> f(arrays), f.kept.join(["its place"])
+    >>> f = lambda x, name: {name: x + 1}
+    >>> call, arrays = open_call(f, (jnp.zeros(()), "y"), {})
+    >>> call.on_arrays(arrays), call.kept.join(["its place"])
     ([Array(1., dtype=float32)], {'y': 'its place'})
     """
     dynamic = [None if i in static else arg for i, arg in enumerate(args)]
@@ -95,7 +97,7 @@ def open_call(
         whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
         return enforce_annotations(f)(*whole, **kwargs)
 
-    return OnArrays(rest.join, call, lambda out: partition(as_arrays(out))), arrays
+    return OpenedCall(rest.join, call, lambda out: partition(as_arrays(out))), arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +179,8 @@ class Outputs:
 
     def join_stacked(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
         """As `join`, for arrays that were stacked along their leading axes."""
-        return self.join(
-            map(lambda y, at: jnp.moveaxis(y, 0, at), stacked, self.stacked_axes), same
-        )
+        pairs = zip(stacked, self.stacked_axes, strict=True)
+        return self.join([jnp.moveaxis(y, 0, axis) for y, axis in pairs], same)
 
 
 # What the arguments of a call are called.

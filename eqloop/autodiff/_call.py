@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._opening import OnArrays
+from .._opening import OpenedCall
 from .._partition import (
     Arrays,
     Rest,
@@ -47,8 +47,6 @@ class Call:
         names: The path of each of them.
         selected: All else that is in these arguments.
         checks: Called with the value of `f` before it is differentiated.
-        run: From `arrays` to the inexact arrays of the value of `f`, and to the other
-            arrays that it returns.
     """
 
     owner: str
@@ -62,10 +60,16 @@ class Call:
     names: list[str]
     selected: Rest
     checks: list[Callable[["Call", Any], None]]
-    run: OnArrays[tuple[Arrays, Arrays], "_Returned"] = dataclasses.field(init=False)
+    opened: OpenedCall[tuple[Arrays, Arrays], "_Returned"] = dataclasses.field(
+        init=False
+    )
 
     def __post_init__(self) -> None:
-        self.run = OnArrays(self.selected.join, self._call, self._take)
+        self.opened = OpenedCall(self.selected.join, self._call, self._take)
+
+    def run(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
+        """The inexact arrays of the value of `f`, and the other arrays it returns."""
+        return self.opened.on_arrays(arrays)
 
     def gradient(self, leaves: Arrays) -> Any:
         """A tree as that of the differentiated arguments, with these for the arrays."""
@@ -74,11 +78,11 @@ class Call:
 
     def jacobian(self, leaves: list[Any]) -> Any:
         """A tree as that of the value, with these in place of its inexact arrays."""
-        return self.run.kept.like_value(leaves)
+        return self.opened.kept.like_value(leaves)
 
     def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
         """The value of `f`, and what it returned beside it, from their arrays."""
-        return self.run.kept.join(outs, others)
+        return self.opened.kept.join(outs, others)
 
     def _call(self, *values: Any) -> Any:
         args, kwargs = list(self.args), dict(self.kwargs)

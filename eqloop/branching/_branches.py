@@ -9,7 +9,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from .._array_types import types_of
-from .._opening import OnArrays
+from .._opening import OpenedCall
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
@@ -79,5 +79,5 @@ def _trace(
         return arrays_of(out), Outcome(name, types_of(out))
 
     # It closes over the operands, and over whatever the branch does.
-    branch = OnArrays(tuple, call, take)
-    return jax.make_jaxpr(branch)(), branch.kept
+    branch = OpenedCall(tuple, call, take)
+    return jax.make_jaxpr(branch.on_arrays)(), branch.kept

@@ -103,11 +103,11 @@ class Remat(AbstractTransform, Generic[P, R]):
             ValueError: If `static_argnums` names an argument that is not passed.
         """
         static = self._static_positions(len(args))
-        f, arrays = open_call(self.f, args, kwargs, static)
+        call, arrays = open_call(self.f, args, kwargs, static)
         policy = as_policy(self.policy)  # `eqx.tree_at` may have put in a name
-        run = jax.checkpoint(f, prevent_cse=self.prevent_cse, policy=policy)
-        out = run(arrays)
-        return f.kept.join(out)
+        settings = dict(prevent_cse=self.prevent_cse, policy=policy)
+        out = jax.checkpoint(call.on_arrays, **settings)(arrays)
+        return call.kept.join(out)
 
     def _static_positions(self, count: int) -> set[int]:
         for argnum in self.static_argnums:

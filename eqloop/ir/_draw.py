@@ -118,8 +118,8 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
         )
 
     def drawing(*args: Any, **kwargs: Any) -> Drawing:
-        on_arrays, arrays = open_call(f, args, kwargs)
-        jaxpr = jax.make_jaxpr(on_arrays)(arrays)
+        call, arrays = open_call(f, args, kwargs)
+        jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
 

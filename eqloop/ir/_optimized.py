@@ -66,6 +66,6 @@ class Optimize(AbstractTransform, Generic[P, R]):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        f, arrays = open_call(self.f, args, kwargs)
-        jaxpr = optimize(jax.make_jaxpr(f)(arrays), self.passes)
-        return f.kept.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays))
+        call, arrays = open_call(self.f, args, kwargs)
+        jaxpr = optimize(jax.make_jaxpr(call.on_arrays)(arrays), self.passes)
+        return call.kept.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._array_types import axes_of, is_type, is_weak, types_of, vary, with_weak_types
-from .._opening import OnArrays
+from .._opening import OpenedCall
 from .._partition import (
     as_array,
     as_arrays,
@@ -216,10 +216,10 @@ def trace_settled(
         x_types: The types of the arrays of `x`.
     """
     while True:
-        body = _on_arrays(call, take, carry)
+        body = _open_body(call, take, carry)
         carry_types = [jax.typeof(x) for x in carry.arrays]
         try:
-            step, consts = trace_step(body, carry_types, x_types)
+            step, consts = trace_step(body.on_arrays, carry_types, x_types)
         except Exception:
             # What is right for an array may be wrong for a Python number, which has no
             # `.astype`: if there are any, they may have to be arrays.
@@ -234,14 +234,14 @@ def trace_settled(
         carry = settled
 
 
-def _on_arrays(
+def _open_body(
     call: Callable[..., Any], take: Callable[[Any], Any], carry: Carry
-) -> OnArrays[Any, Any]:
+) -> OpenedCall[Any, Any]:
     def take_arrays(out: Any) -> Any:
         new_carry, y, kept = take(out)
         return (carry.take(new_carry), y), (types_of(new_carry), kept)
 
-    return OnArrays(lambda arrays, x: (carry.join(arrays), x), call, take_arrays)
+    return OpenedCall(lambda arrays, x: (carry.join(arrays), x), call, take_arrays)
 
 
 def _promote(before: Any, after: Any) -> Any:

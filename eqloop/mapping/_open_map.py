@@ -21,7 +21,7 @@ from .._axes import (
 )
 from .._effects import is_ref, refuse_refs
 from .._loop_markers import loop_scope
-from .._opening import OnArrays, Outputs, argument_names
+from .._opening import OpenedCall, Outputs, argument_names
 from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
 from .._settled import has_backward_rules
 from .._typecheck import enforce_annotations, explained
@@ -194,18 +194,18 @@ def open_map(
         reduce: A prefix tree of reductions for it.
     """
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
-    row = on_row(name, f, arguments.rest, out_axes, reduce)
+    row = open_row(name, f, arguments.rest, out_axes, reduce)
     return trace_call(name, row, arguments)
 
 
-# From the arrays of one row to those that `f` returns for it. It keeps all else of the
-# result, and how each of these arrays is reduced.
-OnRow = OnArrays[list[Any], tuple[Outputs, list[Reduction]]]
+# A call of `f` on one row. It keeps the result without its arrays, and how each of them
+# is reduced.
+OpenedRow = OpenedCall[list[Any], tuple[Outputs, list[Reduction]]]
 
 
-def on_row(
+def open_row(
     name: str, f: Callable[..., Any], arguments: Rest, out_axes: Any, reduce: Any = None
-) -> OnRow:
+) -> OpenedRow:
     """`f`, whose arguments these are without arrays that are mapped, on one row."""
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,13 +218,13 @@ def on_row(
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
 
-    return OnArrays(arguments.join, call, take)
+    return OpenedCall(arguments.join, call, take)
 
 
-def trace_call(name: str, row: OnRow, arguments: AlongAxes) -> OpenedMap:
+def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     """Traces a function of one row for a call with these arguments."""
     x_types = arguments.element_types
-    step, consts = trace_step(lambda carry, x: (carry, row(x)), [], x_types)
+    step, consts = trace_step(lambda _, x: ([], row.on_arrays(x)), [], x_types)
     if any(map(is_ref, consts)):
         raise ValueError(
             f"{name}: f closes over a reference (`jax.new_ref`), but the rows of a "

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from .._axes import axes_tree, hashable_axes
 from .._generics import NewR, R
-from .._opening import OnArrays, argument_names
+from .._opening import OpenedCall, argument_names
 from .._partition import as_arrays, is_dynamic, partition
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained
@@ -118,9 +118,9 @@ class ShardMap(AbstractTransform, Generic[R]):
         in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
         if axes == set(mesh.axis_names):
             leaves = place(leaves, mesh, in_specs)
-        on_device = OnArrays(rest.join, _call, functools.partial(self._take, axes))
+        on_device = OpenedCall(rest.join, _call, functools.partial(self._take, axes))
         run = jax.shard_map(
-            on_device,
+            on_device.on_arrays,
             mesh=mesh,
             in_specs=(in_specs,),
             out_specs=axes_tree(self.out_specs),

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 from .._axes import AlongAxes
-from .._opening import OnArrays, Outputs
+from .._opening import OpenedCall, Outputs
 from .._partition import Arrays, Rest, partition
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
-from ._open_map import OnRow, OpenedMap, on_row, trace_call
+from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
 from ._padding import padded, without_padding
 from ._planner import AtMost, Planner, Within
 from ._vmap import Vmap
@@ -87,7 +87,7 @@ class SplitRows:
         """One program for each device."""
         on_device = self._on_device(rest)
         run = jax.shard_map(
-            on_device,
+            on_device.on_arrays,
             mesh=self.mesh,
             in_specs=(PartitionSpec(), self.specs),
             out_specs=(PartitionSpec(self.axis), PartitionSpec()),
@@ -104,7 +104,7 @@ class SplitRows:
             stacked = [without_padding(y, self.missing) for y in stacked]
         return on_device.kept.join_stacked(stacked, same)
 
-    def _on_device(self, rest: Rest) -> OnArrays[tuple[Arrays, Arrays], Outputs]:
+    def _on_device(self, rest: Rest) -> OpenedCall[tuple[Arrays, Arrays], Outputs]:
         """The rows of one device."""
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], AlongAxes]:
@@ -112,7 +112,7 @@ class SplitRows:
             return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
 
         def call(f: Callable[..., Any], arguments: AlongAxes) -> OpenedMap:
-            row = on_row(_NAME, f, arguments.rest, self.out_axes)
+            row = open_row(_NAME, f, arguments.rest, self.out_axes)
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
         def take(traced: OpenedMap) -> tuple[tuple[Arrays, Arrays], Outputs]:
@@ -120,21 +120,21 @@ class SplitRows:
             stacked = [jnp.moveaxis(y, at, 0) for y, at in zip(ys, axes, strict=True)]
             return (stacked, traced.same), traced.outputs
 
-        return OnArrays(join, call, take)
+        return OpenedCall(join, call, take)
 
-    def _without_collectives(self, row: OnRow) -> OnRow:
+    def _without_collectives(self, row: OpenedRow) -> OpenedRow:
         """`f` on one row; raises if it speaks to others that a device has as well."""
 
         def call(x: Arrays) -> list[Any]:
             # By itself, to see its collectives, as one of so many rows, not devices.
             axis_env = [(self.axis, self.arguments.length)]
-            closed = jax.make_jaxpr(row, axis_env=axis_env)(x)
+            closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
             names = {getattr(effect, "name", None) for effect in closed.effects}
             if self.axis in names and (self.missing or self.share > 1):
                 raise _HasCollectives
             return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
 
-        return OnArrays(lambda x: [x], call, lambda ys: (ys, row.kept))
+        return OpenedCall(lambda x: [x], call, lambda ys: (ys, row.kept))
 
     @property
     def _planner(self) -> Planner:

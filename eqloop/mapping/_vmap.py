@@ -12,7 +12,7 @@ from .._generics import NewP, NewR, P, R
 from .._partition import pick
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ._open_map import VARYING, OnRow, on_row, open_arguments
+from ._open_map import VARYING, OpenedRow, open_arguments, open_row
 from ._settings import as_count
 
 
@@ -98,10 +98,10 @@ class Vmap(AbstractTransform, Generic[P, R]):
         arguments = open_arguments(
             "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size
         )
-        row = on_row("Vmap", self.f, arguments.rest, self.out_axes)
+        row = open_row("Vmap", self.f, arguments.rest, self.out_axes)
 
         def apart(x: list[Any]) -> tuple[list[Any], list[Any]]:
-            arrays = row(x)
+            arrays = row.on_arrays(x)
             same = row.kept[0].same
             return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)
 
@@ -123,7 +123,7 @@ class Vmap(AbstractTransform, Generic[P, R]):
             axis_size=arguments.length,
         )(arguments.arrays)
 
-    def _check_same(self, row: OnRow, arguments: AlongAxes) -> None:
+    def _check_same(self, row: OpenedRow, arguments: AlongAxes) -> None:
         """Raises if there are results that differ and that must not: says which."""
         if not hasattr(row, "kept"):
             return
@@ -134,9 +134,9 @@ class Vmap(AbstractTransform, Generic[P, R]):
         ]
         outputs.check_same("Vmap", varying, VARYING)
 
-    def _differs(self, row: OnRow, arguments: AlongAxes, index: int) -> bool:
+    def _differs(self, row: OpenedRow, arguments: AlongAxes, index: int) -> bool:
         """Whether a result is not the same for every row, which JAX objects to."""
-        only = lambda x: ([], row(x)[index])
+        only = lambda x: ([], row.on_arrays(x)[index])
         try:
             jax.eval_shape(lambda: self._mapped(only, arguments))
         except ValueError:

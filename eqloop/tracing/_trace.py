@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._opening import OnArrays, argument_names
+from .._opening import OpenedCall, argument_names
 from .._partition import (
     Rest,
     as_arrays,
@@ -203,8 +203,8 @@ class RememberedCall:
 
 def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
     call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
-    run = OnArrays(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
-    return run(arrays), run.kept
+    opened = OpenedCall(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
+    return opened.on_arrays(arrays), opened.kept
 
 
 # It is never run: it is there since what JAX has traced it remembers.

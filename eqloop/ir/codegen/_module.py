@@ -94,8 +94,8 @@ def to_python(
         )
 
     def write(*args: Any, **kwargs: Any) -> str:
-        on_arrays, arrays = open_call(f, args, kwargs)
-        jaxpr = jax.make_jaxpr(on_arrays)(arrays)
+        call, arrays = open_call(f, args, kwargs)
+        jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         names = _argument_names(f, name, args, kwargs)
         return _module(jaxpr, name, names, constant_limit)
