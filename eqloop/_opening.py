@@ -37,8 +37,8 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         kept: What it returned besides arrays.
     """
 
-    # `kept` is only there once JAX has traced `on_arrays`. In `call.kept.join(run(x))` it
-    # is read too early.
+    # `kept` is only there once JAX has traced `on_arrays`, so
+    # `call.kept.join(run(arrays))` reads it too early.
     has_returned: bool = False
     kept: _Kept
 
