@@ -105,8 +105,10 @@ class Remat(AbstractTransform, Generic[P, R]):
         static = self._static_positions(len(args))
         call, arrays = open_call(self.f, args, kwargs, static)
         policy = as_policy(self.policy)  # `eqx.tree_at` may have put in a name
-        settings = dict(prevent_cse=self.prevent_cse, policy=policy)
-        out = jax.checkpoint(call.on_arrays, **settings)(arrays)
+        run = jax.checkpoint(
+            call.on_arrays, prevent_cse=self.prevent_cse, policy=policy
+        )
+        out = run(arrays)
         return call.kept.join(out)
 
     def _static_positions(self, count: int) -> set[int]:
