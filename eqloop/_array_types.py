@@ -74,20 +74,3 @@ def vary(x: Any, axes: frozenset[str]) -> Any:
     """An array as one that may differ along some axes."""
     missing = axes - axes_of(x)
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
-
-
-def check_consts(axes: frozenset[str], consts: Sequence[Any]) -> None:
-    """Checks the types of consts that have a cotangent.
-
-    If such a const were the same on all devices, they would add up its cotangents, and
-    so wait for each other, at every step.
-    """
-    if all(axes <= axes_of(const) for const in consts):
-        return
-    names = tuple(sorted(axes))
-    raise ValueError(
-        "A while loop that stops at its own time on each device cannot be "
-        "differentiated in reverse mode with respect to arrays that are the same on "
-        "all of them, if `body` closes over these. Make them leaves of `body`, as "
-        f'those of a module are, or pass `jax.lax.pcast(x, {names}, to="varying")`.'
-    )

@@ -7,7 +7,7 @@ jvp stops when the primal does, since tangents are no part of what the condition
 import dataclasses
 from typing import Any, ClassVar, NoReturn
 
-from ..._array_types import axes_of, check_consts
+from ..._array_types import axes_of
 from ..._formula import Formula, Selected, mapped
 from ..._partition import Arrays, pick
 from ..._reaching import names_axis
@@ -61,7 +61,7 @@ class UntilStopped(AbstractRepetition):
 
     def check(self, problem: Problem, active: Active, inputs: Any) -> None:
         consts = pick(problem.step.const_types, active.consts)
-        check_consts(axes_of(inputs[1][0]), consts)
+        _check_consts(axes_of(inputs[1][0]), consts)
 
     def check_batched(self, formula: Formula, axis_data: Any) -> None:
         """Sees to it that examples can be reversed each by itself.
@@ -107,3 +107,20 @@ class UntilStopped(AbstractRepetition):
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )
+
+
+def _check_consts(axes: frozenset[str], consts: Arrays) -> None:
+    """Checks the types of consts that have a cotangent.
+
+    If such a const were the same on all devices, they would add up its cotangents, and
+    so wait for each other, at every step.
+    """
+    if all(axes <= axes_of(const) for const in consts):
+        return
+    names = tuple(sorted(axes))
+    raise ValueError(
+        "A while loop that stops at its own time on each device cannot be "
+        "differentiated in reverse mode with respect to arrays that are the same on "
+        "all of them, if `body` closes over these. Make them leaves of `body`, as "
+        f'those of a module are, or pass `jax.lax.pcast(x, {names}, to="varying")`.'
+    )
