@@ -19,7 +19,7 @@ from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
 from ._metered import closed, opened
-from ._until import primal, unconditional
+from ._until import run_plain, unconditional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class UntilStopped(AbstractRepetition):
         (consts, init, _), step, loop = inputs, problem.step, problem.loop
         init = opened(loop.meter, consts, init)
         if layout is None:
-            carry, saved = primal(step, loop.length, consts, init), []
+            carry, saved = run_plain(step, loop.length, consts, init), []
         else:
             carry, saved = layout.forward(step, consts, init)
         carry, saved = closed(loop.meter, carry, (carry, saved))
