@@ -109,11 +109,11 @@ class LoopOpener:
     name: str
     in_axes: Any
     out_axes: Any
-    f_axes: Any
-    f_transform: Callable[[Any], Any] | None
-    split_keys: bool
-    reverse: bool
-    unroll: int | bool
+    f_axes: Any = None
+    f_transform: Callable[[Any], Any] | None = None
+    split_keys: bool = True
+    reverse: bool = False
+    unroll: int | bool = 1
     kept: slice | None = None
     words: Words = OF_A_SCAN
 

@@ -313,10 +313,6 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             name=_NAME,
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
-            f_axes=None,
-            f_transform=None,
-            split_keys=True,
-            reverse=False,
             unroll=self.unroll,
             words=_WORDS,
         )
