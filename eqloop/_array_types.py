@@ -1,14 +1,14 @@
 """What the type of an array says beside shape and dtype.
 
 Weak types are taken away before arrays enter a loop, and given back afterwards. A
-tangent has no weak type and a primitive must keep the types that it has, so nothing in
-a loop is weakly typed. What comes out of it is if it were by `jax.lax.scan`: under
-strict promotion the next line may depend on it.
+tangent has no weak type and a primitive has to keep its types, so nothing in a loop is
+weakly typed. What comes out is weakly typed again where it would be by `jax.lax.scan`,
+since under strict promotion the next line of the user's code may depend on it.
 
-Inside `jax.shard_map` a type says along which axes of devices an array may differ. What
-starts the same on all devices may come to differ. Where each device stops at its own
-time, whatever the number of steps has a part in differs, even where nothing of it is
-computed from what differs, as is true of the number itself.
+Inside `jax.shard_map`, the type of an array says along which axes of the mesh it may
+differ between devices. If devices stop a loop at different times, everything that
+depends on the number of steps differs, even if it is computed from nothing that does;
+the number itself is an example.
 """
 
 from collections.abc import Sequence

@@ -102,11 +102,11 @@ def open_call(
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a function returned, without its arrays.
+    """What the function of a loop or a map returned, without its arrays.
 
     Attributes:
-        axes: For each of the arrays, the axis along which it is stacked; `None` for
-            what is the same each time, and is not stacked.
+        axes: For each of the arrays, the axis along which it is stacked; `None` if it
+            is the same each time and not stacked.
         weak: Which of the arrays are weakly typed.
         names: The path of each of them.
         rest: All else.
@@ -149,7 +149,7 @@ class Outputs:
         return tuple(axis for axis in self.axes if axis is not None)
 
     def check_same(self, owner: str, varying: Sequence[bool], why: str) -> None:
-        """Sees to it that what is to be the same each time is.
+        """Checks that what has no axis really is the same each time.
 
         Args:
             owner: The name of the transform, for error messages.
@@ -157,7 +157,7 @@ class Outputs:
             why: The reason, as an error message goes on from "gives None for".
 
         Raises:
-            ValueError: If one is to be the same, and is not.
+            ValueError: If it is not.
         """
         wrong = [
             f"  {name}"

@@ -2,7 +2,7 @@
 
 A leaf is dynamic if it is an array (a JAX array, which includes PRNG keys and tracers,
 a NumPy array or a NumPy scalar); any other is static. `None` counts as a static leaf
-here, so that a `None` which turns into an array is told from a change of structure.
+here, so that a `None` that turns into an array is not taken for a change of structure.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
 
 
 def as_array(leaf: Any) -> jax.Array:
-    """A leaf as an array of JAX: itself, if it is one.
+    """A leaf as a JAX array; the very same object if it is one.
 
-    `jnp.asarray` copies a tracer, and a gradient that is taken outside of `jit` would
-    keep the copy.
+    `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
+    copy alive.
     """
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 

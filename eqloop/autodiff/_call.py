@@ -142,7 +142,7 @@ def open_derivative(
     has_aux: bool,
     check: Callable[[Call, Any], None],
 ) -> Call:
-    """Takes the call `f(*args, **kwargs)` apart.
+    """Opens the call `f(*args, **kwargs)`.
 
     Raises:
         TypeError: If there is nothing to differentiate in an argument.

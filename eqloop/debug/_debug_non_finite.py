@@ -11,7 +11,7 @@ import numpy as np
 
 from .._array_types import strongly_typed
 from .._generics import NewP, NewR, P, R
-from .._partition import describe, flatten, is_dynamic, partition, paths, pick
+from .._partition import describe, is_dynamic, partition, paths, pick
 from .._transform import AbstractTransform
 from ..tracing import RememberedCall
 from ._checked import Checked
@@ -100,17 +100,16 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
         jaxpr, out = call.trace()
         consts = list(map(strongly_typed, jaxpr.consts))
         arrays = list(map(strongly_typed, call.arrays))
-        is_array = [isinstance(x, jax.ShapeDtypeStruct) for x in flatten(out)[0]]
+        _, rest = partition(out, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         program = make_program(
             jaxpr.jaxpr,
             tuple(map(jax.typeof, consts)),
             tuple(map(jax.typeof, arrays)),
             ("an array that `f` closes over",) * len(consts) + tuple(call.names),
-            tuple(pick(paths(out, "the result"), is_array)),
+            tuple(pick(paths(out, "the result"), rest.taken)),
         )
         inputs = (when, [*consts, *arrays])
         outs = Checked(program, inputs).apply(*inputs)
-        _, rest = partition(out, is_array)
         return rest.join(outs)
 
     def __check_init__(self) -> None:

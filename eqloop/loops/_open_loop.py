@@ -39,7 +39,7 @@ _VARYING = (
 
 @dataclasses.dataclass(frozen=True)
 class OpenedLoop:
-    """A call of a loop, taken apart.
+    """A call of a loop as a step on arrays.
 
     Attributes:
         step: The traced `f`.
@@ -83,7 +83,7 @@ class OpenedLoop:
 
 
 def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
-    """What `open_call(*args)` gives, but for arrays, if `args` have types for them."""
+    """Opens a call of which only the types of the arrays are known."""
     opened: list[OpenedLoop] = []
     eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
     return opened[0]
@@ -126,7 +126,7 @@ class LoopOpener:
         length: SupportsIndex | None,
         key: Any,
     ) -> OpenedLoop:
-        """Takes a call of the loop apart."""
+        """Opens a call of the loop."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
         if self.unroll is True:
             self._refuse_symbolic(inputs, "`unroll=True`", "Give an int")

@@ -40,7 +40,7 @@ _WORDS = Words(
 
 @dataclasses.dataclass(frozen=True)
 class OpenedWhile:
-    """A call of a while loop, taken apart.
+    """A call of a while loop as a step on arrays.
 
     Attributes:
         step: `body`, with `cond` of what it returns.
@@ -65,7 +65,7 @@ def open_while(
     *,
     is_bounded: bool,
 ) -> OpenedWhile:
-    """Takes a call apart.
+    """Opens a call.
 
     Args:
         owner: The name of the transform, for error messages.

@@ -111,7 +111,7 @@ class Vectorised:
 
 @dataclasses.dataclass(frozen=True)
 class OpenedMap:
-    """A call of a map, taken apart.
+    """A call of a map as a function of rows on arrays.
 
     Attributes:
         f: The function, on some rows.
@@ -182,7 +182,7 @@ def open_map(
     out_axes: Any,
     reduce: Any = None,
 ) -> OpenedMap:
-    """Takes the call `f(*args, **kwargs)` of a map apart.
+    """Opens the call `f(*args, **kwargs)` of a map.
 
     Args:
         name: The name of the transform, for error messages.

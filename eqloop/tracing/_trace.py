@@ -141,8 +141,7 @@ class _Static:
 
     Attributes:
         rest: The leaves, and the structure.
-        kinds: What tells leaves apart that are equal and yet not the same, as 1 and
-            1.0.
+        kinds: What tells apart leaves that are equal but not the same, like 1 and 1.0.
     """
 
     rest: Rest
@@ -194,7 +193,7 @@ class RememberedCall:
         traced = _remembered.trace(self.static, self.arrays)
         jaxpr, (_, static) = traced.jaxpr, traced.out_info
         if len(jaxpr.in_avals) != len(self.arrays):
-            # To close over a tracer gives it another input; then it is to be a const.
+            # `jit` makes an input of a tracer that `f` closes over. Make it a const.
             run = functools.partial(_run, self.static)
             jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
@@ -207,7 +206,7 @@ def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
     return opened.on_arrays(arrays), opened.kept
 
 
-# It is never run: it is there since what JAX has traced it remembers.
+# It is never run. It is jitted because JAX remembers the traces of jitted functions.
 _remembered = jax.jit(_run, static_argnums=0)
 
 
