@@ -7,10 +7,10 @@ from typing import Any, Generic
 
 from .._generics import P
 from .._lists import Arrays
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_call
-from ._settings import check_flag
 
 
 class AbstractDerivative(AbstractTransform, Generic[P]):
@@ -70,7 +70,7 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
         owner = type(self).__name__
         check_argnums(owner, self.argnums)
         for name in ("has_aux", "return_value"):
-            check_flag(owner, name, getattr(self, name))
+            check_bool(owner, name, getattr(self, name))
 
 
 class AbstractExactDerivative(AbstractDerivative[P]):

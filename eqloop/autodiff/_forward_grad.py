@@ -13,7 +13,7 @@ from ._complex import check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count
+from ._settings import as_int, check_count
 
 
 @final
@@ -56,7 +56,7 @@ class ForwardGrad(AbstractDerivative[...]):
         backpropagation](https://arxiv.org/abs/2202.08587), 2022.
     """
 
-    tangents: int = setting(default=1, converter=as_count)
+    tangents: int = setting(default=1, converter=as_int)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from .._generics import NewP, P
 from .._lists import Arrays
 from .._partition import describe
+from .._settings import check_bool
 from .._transform import setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative
-from ._settings import check_flag
 
 
 def check_scalar(call: Call, value: Any) -> None:
@@ -94,7 +94,7 @@ class Grad(AbstractExactDerivative[P]):
         check_reverse(call, value, holomorphic=self.holomorphic)
 
     def __check_init__(self) -> None:
-        check_flag("Grad", "holomorphic", self.holomorphic)
+        check_bool("Grad", "holomorphic", self.holomorphic)
 
 
 @final
@@ -141,7 +141,7 @@ class VectorGrad(AbstractExactDerivative[P]):
         check_reverse(call, value, holomorphic=self.holomorphic)
 
     def __check_init__(self) -> None:
-        check_flag("VectorGrad", "holomorphic", self.holomorphic)
+        check_bool("VectorGrad", "holomorphic", self.holomorphic)
 
 
 def _pull_ones(call: Call) -> tuple[Any, Arrays, Arrays]:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, final
 
 from .._generics import NewP, P
 from .._lists import Arrays
+from .._settings import check_bool
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative
-from ._settings import as_count, check_chunk_size, check_flag
+from ._settings import as_int, check_chunk_size
 
 
 @final
@@ -54,7 +55,7 @@ class Hessian(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, Any]
-    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
@@ -85,4 +86,4 @@ class Hessian(AbstractExactDerivative[P]):
 
     def __check_init__(self) -> None:
         check_chunk_size("Hessian", self.chunk_size)
-        check_flag("Hessian", "holomorphic", self.holomorphic)
+        check_bool("Hessian", "holomorphic", self.holomorphic)

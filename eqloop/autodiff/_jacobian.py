@@ -9,13 +9,14 @@ import jax
 
 from .._generics import NewP, P
 from .._lists import Arrays
+from .._settings import check_bool
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value, is_complex
 from ._derivative import AbstractExactDerivative
-from ._settings import as_count, check_chunk_size, check_flag
+from ._settings import as_int, check_chunk_size
 
 
 class AbstractJacobian(AbstractExactDerivative[P]):
@@ -24,7 +25,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
     A final class says in which mode.
     """
 
-    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     @abc.abstractmethod
@@ -45,7 +46,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
     def __check_init__(self) -> None:
         owner = type(self).__name__
         check_chunk_size(owner, self.chunk_size)
-        check_flag(owner, "holomorphic", self.holomorphic)
+        check_bool(owner, "holomorphic", self.holomorphic)
 
 
 @final

@@ -15,7 +15,7 @@ from ._complex import check_forward, check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count
+from ._settings import as_int, check_count
 from ._sofo_loss import new_axes
 
 
@@ -90,7 +90,7 @@ class SofoGrad(AbstractDerivative[...]):
         neuroscience](https://openreview.net/forum?id=Pox8jNQOo5), NeurIPS 2024.
     """
 
-    tangents: int = setting(default=32, converter=as_count)
+    tangents: int = setting(default=32, converter=as_int)
     damping: Any = setting(default=1e-3, static=False)
 
     @property

@@ -15,6 +15,7 @@ from .._generics import NewX, X
 from .._lists import Arrays, pick, split
 from .._partition import Rest, as_arrays, describe, flatten, paths
 from .._partition import split as take_out
+from .._settings import check_bool
 from .._symbolic import refuse_symbolic
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
@@ -23,7 +24,6 @@ from ..checkpointing import Step, trace_step
 from ._carry import types_of
 from ._mismatch import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
-from ._settings import check_bool
 
 _NAME = "AssociativeScan"
 

@@ -10,6 +10,8 @@ import equinox as eqx
 
 from .._partition import describe
 from .._positions import loop_scope
+from .._settings import check_least
+from .._transform import setting
 from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
@@ -25,10 +27,18 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
     """Calls `body` on a carry, over and over, while `cond` of the carry holds.
 
     What all while loops have in common. A final class adds how it is differentiated.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        body: From the carry to the next one. It may be any callable; if it is a module,
+            then its arrays are arrays of this module, and are differentiated.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
-    cond: eqx.AbstractVar[Callable[[_Carry], Any]]
-    body: eqx.AbstractVar[Callable[[_Carry], _Carry]]
+    cond: Callable[[_Carry], Any]
+    body: Callable[[_Carry], _Carry]
     progress: eqx.AbstractVar[ProgressBar | None]
 
     @abc.abstractmethod
@@ -80,14 +90,6 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
 class WhileLoop(AbstractWhileLoop[_Carry]):
     """As `jax.lax.while_loop`: differentiable in forward mode alone.
 
-    Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one. It may be any callable; if it is a module,
-            then its arrays are arrays of this module, and are differentiated.
-        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
-            or a [`ProgressBar`][eqloop.ProgressBar].
-
     Raises:
         TypeError: If one of them is not callable. What the call raises is said there;
             in reverse mode there is a `ValueError`.
@@ -107,11 +109,7 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
         [`jax.lax.while_loop`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.while_loop.html).
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
-    progress: ProgressBar | None = eqx.field(
-        default=None, static=True, converter=as_progress, kw_only=True
-    )
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
     def _planner(self) -> Forward:
         return Forward()
@@ -126,13 +124,9 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     again. Steps that are not run cost nothing.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one.
         max_steps: The most steps that are run. The loop then stops, and returns the
             carry as it is: test `cond` of it, if that is to be an error.
         base: How many segments a level of nesting has.
-        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -152,13 +146,9 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         It stands in for `equinox.internal.while_loop(..., kind="bounded")`.
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
     max_steps: int = eqx.field(static=True, kw_only=True)
-    base: int = eqx.field(default=16, static=True, kw_only=True)
-    progress: ProgressBar | None = eqx.field(
-        default=None, static=True, converter=as_progress, kw_only=True
-    )
+    base: int = setting(default=16)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
     def _planner(self) -> Bounded:
         return Bounded(self.max_steps, self.base)
@@ -179,16 +169,12 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     times: by the primal, once again, and for its reversal.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one.
         checkpoints: How many carries are stored, the initial one included. By default
             the fewest with which `max_steps` steps are evaluated at most 3 times each.
             Without `max_steps` it is 64, enough for 2144 steps; 47,904 steps would be
             evaluated about 4 times each.
         max_steps: The most steps that are run, if there is to be a bound. The loop then
             stops, and returns the carry as it is.
-        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -212,13 +198,9 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         `body` more often than that does with as many checkpoints.
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
-    checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
-    max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
-    progress: ProgressBar | None = eqx.field(
-        default=None, static=True, converter=as_progress, kw_only=True
-    )
+    checkpoints: int | None = setting(default=None)
+    max_steps: int | None = setting(default=None)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
     def _planner(self) -> Online:
         max_steps = UNLIMITED if self.max_steps is None else self.max_steps
@@ -251,7 +233,4 @@ def _check_count(owner: str, name: str, value: Any, at_least: int) -> None:
             f"{owner}: `{name}` must be an int that is known when tracing, not "
             f"{describe(value)}."
         )
-    if count < at_least:
-        raise ValueError(
-            f"{owner}: `{name}` must be at least {at_least}, but it is {value}."
-        )
+    check_least(owner, name, count, at_least)

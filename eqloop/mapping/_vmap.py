@@ -1,21 +1,18 @@
 """`Vmap`: `jax.vmap` as a PyTree around its function."""
 
-import inspect
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
 from .._lists import pick
-from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree
+from .._settings import as_count
+from .._transform import setting
+from ._abstract_map import AbstractAxesMap
 from ._arguments import Arguments, open_arguments
 from ._call import VARYING, Row
-from ._settings import as_count
 
 
 def _as_axis_size(size: SupportsIndex | None) -> int | None:
@@ -25,7 +22,7 @@ def _as_axis_size(size: SupportsIndex | None) -> int | None:
 
 
 @final
-class Vmap(AbstractTransform, Generic[P, R]):
+class Vmap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows, all at once.
 
     As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
@@ -34,14 +31,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
     that is given as `key=` is split, one for each row.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
-        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
-            argument whole, a function from a leaf to either, or a tree of these. A
-            tuple has an entry for each positional argument, a dictionary one for each
-            of the arguments that it names; other arguments are mapped over the leading
-            axes of their arrays. Leaves that are not arrays are passed as they are.
-        out_axes: At which axes of the results the rows are: likewise, a prefix of what
-            `f` returns. `None` is for what is the same for every row.
         axis_name: What `jax.lax.psum` and the other collectives call the rows.
         axis_size: How many rows there are; needed only if no argument is mapped.
 
@@ -66,9 +55,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
         [`equinox.filter_vmap`](https://docs.kidger.site/equinox/api/transformations/#equinox.filter_vmap).
     """
 
-    f: Callable[P, R]
-    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     axis_name: Hashable = setting(default=None)
     axis_size: int | None = setting(default=None, converter=_as_axis_size)
 
@@ -76,10 +62,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Vmap[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments.

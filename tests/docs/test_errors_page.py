@@ -16,8 +16,8 @@ PHRASE = re.compile(r"\b(?:[a-z]+ ){4,}[a-z]+(?![\w[])")
 WHOLE = [site for site, found in sites().items() if found.template == (*found.blanks,)]
 
 
-def test_every_error_is_explained_once():
-    assert sorted(site for site, _ in EXAMPLES) == sorted(sites())
+def test_every_error_is_explained():
+    assert {site for site, _ in EXAMPLES} == sites().keys()
 
 
 @pytest.mark.parametrize(("site", "values"), EXAMPLES, ids=[e[0] for e in EXAMPLES])
