@@ -25,7 +25,7 @@ def document_settings(cls: type) -> None:
         entries |= _documented(base)
     if not dataclasses.is_dataclass(cls) or own.keys() == entries.keys():
         return
-    fields = sorted(dataclasses.fields(cls), key=lambda field: field.kw_only)
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
     args = "".join(entries[field.name] for field in fields if field.name in entries)
     doc = inspect.cleandoc(cls.__doc__ or "")
     if found := _ARGS.search(doc):

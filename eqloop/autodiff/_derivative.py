@@ -29,6 +29,13 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
 
     A final class says in `_check` what `f` may return. Its call opens the call of `f`,
     differentiates `Call.run` of it, and closes it with `_results`.
+
+    Args:
+        argnums: By which arguments to differentiate: the position of one (a negative
+            one counts from the last positional argument of the call), its name, or a
+            tuple of these, for a tuple of derivatives.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
     """
 
     f: Callable[P, Any]

@@ -29,9 +29,6 @@ class ForwardGrad(AbstractDerivative[...]):
     Args:
         f: The function. Its value is a scalar.
         tangents: How many directions, which are pushed forward at once.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
 
     Returns:
         When called, as `f` is, and with a `key=` for the directions: the estimate, and

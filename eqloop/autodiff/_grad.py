@@ -34,11 +34,6 @@ class Grad(AbstractExactDerivative[P]):
 
     Args:
         f: The function. It may be a module, and its arguments any PyTrees.
-        argnums: By which arguments to differentiate: the position of one (a negative
-            one counts from the last positional argument of the call), its name, or a
-            tuple of these, for a tuple of gradients.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
             Without it arguments may be complex, and the value must be real.
 
@@ -107,9 +102,6 @@ class VectorGrad(AbstractExactDerivative[P]):
     Args:
         f: The function. Its value may be any PyTree; leaves that have no derivative are
             left out of the sum.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:

@@ -22,9 +22,6 @@ class Hessian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its value may be any PyTree, though it is a scalar as a rule.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         chunk_size: How many of its columns to compute at once, so that what that takes
             beside the Hessian fits: an `int`, or an [`eqloop.Budget`][]. By default all
             of them. The rows of a value that is no scalar are in chunks as well.

@@ -50,9 +50,6 @@ class SofoGrad(AbstractDerivative[...]):
             `f` for a batch of so many more.
         damping: How much to shrink directions of little curvature, relative to the
             largest curvature: a number, or a scalar array if it is to change.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
 
     Returns:
         When called, as `f` is, and with a `key=` for the directions: the direction, a

@@ -12,7 +12,6 @@ import jax
 from .._partition import as_arrays, describe
 from .._positions import loop_scope
 from .._settings import as_count
-from .._transform import setting
 from .._typecheck import (
     PRNGKey,
     PyTree,
@@ -88,10 +87,12 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
     """
 
     layers: _Layer
-    schedule: AbstractSchedule | None = setting(default=None)
+    schedule: AbstractSchedule | None = eqx.field(
+        default=None, static=True, kw_only=True
+    )
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_policy, static=False)
-    unroll: int | bool = setting(default=1)
+    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
+    unroll: int | bool = eqx.field(default=1, static=True, kw_only=True)
 
     def __check_init__(self) -> None:
         if not callable(self.layers):

@@ -11,7 +11,6 @@ import equinox as eqx
 from .._partition import describe
 from .._positions import loop_scope
 from .._settings import check_least
-from .._transform import setting
 from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
@@ -109,7 +108,9 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
         [`jax.lax.while_loop`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.while_loop.html).
     """
 
-    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Forward:
         return Forward()
@@ -147,8 +148,10 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     """
 
     max_steps: int = eqx.field(static=True, kw_only=True)
-    base: int = setting(default=16)
-    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+    base: int = eqx.field(default=16, static=True, kw_only=True)
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Bounded:
         return Bounded(self.max_steps, self.base)
@@ -198,9 +201,11 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         `body` more often than that does with as many checkpoints.
     """
 
-    checkpoints: int | None = setting(default=None)
-    max_steps: int | None = setting(default=None)
-    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+    checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
+    max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
+    progress: ProgressBar | None = eqx.field(
+        default=None, static=True, converter=as_progress, kw_only=True
+    )
 
     def _planner(self) -> Online:
         max_steps = UNLIMITED if self.max_steps is None else self.max_steps

@@ -15,6 +15,9 @@ from .._typecheck import PyTree
 class AbstractMap(AbstractTransform, Generic[P, R]):
     """A function, called for every row of its arguments.
 
+    Final classes declare `f` anew: pyright takes the type of a method that is decorated
+    with a transform from what the class itself declares.
+
     Args:
         f: The function. Its own arrays are the same for every row.
     """

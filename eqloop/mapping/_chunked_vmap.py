@@ -101,6 +101,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         (64, 2)
     """
 
+    f: Callable[P, R]
     chunk_size: int | Budget = eqx.field(static=True, converter=_as_chunk_size)
     reduce: PyTree = setting(default=None, converter=hashable_axes)
     exact: bool = setting(default=False)

@@ -60,6 +60,7 @@ class Map(AbstractMap[P, R]):
         [`jax.lax.map`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.map.html).
     """
 
+    f: Callable[P, R]
     batch_size: int | None = setting(default=None, converter=_as_batch_size)
     unroll: int = setting(default=1, converter=_as_unroll)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)

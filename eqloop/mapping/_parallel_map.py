@@ -106,6 +106,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
         maps one row a device.
     """
 
+    f: Callable[P, R]
     mesh: SomeMesh | None = setting(default=None)
     devices: Sequence[Any] | None = setting(default=None, converter=_as_devices)
     axis_name: Hashable = setting(default=None)

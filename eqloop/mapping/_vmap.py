@@ -55,6 +55,7 @@ class Vmap(AbstractAxesMap[P, R]):
         [`equinox.filter_vmap`](https://docs.kidger.site/equinox/api/transformations/#equinox.filter_vmap).
     """
 
+    f: Callable[P, R]
     axis_name: Hashable = setting(default=None)
     axis_size: int | None = setting(default=None, converter=_as_axis_size)
 
