@@ -28,10 +28,13 @@ from .autodiff import (
 )
 from .branching import Cond, IfElse, Switch
 from .checkpointing import (
+    AbstractSchedule,
     Binomial,
     Budget,
     Checkpoint,
     Chunked,
+    Layout,
+    LoopSpec,
     Offload,
     Plan,
     Recursive,
@@ -63,6 +66,7 @@ from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 
 __all__ = [
+    "AbstractSchedule",
     "AssociativeScan",
     "Binomial",
     "BoundedWhileLoop",
@@ -86,6 +90,8 @@ __all__ = [
     "Jacobian",
     "Jit",
     "Jvp",
+    "Layout",
+    "LoopSpec",
     "Map",
     "Named",
     "NonFiniteError",

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 import eqloop as el
 from eqloop.checkpointing import AbstractSchedule
-from eqloop.checkpointing.planning._history import Event, history
-from eqloop.checkpointing.whiles._layout import Online
+from eqloop.checkpointing.engine._order import Event
+from eqloop.checkpointing.whiles._online import Online
 from eqloop.checkpointing.whiles._spread import full, move_on
 
 HERE = Path(__file__).parent
@@ -67,7 +67,7 @@ def residuals(events: list[Event]) -> Iterator[Span]:
 
 def draw_plan(ax: Axes, plan: el.Plan, width: int) -> None:
     """The space-time diagram of one plan."""
-    events = list(history(plan.layout))
+    events = list(plan.layout.order.history())
     spans = carries(events) if plan.slots else residuals(events)
     lines = [[(first, at), (last, at)] for at, first, last in spans]
     ax.add_collection(LineCollection(lines, label="stored", **STORED))
@@ -94,11 +94,11 @@ def draw_plan(ax: Axes, plan: el.Plan, width: int) -> None:
 
 def draw_online(ax: Axes, slots: int, length: int) -> None:
     """Which carries a loop of unknown length has stored, as it goes on."""
-    layout = Online(length, slots)
+    order = Online(length, slots)
     shown = [(t, [float(s) for s in range(t + 1)]) for t in range(slots)]
-    spread, position = full(layout), slots
+    spread, position = full(order), slots
     while position < length:
-        _, spread = move_on(layout, spread, jnp.asarray(position, jnp.int32))
+        _, spread = move_on(order, spread, jnp.asarray(position, jnp.int32))
         shown.append((position, [float(start) for start in spread.starts]))
         position = min(int(spread.stop), length)
     lines = []
@@ -124,7 +124,7 @@ def main() -> None:
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "eqloop"
     plans = {name: plan_of(schedule) for name, schedule in SCHEDULES.items()}
-    width = max(len(list(history(plan.layout))) for plan in plans.values())
+    width = max(len(list(plan.layout.order.history())) for plan in plans.values())
     for name, plan in plans.items():
         figure, ax = pyplot.subplots(figsize=(7.2, 2.6), layout="constrained")
         draw_plan(ax, plan, width)

@@ -19,7 +19,9 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
+from .engine._layout import Layout
 from .engine._loop import Loop
+from .engine._problem import LoopSpec
 from .engine._step import Step, trace_step
 
 __all__ = [
@@ -29,7 +31,9 @@ __all__ = [
     "Checkpoint",
     "Chunked",
     "Frontier",
+    "Layout",
     "Loop",
+    "LoopSpec",
     "Offload",
     "Plan",
     "Recursive",

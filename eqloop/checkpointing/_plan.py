@@ -3,15 +3,16 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from .._bytes import format_bytes
+from .engine._all_at_once import AllAtOnce
+from .engine._costs import StepCost
 from .engine._forward import Active, Saveable
-from .engine._layout import Layout, Nested, Revolved, Stored
+from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._problem import Planner, Problem, all_active
 from .engine._step import Step
-from .planning._cost import StepCost, step_cost
+from .planning._cost import step_cost
 from .planning._memory import peak_bytes
-from .planning._time import duration
-from .planning._units import format_bytes
 from .planning._work import rates
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Plan:
 
     Attributes:
         schedule: The schedule that decided.
-        layout: Which carries are stored, and in which order the loop is reversed.
+        layout: The order, the slots and the reversal that it chose.
         cost: What a step costs.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs. It is meant to be no less than what XLA reports as temporary
@@ -59,46 +60,34 @@ class Plan:
     @property
     def length(self) -> int:
         """How many steps the loop has."""
-        return self.layout.length
+        return self.layout.order.length
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has: a tuple for each nest in turn."""
-        if not isinstance(self.layout, Nested):
-            return ()
-        return tuple(nest.levels for nest in self.layout.nests)
+        return self.layout.order.levels
 
     @property
     def slots(self) -> int:
         """How many carries are stored at once, at the most."""
-        if isinstance(self.layout, Revolved):
-            return self.layout.primal_slots
-        return self.layout.slots
+        return self.layout.order.slots
 
     @property
     def block(self) -> int:
         """How many consecutive steps have their residuals stored together."""
-        return self.layout.block
+        return self.layout.order.block
 
     @property
     def evaluations(self) -> int:
         """How often the step is evaluated for one gradient, by the primal included."""
-        return self.layout.evaluations
+        return self.layout.order.evaluations
 
     def __str__(self) -> str:
         rows = [("steps", str(self.length))]
         if self.levels:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
-        if isinstance(self.layout, Stored):
-            each = format_bytes(self.cost.everything // max(self.length, 1))
-            rows.append(("stored", f"residuals, {each} a step"))
-        else:
-            each = format_bytes(self.cost.carry)
-            rows.append(("stored carries", f"{self.slots}, {each} each"))
-        if self.block > 1 and not isinstance(self.layout, Stored):
-            each = format_bytes(self.cost.residuals)
-            rows.append(("block", f"{self.block} steps, residuals of {each} each"))
+        rows += self.layout.order.described(self.cost)
         per_step = self.evaluations / max(self.length, 1)
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
@@ -133,7 +122,7 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem = Problem(step, loop, policy, schedule)
     active = all_active(step)
-    return plan_of(problem, active, schedule.layout(problem, active))
+    return plan_of(problem, active, problem.layout(active))
 
 
 def plan_of(
@@ -141,11 +130,11 @@ def plan_of(
 ) -> Plan:
     """The plan that is made of a layout, and of what it takes if that is known."""
     cost, rate = step_cost(problem, active), rates()
-    everything = duration(cost, Stored(layout.length), rate)
+    everything = Layout(AllAtOnce(layout.order.length)).duration(cost, rate)
     return Plan(
         schedule=problem.planner,
         layout=layout,
         cost=cost,
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
-        relative_time=duration(cost, layout, rate) / everything if everything else 1.0,
+        relative_time=layout.duration(cost, rate) / everything if everything else 1.0,
     )

@@ -9,8 +9,10 @@ from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import Problem
 from .engine._step import Step
-from .whiles._layout import Bounded, Forward, Online
+from .whiles._bounded import Bounded
+from .whiles._forward_only import Forward
 from .whiles._metered import counted, start
+from .whiles._online import Online
 from .whiles._primitive import planned_while
 
 

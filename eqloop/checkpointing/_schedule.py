@@ -5,37 +5,61 @@ import dataclasses
 import operator
 from typing import Any, final
 
+from .._bytes import format_bytes, parse_bytes
 from .._symbolic import refuse_symbolic
 from ._plan import plan_of
-from .engine._forward import Active
-from .engine._layout import Layout, Nested, Revolved, Stored
+from .engine._all_at_once import AllAtOnce
+from .engine._host_slots import HostSlots
+from .engine._layout import Layout
 from .engine._levels import Nest, nests
-from .engine._problem import Problem
+from .engine._nested import Nested
+from .engine._problem import LoopSpec
+from .engine._revolved import Revolved
 from .engine._step import Step
 from .planning._choice import fastest, smallest
-from .planning._units import format_bytes, parse_bytes
 
 
 class AbstractSchedule(abc.ABC):
-    """The user's wish, from which a layout follows for each loop.
+    """How to trade memory for recomputation: the base class of all schedules.
 
-    A schedule is a frozen, hashable value. To add one, subclass this class and say in
-    `layout` which carries are stored; the engine does the rest, in all modes.
+    For a schedule of your own, write a frozen dataclass that subclasses this one, and
+    say in `layout` how a loop is cut into segments and by which schedule each segment
+    is reversed. It then works in every mode of differentiation, and has a plan.
+
+    Examples:
+        Two carries are stored, at the start and in the middle; the steps of each half
+        are then reversed from all of their carries.
+
+        >>> import dataclasses
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Halves(el.AbstractSchedule):
+        ...     def layout(self, loop):
+        ...         half = loop.length // 2
+        ...         every = el.Chunked(1)
+        ...         return loop.cut([(half, every), (loop.length - half, every)])
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Halves())
+        >>> plan = scan.plan(0.0, jnp.ones(1000))
+        >>> plan.slots, plan.evaluations
+        (502, 2998)
     """
 
     @abc.abstractmethod
-    def layout(self, problem: Problem, active: Active) -> Layout:
-        """The layout for one loop.
+    def layout(self, loop: LoopSpec) -> Layout:
+        """Decides how one loop is stored and reversed.
+
+        It is called when a gradient is taken, or a plan asked for, and must give the
+        same answer for the same loop.
 
         Args:
-            problem: The loop, and what its step costs.
-            active: Which of its inputs are differentiated.
+            loop: The loop: how long it is, and how to cut it.
 
         Returns:
-            Which carries are stored, and in which order the steps are reversed.
+            What `loop.cut` makes of segments, or what another schedule decides.
 
         Raises:
-            ValueError: If the schedule has none for this loop.
+            ValueError: If the schedule has no answer for this loop.
         """
 
 
@@ -55,9 +79,9 @@ class StoreAll(AbstractSchedule):
         1000
     """
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
-        """Everything is stored."""
-        return Stored(problem.loop.length)
+    def layout(self, loop: LoopSpec) -> Layout:
+        """Everything is stored, of a loop of any length, even of an unknown one."""
+        return Layout(AllAtOnce(loop.problem.loop.length))
 
 
 @final
@@ -105,15 +129,15 @@ class Recursive(AbstractSchedule):
     def __post_init__(self) -> None:
         _check_count(self, "base", least=2)
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
-        length = problem.known_length
+        length = loop.length
         if length == 0:
-            return Stored(0)
-        block = 1 if problem.policy is None else min(self.base, length)
+            return Layout(AllAtOnce(0))
+        block = min(self.base, length) if loop.has_policy else 1
         # Slots for no carry take no memory, and spare all that would be run again.
-        base = self.base if problem.step.carry_types else length
-        return Nested(nests(length, max(base, 2), block))
+        base = self.base if loop.has_carry else length
+        return Layout(Nested(nests(length, max(base, 2), block)))
 
 
 @final
@@ -158,19 +182,19 @@ class Chunked(AbstractSchedule):
     def __post_init__(self) -> None:
         _check_count(self, "chunk_size")
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
-        length = problem.known_length
+        length = loop.length
         chunk = min(self.chunk_size, length)
         if length == 0:
-            return Stored(0)
+            return Layout(AllAtOnce(0))
         count, rest = divmod(length, chunk)
-        if problem.policy is None:
+        if not loop.has_policy:
             levels = (chunk,) if chunk == length else (count, chunk)
             parts = [Nest(levels)] + [Nest((rest,))] * (rest > 0)
         else:
             parts = [Nest((count,), chunk)] + [Nest((1,), rest)] * (rest > 0)
-        return Nested(tuple(parts))
+        return Layout(Nested(tuple(parts)))
 
 
 @final
@@ -216,12 +240,12 @@ class Binomial(AbstractSchedule):
         _check_count(self, "checkpoints")
         _check_count(self, "block")
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
-        length = problem.known_length
+        length = loop.length
         if length == 0:
-            return Stored(0)
-        return Revolved(length, self.checkpoints, min(self.block, length))
+            return Layout(AllAtOnce(0))
+        return Layout(Revolved(length, self.checkpoints, min(self.block, length)))
 
 
 @final
@@ -274,10 +298,11 @@ class Budget(AbstractSchedule):
     def __init__(self, nbytes: int | str) -> None:
         object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
-        if problem.known_length == 0:
-            return Stored(0)
+        problem, active = loop.problem, loop.active
+        if loop.length == 0:
+            return Layout(AllAtOnce(0))
         _refuse_symbolic_shapes(problem.step)
         if (layout := fastest(problem, active, self.nbytes)) is not None:
             return layout
@@ -350,12 +375,12 @@ class Offload(AbstractSchedule):
                 f"that compiled code can reach, not {self.memory_kind!r}."
             )
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, elsewhere."""
-        layout = self.schedule.layout(problem, active)
-        if isinstance(layout, Stored):
+        layout = self.schedule.layout(loop)
+        if layout.stores_residuals:
             return layout
-        return dataclasses.replace(layout, on_host=True)
+        return dataclasses.replace(layout, slots=HostSlots())
 
 
 def _refuse_symbolic_shapes(step: Step) -> None:

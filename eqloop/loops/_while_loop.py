@@ -14,7 +14,10 @@ from .._settings import check_least
 from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
-from ..checkpointing.whiles._layout import UNLIMITED, Bounded, Forward, Online
+from ..checkpointing.whiles._bounded import Bounded
+from ..checkpointing.whiles._forward_only import Forward
+from ..checkpointing.whiles._online import Online
+from ..checkpointing.whiles._order import UNLIMITED
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._while_frame import open_while
 

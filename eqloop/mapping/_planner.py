@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
+from .._bytes import format_bytes
 from .._lists import pick, put
 from .._symbolic import is_symbolic
 from .._tangents import is_inexact
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.planning._compiled import temporary_bytes
-from ..checkpointing.planning._units import format_bytes
 from ._chunks import equal_chunks
 from ._derivatives import Marks
 from ._fitting import largest_that_fits

@@ -86,13 +86,18 @@ class Back(abc.ABC):
     def base(self) -> "Pull":
         """What all of it is derived from."""
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether it takes things back past several steps at once."""
+        return False
+
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         """The same for steps that are rewritten, and of the same types."""
 
     @abc.abstractmethod
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        """Takes it back past the steps of `loop`; past one step, unless it is a `Pull`.
+        """Takes it back past the steps of `loop`: past one, unless it `takes_blocks`.
 
         Args:
             loop: The loop over the block.
@@ -137,6 +142,10 @@ class Pull(Back):
     @property
     def base(self) -> "Pull":
         return self
+
+    @property
+    def takes_blocks(self) -> bool:
+        return True
 
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(self, step=rewrite(self.step))

@@ -1,8 +1,8 @@
-"""Runs a loop forward: the primal, and the forward sweep that saves slots.
+"""Runs a loop forward, or some of its steps.
 
 Plain JAX on lists of arrays. JAX differentiates none of it but `stored` and `single`:
-the derivatives of a loop are made in `_primitive.py`, of these sweeps and of the
-reverse sweep.
+the derivatives of a loop are made in `_primitive.py`, of the sweep that leaves carries
+in slots (`_slots.py`) and of the reverse sweep (`_sweep.py`).
 """
 
 import dataclasses
@@ -16,15 +16,16 @@ from jax import lax
 
 from ..._lists import Arrays, Flags
 from ...progress import tied
-from ._constant import constant
-from ._layout import Nested, Revolved
-from ._loop import Loop, element, opaque, stack_of, store
-from ._metered import hops, metered_scan
-from ._slots import HOST, new_slots, packed, write
+from ._loop import Loop, opaque, stack_of
+from ._metered import metered_scan
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
 Saveable = Callable[..., Any] | None
+
+
+# Where positions count from if they are those of the whole loop.
+FROM_START = None
 
 
 class Active(NamedTuple):
@@ -123,12 +124,13 @@ def single(
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """Runs steps for their carries alone."""
+    """Runs steps for their carries alone; positions count from the `first` one."""
 
     step: Step
     loop: Loop
     consts: Arrays
     xs: Arrays
+    first: Any = FROM_START
 
     def advance(self, carry: Arrays, start: Any, count: int) -> list[Any]:
         """The carry `count` steps after `start`; the count is static."""
@@ -150,150 +152,8 @@ class Walk:
 
     def next(self, carry: Arrays, position: Any) -> list[Any]:
         """The carry after the step at a position."""
-        return self.step(self.consts, carry, self.loop.x(self.xs, position))[0]
-
-
-def forward(
-    step: Step,
-    loop: Loop,
-    layout: Nested | Revolved,
-    consts: Arrays,
-    init: Arrays,
-    xs: Arrays,
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """Runs the loop and leaves carries in slots. Returns the carry, `ys`, the slots."""
-    by_segments = isinstance(layout, Revolved) and not step.y_types
-    if layout.on_host or by_segments or loop.meter is not None:
-        consts, xs = opaque(consts), opaque(xs)
-    if layout.on_host:
-        return _forward_to_host(step, loop, layout, consts, init, xs)
-    slots = new_slots(init, layout.primal_slots + 1)
-    if isinstance(layout, Revolved) and by_segments:
-        walk = Walk(step, loop, consts, xs)
-        return _forward_by_segments(walk, layout, list(init), slots)
-    row_of = _row_of(layout)
-
-    def body(state: tuple[Any, ...], _: Any) -> tuple[tuple[Any, ...], list[Any]]:
-        position, carry, slots = state
-        row = row_of(position)
-        slots = write(slots, carry, row)
-        carry, y = step(consts, carry, loop.x(xs, position))
-        return (position + 1, carry, slots), y
-
-    state, inputs = (zero(), list(init), slots), (consts, init, xs)
-    number, (_, carry, slots), ys = metered_scan(body, state, [], loop, inputs)
-    return tied(number, (carry, ys, slots))
-
-
-def _forward_by_segments(
-    walk: Walk, layout: Revolved, init: list[Any], slots: list[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """The same where there are no `ys`: between two slots nothing but the step is run.
-
-    The rows of `_row_of` are not cheap to find for so irregular a layout.
-    """
-    starts = constant([*layout.starts, layout.length])
-
-    def body(row: Any, state: tuple[Any, list[Any], list[Any]]) -> Any:
-        number, carry, slots = state
-        slots = write(slots, carry, row)
-        start, stop = element(starts, row), element(starts, row + 1)
-        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
-        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
-        return number, carry, slots
-
-    gauge = walk.loop.gauge
-    after = [*walk.consts, *init, *walk.xs]
-    state = (gauge and gauge.open(after), init, slots)
-    state = lax.fori_loop(0, layout.primal_slots, body, state)
-    _, carry, slots = state
-    return carry, [], slots
-
-
-def _forward_to_host(
-    step: Step,
-    loop: Loop,
-    layout: Nested | Revolved,
-    consts: Arrays,
-    init: Arrays,
-    xs: Arrays,
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """The same for slots on the host: nothing is sent there but what is kept.
-
-    The slots are what a scan stacks, for that is how XLA knows to make them there.
-    """
-
-    def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
-        position, carry, ys = state
-        carry, y = step(consts, carry, loop.x(xs, position))
-        return position + 1, carry, _keep(loop, ys, y, position)
-
-    def run(state: Any, stop: Any) -> Any:
-        return iterate(move, state, lambda state: stop - state[0], loop.unroll)
-
-    def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
-        row, _ = loop.row(loop.index(state[0] - 1))
-        return [element(b, row) for b in state[2]] if loop.rows else []
-
-    def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
-        number, state = told
-        kept = [jax.device_put(leaf, HOST) for leaf in packed(state[1], True)]
-        return hops(gauge, number, state, stop, run, last_y), kept
-
-    ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
-    # The last row is for the carries that find no free slot.
-    stops = constant([*layout.starts[1:], layout.length, layout.length])
-    gauge = loop.gauge
-    number = gauge and gauge.open([*consts, *init, *xs])
-    told = (number, (zero(), list(init), ys))
-    (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
-    return carry, ys, slots
-
-
-def _keep(loop: Loop, ys: Arrays, y: Arrays, position: Any) -> list[Any]:
-    """`ys` with the outputs of the step at a position, if they are kept."""
-    if not loop.rows:
-        return list(ys)
-    row, is_kept = loop.row(loop.index(position))
-    if is_kept is not True:
-        before = [element(b, row) for b in ys]
-        y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
-    return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
-
-
-def _row_of(layout: Nested | Revolved) -> Callable[[Any], Any]:
-    """Which row of the slots the carry at a position is written to.
-
-    Carries that are not kept are written, too: to a row that is written again before
-    it is read, or to one more row. That is cheaper than a branch, for which a GPU waits
-    for the host; and a row that is a function of the position alone, and not of what
-    was written before, adds nothing to the state of the loop.
-    """
-    if isinstance(layout, Revolved):
-        # As many starts as there are before the position, by bisection.
-        bits = layout.primal_slots.bit_length()
-        padding = [layout.length] * (2**bits - layout.primal_slots)
-        starts = constant([*layout.starts, *padding])
-
-        def row_at(position: Any) -> Any:
-            row = zero()
-            for bit in reversed(range(bits)):
-                further = row + 2**bit
-                row = jnp.where(element(starts, further - 1) < position, further, row)
-            return row
-
-        return row_at
-
-    def row_in_nests(position: Any) -> Any:
-        row, first_row, start = layout.primal_slots, 0, 0
-        for nest in layout.nests:
-            offset = position - start
-            starts_here = (offset >= 0) & (offset % nest.stride == 0)
-            row = jnp.where(starts_here, first_row + offset // nest.stride, row)
-            first_row, start = first_row + nest.levels[0], start + nest.length
-        return row
-
-    return row_in_nests
+        x = self.loop.x(self.xs, shifted(position, self.first))
+        return self.step(self.consts, carry, x)[0]
 
 
 def iterate(
@@ -313,6 +173,11 @@ def iterate(
             state,
         )
     return state
+
+
+def shifted(position: Any, first: Any) -> Any:
+    """A position in a loop that counts from the first one of a part of it."""
+    return position if first is FROM_START else first + position
 
 
 def zero() -> Any:

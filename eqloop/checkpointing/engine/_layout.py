@@ -1,160 +1,41 @@
-"""Where the carries of a loop are stored and in which order it is reversed: no JAX.
-
-A layout is what a schedule comes down to for one loop, and all that the engine needs
-to know. There are three.
-"""
+"""What a schedule decides for one loop: an order, slots, and a reversal."""
 
 import dataclasses
-from typing import TypeAlias
 
-from . import _binomial
-from ._levels import Nest
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """Every residual is kept while the primal runs; nothing is run again."""
-
-    length: int
-
-    @property
-    def block(self) -> int:
-        return self.length
-
-    @property
-    def slots(self) -> int:
-        return 0
-
-    @property
-    def advances(self) -> int:
-        return 0
-
-    @property
-    def evaluations(self) -> int:
-        """How often the step is evaluated for a gradient: once by the primal."""
-        return self.length
+from ._costs import Rates, StepCost
+from ._order import AbstractOrder
+from ._reversals import AbstractReversal, ByResiduals
+from ._slots import AbstractSlots, DeviceSlots
 
 
 @dataclasses.dataclass(frozen=True)
-class Nested:
-    """Nests one after the other; static trip counts throughout.
+class Layout:
+    """How one loop is stored and reversed.
 
     Attributes:
-        nests: The nests.
-        on_host: Whether the carries that the primal leaves behind are kept in the
-            memory of the host.
+        order: Which carries are stored, and in which order the steps are reversed.
+        slots: Where the carries are that the primal stores.
+        reversal: How one block is taken back.
     """
 
-    nests: tuple[Nest, ...]
-    on_host: bool = dataclasses.field(default=False, kw_only=True, repr=False)
+    order: AbstractOrder
+    slots: AbstractSlots = dataclasses.field(default_factory=DeviceSlots)
+    reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
 
     @property
-    def length(self) -> int:
-        return sum(nest.length for nest in self.nests)
+    def stores_residuals(self) -> bool:
+        """Whether the primal stores residuals, and no carries."""
+        return self.order.stores_residuals
 
-    @property
-    def block(self) -> int:
-        return max((nest.block for nest in self.nests), default=1)
+    def stored_bytes(self, cost: StepCost) -> int:
+        """The bytes of slots and of residuals of blocks, on the device."""
+        first = self.slots.take_device_memory
+        return self.order.stored_bytes(cost, self.reversal, first)
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether blocks are reversed one after the other, and no step is run again."""
-        return all(len(nest.levels) == 1 for nest in self.nests)
+    def duration(self, cost: StepCost, rate: Rates) -> float:
+        """Nanoseconds, roughly; good for comparing layouts with one another."""
+        return self.order.duration(cost, self.reversal, rate)
 
-    @property
-    def primal_slots(self) -> int:
-        """The carries that the primal leaves behind."""
-        return sum(nest.levels[0] for nest in self.nests)
-
-    @property
-    def starts(self) -> list[int]:
-        """The position that each slot of the primal starts at."""
-        result, start = list[int](), 0
-        for nest in self.nests:
-            result += range(start, start + nest.length, nest.stride)
-            start += nest.length
-        return result
-
-    @property
-    def slots(self) -> int:
-        """The carries that are stored at once, at the most."""
-        before = most = 0
-        for nest in self.nests:
-            most = max(most, before + nest.slots)
-            before += nest.levels[0]
-        return most
-
-    @property
-    def advances(self) -> int:
-        return sum(nest.advances for nest in self.nests)
-
-    @property
-    def evaluations(self) -> int:
-        """The primal, the reversal of every step, and the advances in between."""
-        return 2 * self.length + self.advances
-
-
-@dataclasses.dataclass(frozen=True)
-class Revolved:
-    """Binomial checkpointing: the fewest evaluations that the slots allow.
-
-    The chain is made of blocks; where their size does not divide the length the first
-    one is shorter. Trip counts depend on the position, so they are dynamic.
-    """
-
-    length: int
-    slots: int
-    block: int = 1
-    on_host: bool = dataclasses.field(default=False, kw_only=True, repr=False)
-
-    @property
-    def is_flat(self) -> bool:
-        """Never: how often a loop goes round is found out by another one around it."""
-        return False
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.length // self.block)
-
-    @property
-    def missing(self) -> int:
-        """How many steps the first block is short of a full one."""
-        return self.blocks * self.block - self.length
-
-    @property
-    def primal_slots(self) -> int:
-        return min(self.slots, self.blocks)
-
-    @property
-    def segments(self) -> list[tuple[int, int]]:
-        """The length, in blocks, and the rank of what lies between the slots."""
-        return _binomial.segments(self.blocks, self.slots)
-
-    @property
-    def block_starts(self) -> list[int]:
-        """The block that each slot of the primal starts at."""
-        lengths = [length for length, _ in self.segments]
-        return [sum(lengths[:i]) for i in range(len(lengths))]
-
-    @property
-    def starts(self) -> list[int]:
-        """The position that each slot of the primal starts at."""
-        return [max(b * self.block - self.missing, 0) for b in self.block_starts]
-
-    @property
-    def advances(self) -> int:
-        in_blocks = _binomial.sweep_advances(self.blocks, self.slots)
-        if not self.missing:
-            return in_blocks * self.block
-        # The first block, which may be shorter, is the first of the first segment.
-        length, rank = _binomial.first_segment(self.blocks, self.slots)
-        crossings = _binomial.crossings(length, self.primal_slots, rank)
-        return in_blocks * self.block - crossings * self.missing
-
-    @property
-    def evaluations(self) -> int:
-        """The primal, the reversal of every step, and the advances in between."""
-        return 2 * self.length + self.advances
-
-
-Layout: TypeAlias = Stored | Nested | Revolved
+    def by_carries(self) -> "Layout":
+        """The same for a loop whose primal cannot store residuals."""
+        return dataclasses.replace(self, order=self.order.by_carries())

@@ -34,8 +34,7 @@ from ._back import (
     onward,
 )
 from ._forward import Active
-from ._layout import Nested, Revolved, Stored
-from ._levels import Nest
+from ._layout import Layout
 from ._loop import Loop, stack_of, stack_type
 from ._problem import (
     Problem,
@@ -48,8 +47,6 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
-from ._reverse import reverse
-from ._slots import slot_type
 from ._step import Step, without_outputs
 from ._sweep import Sweep
 from ._written_out import there_and_back
@@ -73,11 +70,9 @@ class PlannedLoop(Formula):
 
     instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     problem: Problem
-    saves: Nested | Revolved | None
+    saves: Layout | None
 
-    def __init__(
-        self, problem: Problem, saves: Nested | Revolved | None, in_avals: Any
-    ):
+    def __init__(self, problem: Problem, saves: Layout | None, in_avals: Any):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = [] if saves is None else self._slot_types(step, saves)
@@ -93,7 +88,7 @@ class PlannedLoop(Formula):
         step, loop = self.problem.step, self.problem.loop
         if self.saves is None:
             return (*_forward.primal(step, loop, *inputs), [])
-        return _forward.forward(step, loop, self.saves, *inputs)
+        return _sweep_forward(step, loop, self.saves, inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
@@ -119,8 +114,8 @@ class PlannedLoop(Formula):
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
-        layout = self.saves or problem.planner.layout(problem, active)
-        if isinstance(layout, Stored):
+        layout = self.saves or problem.layout(active)
+        if layout.stores_residuals:
             (carry, ys), residuals = _vjp_stored(problem, active, y_active, inputs)
             slots = []
         else:
@@ -142,7 +137,7 @@ class PlannedLoop(Formula):
         layout, active, y_active = static.value
         ct_carry, ct_ys, _ = outgrad
         ct_carry = instantiated(pick(ct_carry, active.carry))
-        if isinstance(layout, Stored):
+        if layout.stores_residuals:
             ct_ys = instantiated(pick(ct_ys, y_active))
             cts = _pull_stored(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
@@ -197,9 +192,9 @@ class PlannedLoop(Formula):
         """A mark for each of the slots, of which none has a tangent."""
         return [False] * len(self.out_aval[2])
 
-    def _slot_types(self, step: Step, layout: Any) -> list[Any]:
-        rows = layout.primal_slots + 1
-        return [slot_type(c, rows, layout.on_host) for c in step.carry_types]
+    def _slot_types(self, step: Step, layout: Layout) -> list[Any]:
+        rows = len(layout.order.by_carries().starts) + 1
+        return layout.slots.types(step.carry_types, rows)
 
     def _reversed(
         self,
@@ -245,11 +240,11 @@ class Reverse(Formula):
     there: ClassVar[type[PlannedLoop]] = PlannedLoop
     problem: Problem
     back: Back
-    layout: Any  # Nested | Revolved
+    layout: Layout
     has_run: bool
 
     def __init__(
-        self, problem: Problem, back: Back, layout: Any, has_run: bool, in_avals: Any
+        self, problem: Problem, back: Back, layout: Layout, has_run: bool, in_avals: Any
     ):
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
@@ -299,10 +294,10 @@ class Reverse(Formula):
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
         if not self.has_run:
             slots = self._forward(inputs)
-        consts, _, xs = inputs
-        step = self._again
-        sweep = Sweep(step, self.problem.loop, self.back, consts, xs, zs)
-        cts = reverse(sweep, self.layout, slots, carried)
+        (consts, _, xs), loop = inputs, self.problem.loop
+        reversal = self.layout.reversal
+        sweep = Sweep(self._again, loop, self.back, reversal, consts, xs, zs)
+        cts = sweep.run(self.layout, slots, carried)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -423,9 +418,7 @@ class Reverse(Formula):
         self, problem: Problem, kind: Callable[..., Back], active: Active, in_avals: Any
     ) -> "Reverse":
         """A derivative, of which the loop there is this one."""
-        layout = problem.planner.layout(problem, all_active(problem.step))
-        if isinstance(layout, Stored):  # which is residuals, and there are none
-            layout = Nested((Nest((layout.length,)),))
+        layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self._again, self._known(active))
         return type(self)(problem, back, layout, False, in_avals)
 
@@ -433,7 +426,7 @@ class Reverse(Formula):
         """The slots, from running the loop there."""
         problem = self.problem.muted(backward=True)
         step = without_outputs(problem.step)
-        return _forward.forward(step, problem.loop, self.layout, *inputs)[2]
+        return _sweep_forward(step, problem.loop, self.layout, inputs)[2]
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """The same by JAX, of two loops between which every carry is kept."""
@@ -447,6 +440,13 @@ class Reverse(Formula):
         ct_marked, ct_ends = pull(Taken(*cts))
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
+
+
+def _sweep_forward(
+    step: Step, loop: Loop, layout: Layout, inputs: Any
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Runs the loop and leaves carries in slots."""
+    return layout.slots.sweep(step, loop, layout.order.by_carries(), *inputs)
 
 
 def _vjp_stored(

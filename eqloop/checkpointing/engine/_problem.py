@@ -6,7 +6,9 @@ under `vmap`. They keep the schedule, and are planned anew.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -17,16 +19,20 @@ from ..._lists import Flags, pick, put, split
 from ..._settled import settled
 from ..._symbolic import refuse_symbolic
 from ..._tangents import is_inexact
+from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop
+from ._order import AbstractSlotOrder
+from ._segmented import Segmented
+from ._slots import DeviceSlots
 from ._step import Step, make_step, reaching
 
 
 class Planner(Protocol):
     """What the primitive needs of a schedule."""
 
-    def layout(self, problem: "Problem", active: Active) -> Layout:
+    def layout(self, loop: "LoopSpec") -> Layout:
         """How to store and reverse a loop, once it is known what is differentiated."""
         ...
 
@@ -40,16 +46,9 @@ class Problem:
     policy: Saveable
     planner: Planner
 
-    @property
-    def known_length(self) -> int:
-        """The number of steps, for what is planned by it."""
-        refuse_symbolic(
-            type(self.planner).__name__,
-            self.loop.length,
-            "to plan the gradient of a loop",
-            "Use `schedule=el.StoreAll()`, or export for each length by itself",
-        )
-        return self.loop.length
+    def layout(self, active: Active) -> Layout:
+        """How its planner has it stored and reversed."""
+        return self.planner.layout(LoopSpec(self, active))
 
     def muted(self, backward: bool) -> "Problem":
         """The same loop to be run again: without its bars and those in its step.
@@ -67,6 +66,108 @@ class Problem:
     def guarded(self) -> "Problem":
         """The same with callbacks that close all bars when they raise."""
         return dataclasses.replace(self, step=self.step.guarded())
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSpec:
+    """A loop that is to be planned, as a schedule sees it.
+
+    Attributes:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+    """
+
+    problem: Problem = dataclasses.field(repr=False)
+    active: Active = dataclasses.field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """How many steps the loop has."""
+        refuse_symbolic(
+            type(self.problem.planner).__name__,
+            self.problem.loop.length,
+            "to plan the gradient of a loop",
+            "Use `schedule=el.StoreAll()`, or export for each length by itself",
+        )
+        return self.problem.loop.length
+
+    @property
+    def carry_bytes(self) -> int:
+        """The bytes of a carry, which are what a slot takes."""
+        types = self.problem.step.carry_types
+        return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
+
+    def cut(self, segments: Iterable[tuple[int, "Planner"]]) -> Layout:
+        """The loop as segments, one after the other.
+
+        The carry at the start of each segment is stored by the primal. On the way back,
+        last segment first, each is run again from there, and is reversed as its own
+        schedule plans; a segment of one step is reversed at once. Equal segments that
+        follow one another share one loop in the program.
+
+        Args:
+            segments: How many steps each segment has, and the schedule for it. With
+                [`StoreAll`][eqloop.StoreAll] the residuals of the segment are stored
+                together; with `Chunked(1)` each of its carries.
+
+        Raises:
+            TypeError: If a number of steps is not an int, or a schedule is none.
+            ValueError: If the segments do not make up the loop, or one is to be stored
+                on the host: [`Offload`][eqloop.Offload] is for the whole schedule.
+
+        Examples:
+            See [`AbstractSchedule`][eqloop.AbstractSchedule].
+        """
+        orders = [self._order_of(count, schedule) for count, schedule in segments]
+        owner = type(self.problem.planner).__name__
+        if sum(order.length for order in orders) != self.length:
+            lengths = ", ".join(str(order.length) for order in orders)
+            raise ValueError(
+                f"{owner}: the segments that are passed to `loop.cut` must add up to "
+                f"the length of the loop, {self.length}, and they are: "
+                f"{lengths or 'none'}."
+            )
+        parts = [(len(list(same)), order) for order, same in itertools.groupby(orders)]
+        if not parts:
+            return Layout(AllAtOnce(0))
+        return Layout(Segmented(tuple(parts)))
+
+    def _order_of(self, count: Any, schedule: Any) -> AbstractSlotOrder:
+        """The order of a segment, as its schedule plans it."""
+        owner = type(self.problem.planner).__name__
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise TypeError(
+                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
+                f"steps, an int of at least 1, and a schedule. Its number of steps is "
+                f"{count!r}."
+            )
+        if not hasattr(schedule, "layout"):
+            raise TypeError(
+                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
+                f"steps and a schedule, such as `el.Chunked(1)`. Its schedule is "
+                f"{schedule!r}."
+            )
+        loop = self.problem.loop.part(count)
+        problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
+        layout = problem.layout(self.active)
+        if layout.slots != DeviceSlots():
+            raise ValueError(
+                f"{owner}: the slots of a segment are on the device, and cannot be "
+                f"those of {schedule!r}. Pass the schedule without it to `loop.cut`, "
+                f"and have those of the primal on the host: "
+                f"`el.Offload({owner}(...))`."
+            )
+        return layout.order.as_part()
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether residuals of the steps may be stored."""
+        return self.problem.policy is not None
+
+    @property
+    def has_carry(self) -> bool:
+        """Whether there is anything to store."""
+        return bool(self.problem.step.carry_types)
 
 
 def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:

@@ -1,4 +1,7 @@
-"""The reverse sweep of binomial checkpointing, with dynamic trip counts."""
+"""The machine that reverses a chain of blocks with a stack of slots, in place.
+
+Which segment is split where is `_binomial`'s; trip counts depend on the position.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -7,12 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._lists import Arrays
-from . import _binomial
-from ._constant import constant
-from ._forward import iterate, zero
-from ._layout import Revolved
+from ._forward import iterate
 from ._loop import element, store
-from ._slots import write
+from ._slots import Carries
 from ._sweep import Cotangents, Sweep
 
 
@@ -24,53 +24,14 @@ class Stack(NamedTuple):
         start: The block at which its segment starts.
         rank: The rank of its segment, which says how it is split (`_binomial`).
         table: Start and rank of the segments of the slots before.
-        slots: The carries. One more row takes those that find no free slot.
+        carries: The carries. One more row takes those that find no free slot.
     """
 
     top: Any
     start: Any
     rank: Any
     table: Any
-    slots: list[Any]
-
-
-def reverse_chain(
-    sweep: Sweep, layout: Revolved, slots: Arrays, cts: Cotangents
-) -> Cotangents:
-    """Reverses a chain of blocks, last to first, with a stack of slots in place."""
-    reach = constant(reach_table(layout))
-    chain = Chain(sweep, layout.primal_slots - 1, reach, layout.block, layout.missing)
-    # The first block may be shorter. It is the last to be reversed, by itself.
-    first = int(layout.missing > 0)
-    stack, cts = chain.reverse(_stack(layout, slots), layout.blocks - 1, first, cts)
-    if first:
-        carry = sweep.carry(stack.slots, 0)
-        cts = sweep.pull(carry, zero(), layout.block - layout.missing, cts)
-    return cts
-
-
-def reach_table(layout: Revolved) -> list[list[int]]:
-    """For numbers of slots and of ranks the longest chain, cut to fit.
-
-    The columns start at rank -1.
-    """
-    if layout.primal_slots == 1:
-        return [[0]]  # nothing is ever split, and the table would be long
-    ranks = max(rank for _, rank in layout.segments) + 1
-    limit = layout.blocks + 1
-    return [
-        [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
-        for k in range(layout.primal_slots + 1)
-    ]
-
-
-def _stack(layout: Revolved, slots: Arrays) -> Stack:
-    """The slots as the primal leaves them, all in use."""
-    ranks = [rank for _, rank in layout.segments]
-    rows = list(zip(layout.block_starts, ranks, strict=True))
-    numbers = (layout.primal_slots - 1, *rows[-1])
-    top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
-    return Stack(top, start, rank, constant(rows), list(slots))
+    carries: Carries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +65,7 @@ class Chain:
             stack = self.split(stack, block)
             stack, place, low = self.fill(stack, block)
             low_here = jnp.maximum(low, first)
-            cts = self.pull_run(stack.slots, place, block, low_here, cts)
+            cts = self.pull_run(stack.carries, place, block, low_here, cts)
             return low - 1, self.drop(stack, low), cts
 
         state = (jnp.asarray(block, jnp.int32), stack, cts)
@@ -128,17 +89,17 @@ class Chain:
             return (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
 
         def move(stack: Stack) -> Stack:
-            top, start, rank, table, slots = stack
+            top, start, rank, table, carries = stack
             free = self.last - top
             length = block + 1 - start
             near = self._reach_below(free + 1, rank)
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
-            carry = self.sweep.carry(slots, self._row(top))
+            carry = carries.read(self._row(top))
             begin, end = self.position(start), self.position(stop)
             carry = self.sweep.walk.advance_to(carry, begin, end)
             table = store(table, jnp.stack([start, rank - 1]), top)
-            slots = write(slots, carry, self._row(top + 1))
-            return Stack(top + 1, stop, rank, table, slots)
+            carries = carries.write(carry, self._row(top + 1))
+            return Stack(top + 1, stop, rank, table, carries)
 
         return lax.while_loop(unfinished, move, stack)
 
@@ -155,29 +116,29 @@ class Chain:
         has_free = stack.top < self.last
         stride = jnp.where(has_free, 1, 0)
 
-        def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
-            at, carry, slots = state
+        def move(state: tuple[Any, list[Any], Carries]) -> Any:
+            at, carry, carries = state
             place = stack.top + 1 + stride * (at - stack.start)
             carry = self._next(carry, at)
-            return at + 1, carry, write(slots, carry, self._row(place))
+            return at + 1, carry, carries.write(carry, self._row(place))
 
-        carry = self.sweep.carry(stack.slots, self._row(stack.top))
-        state = (stack.start, carry, stack.slots)
-        *_, slots = lax.while_loop(lambda state: state[0] < block, move, state)
+        carry = stack.carries.read(self._row(stack.top))
+        state = (stack.start, carry, stack.carries)
+        *_, carries = lax.while_loop(lambda state: state[0] < block, move, state)
         count = block - stack.start
         place = stack.top + jnp.where(has_free, count, jnp.minimum(count, 1))
         low = jnp.where(has_free, stack.start, block)
-        return stack._replace(slots=slots), place, low
+        return stack._replace(carries=carries), place, low
 
     def pull_run(
-        self, slots: Arrays, place: Any, block: Any, low: Any, cts: Cotangents
+        self, carries: Carries, place: Any, block: Any, low: Any, cts: Cotangents
     ) -> Cotangents:
         """Reverses the blocks from one down to another, whose carries are at hand."""
         offset = place - block
 
         def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
             block, cts = state
-            carry = self.sweep.carry(slots, self._row(block + offset))
+            carry = carries.read(self._row(block + offset))
             position = block * self.block - self.missing
             return block - 1, self.sweep.pull(carry, position, self.block, cts)
 
@@ -191,7 +152,7 @@ class Chain:
         start, rank = element(stack.table, top)
         start = jnp.where(done, start, stack.start)
         rank = jnp.where(done, rank, stack.rank)
-        return Stack(top, start, rank, stack.table, stack.slots)
+        return Stack(top, start, rank, stack.table, stack.carries)
 
     def _next(self, carry: Arrays, block: Any) -> list[Any]:
         """The carry after a block."""

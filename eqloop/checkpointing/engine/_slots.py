@@ -1,111 +1,199 @@
-"""Slots: room for stored carries, on the device or in the memory of its host."""
+"""Slots: room for stored carries, and the forward sweep that leaves carries there.
 
-import functools
-from collections.abc import Callable
+To store carries elsewhere or in another form, subclass `AbstractSlots` in a file of its
+own. The slots of inner levels, which are few and soon read, are on the device always.
+"""
+
+import abc
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
 from ..._lists import Arrays
-from ._loop import element, stack_of, stack_type, store
-
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-
-
-def slot_type(aval: Any, rows: int, on_host: bool) -> Any:
-    """The type of so many slots for a leaf of the carry."""
-    stacked = stack_type(aval.update(dtype=_stored_as(aval.dtype, on_host)), rows)
-    return stacked.update(memory_space=HOST) if on_host else stacked
+from ...progress import tied
+from ._constant import constant
+from ._forward import Walk, zero
+from ._loop import Loop, element, opaque, stack_of, stack_type, store
+from ._metered import hops, metered_scan
+from ._order import AbstractSlotOrder
+from ._step import Step
 
 
-def new_slots(carry: Arrays, rows: int) -> list[Any]:
-    """Slots on the device, with a carry in each of them."""
-    return [stack_of(c, rows) for c in packed(carry)]
+class AbstractSlots(abc.ABC):
+    """Where carries are stored, and in which form: a frozen, hashable dataclass."""
+
+    @property
+    @abc.abstractmethod
+    def take_device_memory(self) -> bool:
+        """Whether they count among the bytes that a gradient takes."""
+
+    @abc.abstractmethod
+    def stored_dtype(self, dtype: Any) -> Any:
+        """The dtype in which leaves of a dtype are stored."""
+
+    @abc.abstractmethod
+    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+        """The types of so many slots."""
+
+    @abc.abstractmethod
+    def read(self, array: Any, row: Any) -> Any:
+        """What is in a row of an array of them, on the device."""
+
+    @abc.abstractmethod
+    def write(self, array: Any, leaf: Any, row: Any) -> Any:
+        """An array of them with a leaf in a row, which is on the device."""
+
+    @abc.abstractmethod
+    def sweep(
+        self,
+        step: Step,
+        loop: Loop,
+        order: AbstractSlotOrder,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Runs a loop and stores the carries that an order starts from.
+
+        Returns:
+            The final carry, `ys`, and the slots. They have a row for each start, and
+            one more for carries that are not kept.
+        """
+
+    def packed(self, carry: Arrays) -> list[Any]:
+        """A carry in the form in which it is stored."""
+        return [_as(leaf, self.stored_dtype(jax.typeof(leaf).dtype)) for leaf in carry]
+
+    def filled(self, carry: Arrays, rows: int) -> "Carries":
+        """Slots on the device, with a carry in each of them."""
+        arrays = [stack_of(leaf, rows) for leaf in self.packed(carry)]
+        return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
+
+    def holding(self, arrays: Arrays, carry_types: Arrays) -> "Carries":
+        """The carries in slots that a sweep has left."""
+        return Carries(list(arrays), self, tuple(aval.dtype for aval in carry_types))
 
 
-def packed(carry: Arrays, on_host: bool = False) -> list[Any]:
-    """A carry as slots hold it."""
-    return [_as(leaf, _stored_as(jax.typeof(leaf).dtype, on_host)) for leaf in carry]
+@dataclasses.dataclass(frozen=True)
+class Carries:
+    """Carries in slots.
 
-
-def _stored_as(dtype: Any, on_host: bool) -> Any:
-    """What slots hold: bits, of what XLA would widen there, and on the host.
-
-    Bits have no cotangents. JAX makes the zero cotangents of slots that a loop around
-    hands on, and makes them on the device, which those of slots on the host are not.
+    Attributes:
+        arrays: The slots, an array for each leaf.
+        slots: What kind they are.
+        dtypes: The dtype of each leaf of a carry.
     """
-    # Of a complex number JAX cannot take the bits.
-    as_bits = is_widened(dtype) or (on_host and jnp.issubdtype(dtype, jnp.floating))
-    return jnp.dtype(f"uint{8 * dtype.itemsize}") if as_bits else dtype
+
+    arrays: list[Any]
+    slots: AbstractSlots
+    dtypes: tuple[Any, ...]
+
+    def read(self, row: Any) -> list[Any]:
+        """The carry in a row."""
+        leaves = [self.slots.read(array, row) for array in self.arrays]
+        return list(map(_as, leaves, self.dtypes))
+
+    def write(self, carry: Arrays, row: Any) -> "Carries":
+        """The same with a carry in a row."""
+        arrays = [
+            self.slots.write(array, _as(leaf, array.dtype), row)
+            for array, leaf in zip(self.arrays, carry, strict=True)
+        ]
+        return dataclasses.replace(self, arrays=arrays)
+
+
+jax.tree_util.register_dataclass(
+    Carries, data_fields=["arrays"], meta_fields=["slots", "dtypes"]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSlots(AbstractSlots):
+    """In the memory of the device, as they are."""
+
+    @property
+    def take_device_memory(self) -> bool:
+        return True
+
+    def stored_dtype(self, dtype: Any) -> Any:
+        # XLA would widen some small ones for the whole loop. It keeps their bits.
+        return bits_of(dtype) if is_widened(dtype) else dtype
+
+    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+        stored = lambda aval: aval.update(dtype=self.stored_dtype(aval.dtype))
+        return [stack_type(stored(aval), rows) for aval in carry_types]
+
+    def read(self, array: Any, row: Any) -> Any:
+        return element(array, row)
+
+    def write(self, array: Any, leaf: Any, row: Any) -> Any:
+        return store(array, leaf, row)
+
+    def sweep(
+        self,
+        step: Step,
+        loop: Loop,
+        order: AbstractSlotOrder,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        by_segments = not (order.has_cheap_rows or step.y_types)
+        if by_segments or loop.meter is not None:
+            consts, xs = opaque(consts), opaque(xs)
+        carries = self.filled(init, len(order.starts) + 1)
+        if by_segments:
+            walk = Walk(step, loop, consts, xs)
+            return _sweep_by_segments(walk, order, list(init), carries)
+        row_of = order.row_of()
+
+        def body(
+            state: tuple[Any, list[Any], Carries], _: Any
+        ) -> tuple[tuple[Any, list[Any], Carries], list[Any]]:
+            position, carry, carries = state
+            carries = carries.write(carry, row_of(position))
+            carry, y = step(consts, carry, loop.x(xs, position))
+            return (position + 1, carry, carries), y
+
+        state, inputs = (zero(), list(init), carries), (consts, init, xs)
+        number, (_, carry, carries), ys = metered_scan(body, state, [], loop, inputs)
+        return tied(number, (carry, ys, carries.arrays))
+
+
+def _sweep_by_segments(
+    walk: Walk, order: AbstractSlotOrder, init: list[Any], carries: Carries
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The same where there are no `ys`: between two slots nothing but the step is run.
+
+    So the rows need not be found at every step.
+    """
+    starts = constant([*order.starts, order.length])
+
+    def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
+        number, carry, carries = state
+        carries = carries.write(carry, row)
+        start, stop = element(starts, row), element(starts, row + 1)
+        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
+        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
+        return number, carry, carries
+
+    gauge = walk.loop.gauge
+    after = [*walk.consts, *init, *walk.xs]
+    state = (gauge and gauge.open(after), init, carries)
+    _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
+    return carry, [], carries.arrays
+
+
+def bits_of(dtype: Any) -> Any:
+    """The unsigned integers with as many bits."""
+    return jnp.dtype(f"uint{8 * dtype.itemsize}")
 
 
 def _as(leaf: Any, dtype: Any) -> Any:
     # A literal of the program is a leaf, too, and has no dtype of its own.
     is_so = jax.typeof(leaf).dtype == dtype
     return leaf if is_so else lax.bitcast_convert_type(leaf, dtype)
-
-
-def write(slots: Arrays, carry: Arrays, row: Any) -> list[Any]:
-    """The slots with a carry in a row, sent to the host if that is where they are."""
-
-    def write_leaf(slot: Any, leaf: Any) -> Any:
-        leaf = _as(leaf, slot.dtype)
-        if not _is_on_host(slot):
-            return store(slot, leaf, row)
-        return _store_at(0)(slot, jax.device_put(leaf, HOST), row)
-
-    return list(map(write_leaf, slots, carry))
-
-
-def read(slots: Arrays, row: Any, types: Arrays) -> list[Any]:
-    """The carry in a row, on the device, given the types of its leaves."""
-
-    def read_leaf(slot: Any, aval: Any) -> Any:
-        if not _is_on_host(slot):
-            return _as(element(slot, row), aval.dtype)
-        leaf = jax.device_put(_element_at(0)(slot, row), DEVICE)
-        return _as(leaf, aval.dtype)
-
-    return list(map(read_leaf, slots, types))
-
-
-def _is_on_host(x: Any) -> bool:
-    return jax.typeof(x).memory_space == HOST
-
-
-# JAX makes gathers and scatters of slices under `vmap`, whose indices would have to be
-# on the host as well. The rows are the same for the whole batch, so slices will do.
-
-
-@functools.cache
-def _element_at(axis: int) -> Callable[..., Any]:
-    @custom_vmap
-    def at(slot: Any, row: Any) -> Any:
-        return element(slot, row, axis)
-
-    @at.def_vmap
-    def batched(size: int, is_batched: Any, slot: Any, row: Any) -> Any:
-        del size
-        return _element_at(axis + 1)(slot, row), is_batched[0]
-
-    return at
-
-
-@functools.cache
-def _store_at(axis: int) -> Callable[..., Any]:
-    @custom_vmap
-    def at(slot: Any, leaf: Any, row: Any) -> Any:
-        return store(slot, leaf, row, axis)
-
-    @at.def_vmap
-    def batched(size: int, is_batched: Any, slot: Any, leaf: Any, row: Any) -> Any:
-        repeated = lambda x: jnp.broadcast_to(x, (size, *x.shape))
-        slot = slot if is_batched[0] else repeated(slot)
-        leaf = leaf if is_batched[1] else repeated(leaf)
-        return _store_at(axis + 1)(slot, leaf, row), True
-
-    return at

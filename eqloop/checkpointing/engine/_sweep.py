@@ -1,7 +1,7 @@
 """What all reverse sweeps share: they take cotangents back, one block at a time.
 
-What is done to a block is told by a `Back`; the order of the blocks is not in this
-file.
+What is done to a step is told by a `Back`, and how a block is taken back by a reversal.
+The order of the blocks is not in this file.
 """
 
 import dataclasses
@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ..._lists import Arrays
 from ...progress import Gauge
-from ._back import Back, Pull
-from ._forward import Walk
+from ._back import Back
+from ._forward import FROM_START, Walk, shifted
+from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
-from ._slots import new_slots, read, write
+from ._reversals import AbstractReversal
 from ._step import Step
 
 
@@ -42,18 +42,22 @@ class Sweep:
     Attributes:
         step: The step, to advance by.
         loop: The loop around it.
-        back: What is done to a block.
+        back: What is done to a step.
+        reversal: How a block is taken back.
         zs: What the blocks get besides: the cotangents of `ys`.
         count: How many steps were run, if not all that the loop may have.
+        first: The position in the loop from which positions count.
     """
 
     step: Step
     loop: Loop
     back: Back
+    reversal: AbstractReversal
     consts: Arrays
     xs: Arrays
     zs: Arrays
     count: Any = None
+    first: Any = FROM_START
 
     @property
     def gauge(self) -> Gauge | None:
@@ -65,7 +69,21 @@ class Sweep:
 
     @property
     def walk(self) -> Walk:
-        return Walk(self.step, self.loop, self.consts, self.xs)
+        return Walk(self.step, self.loop, self.consts, self.xs, self.first)
+
+    def run(self, layout: Layout, slots: Arrays, ct_carry: Arrays) -> Cotangents:
+        """Takes the cotangents of the outputs back to those of the inputs.
+
+        Args:
+            layout: How the loop was stored.
+            slots: The carries that were stored.
+            ct_carry: The cotangents of the active leaves of the final carry.
+        """
+        order = layout.order.by_carries()
+        sweep = self if order.is_flat else self.opaque()
+        cts = sweep.start(ct_carry, slots)
+        carries = layout.slots.holding(slots, self.step.carry_types)
+        return order.reverse(sweep, carries, cts)
 
     def opaque(self) -> "Sweep":
         """The same for loops in loops: what they read is not known to be repeated."""
@@ -90,35 +108,22 @@ class Sweep:
             self.gauge and self.gauge.open([*slots, *ct_carry, *self.zs]),
         )
 
-    def carry(self, slots: Arrays, row: Any) -> list[Any]:
-        """The carry in a row of the slots."""
-        return read(slots, row, self.step.carry_types)
+    def part(self, start: Any) -> "Sweep":
+        """The same for the steps from a position on, which they count from."""
+        return dataclasses.replace(self, first=shifted(start, self.first))
 
     def pull(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
         """Reverses a block of `count` steps, given the carry before it."""
-        if count == 1 or isinstance(self.back, Pull):
-            return self._tell(start, count, self._taken(carry, start, count, cts))
-        # JAX would store residuals of the block. What it makes of a loop when it is
-        # differentiated twice is not always what it makes of the steps (JAX 0.10).
-        slots = new_slots(carry, count)
+        cts = self.reversal(self, carry, start, count, cts)
+        return self._tell(start, count, cts)
 
-        def fill(i: Any, state: tuple[list[Any], list[Any]]) -> Any:
-            carry, slots = state
-            carry = self.walk.next(carry, start + i)
-            return carry, write(slots, carry, i + 1)
-
-        def back(i: Any, cts: Cotangents) -> Cotangents:
-            i = count - 1 - i
-            return self._taken(self.carry(slots, i), start + i, 1, cts)
-
-        _, slots = lax.fori_loop(0, count - 1, fill, (list(carry), slots))
-        return self._tell(start, count, lax.fori_loop(0, count, back, cts))
-
-    def _taken(
+    def take(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
+        """Takes cotangents past `count` steps by the `Back`."""
+        start = shifted(start, self.first)
         xs = self.loop.block(self.xs, start, count)
         at = self.loop.block_start(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, self._zs(at, count))
@@ -139,7 +144,7 @@ class Sweep:
         if self.gauge is None:
             return cts
         length = self.loop.length if self.count is None else self.count
-        done = length - start
+        done = length - shifted(start, self.first)
         number = self.gauge.report_if_due(cts.number, done, count, cts.carry)
         return dataclasses.replace(cts, number=number)
 

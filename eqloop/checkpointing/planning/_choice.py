@@ -10,8 +10,7 @@ from ..engine._problem import Problem
 from ._cost import step_cost
 from ._guess import Guess
 from ._memory import peak_bytes
-from ._search import layouts
-from ._time import duration
+from ._search import orders
 from ._work import rates
 
 # Programs are compiled in the course of a search until no layout promises to be so much
@@ -49,7 +48,7 @@ def smallest(problem: Problem, active: Active) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = _guess(problem, active)
     every = [layout for _, layout in _by_duration(problem, active)]
-    among = [layout for layout in every if layout.block == 1] or every
+    among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
     for _ in range(_MOST_TRIALS):
         if guess.knows(least):
@@ -105,13 +104,13 @@ def _measured(problem: Problem, active: Active, layout: Layout, guess: Guess) ->
 
 
 def _duration(problem: Problem, active: Active, layout: Layout) -> float:
-    return duration(step_cost(problem, active), layout, rates())
+    return layout.duration(step_cost(problem, active), rates())
 
 
 @functools.lru_cache(maxsize=128)
 def _by_duration(problem: Problem, active: Active) -> Sequence[tuple[float, Layout]]:
     timed = [
         (_duration(problem, active, layout), layout)
-        for layout in layouts(problem.loop.length)
+        for layout in map(Layout, orders(problem.loop.length))
     ]
     return sorted(timed, key=lambda item: item[0])

@@ -1,6 +1,5 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -13,45 +12,12 @@ from jax.interpreters import partial_eval
 from ..._lists import Arrays, Flags, pick, put
 from ..._tangents import is_inexact
 from ..engine import _forward
+from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._loop import Loop
 from ..engine._problem import Problem
 from ..engine._step import Step
 from ._work import outer_products, rates, work
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCost:
-    """What one step costs when the loop is differentiated.
-
-    Attributes:
-        carry: Bytes of a carry.
-        read: Bytes of those leaves of a carry that the reversal of one step reads.
-        walked: Bytes of those leaves that must be known to get to such leaves of the
-            carries of later steps.
-        x: Bytes of one element of `xs`.
-        ct_x: Bytes of its cotangent.
-        ct_y: Bytes of the cotangents of its outputs.
-        ct_consts: Bytes of the cotangents of what all steps share.
-        residuals: Bytes that one step adds to the residuals of a block.
-        everything: Bytes that are stored if all residuals of the loop are.
-        evaluation: The work of evaluating the step.
-        reversal: The work of taking cotangents back, given the residuals.
-        reads: Entries of outer products that are computed from stored residuals.
-    """
-
-    carry: int
-    read: int
-    walked: int
-    x: int
-    ct_x: int
-    ct_y: int
-    ct_consts: int
-    residuals: int
-    everything: int
-    evaluation: float
-    reversal: float
-    reads: int
 
 
 @functools.lru_cache(maxsize=128)

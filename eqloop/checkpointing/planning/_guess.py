@@ -2,9 +2,8 @@
 
 from collections.abc import Hashable
 
-from ..engine._layout import Layout, Nested, Revolved
-from ._cost import StepCost
-from ._stored import stored_bytes, working_set
+from ..engine._costs import StepCost
+from ..engine._layout import Layout
 
 
 class Guess:
@@ -23,7 +22,7 @@ class Guess:
         """The bytes of a layout: those that were measured, or the guess."""
         if layout in self._known:
             return self._known[layout]
-        stored = stored_bytes(self._cost, layout)
+        stored = layout.stored_bytes(self._cost)
         counted, measured = self._like(layout)
         if measured < counted:
             return stored * measured // max(counted, 1)
@@ -32,9 +31,9 @@ class Guess:
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
         self._known[layout] = measured
-        seen = (stored_bytes(self._cost, layout), measured)
+        seen = (layout.stored_bytes(self._cost), measured)
         # What was seen last is nearest to what is looked for.
-        self._seen[_kind(layout)] = seen
+        self._seen[layout.order.kind] = seen
 
     def knows(self, layout: Layout) -> bool:
         """Whether a layout was measured."""
@@ -42,23 +41,15 @@ class Guess:
 
     def knows_kind(self, layout: Layout) -> bool:
         """Whether one of its kind was measured."""
-        return _kind(layout) in self._seen
+        return layout.order.kind in self._seen
 
     def _like(self, layout: Layout) -> tuple[int, int]:
         """What was counted and what was measured of a layout that is like this one."""
-        if (seen := self._seen.get(_kind(layout))) is not None:
+        if (seen := self._seen.get(layout.order.kind)) is not None:
             return seen
         return 0, working_set(self._cost)
 
 
-def _kind(layout: Layout) -> Hashable:
-    """What programs are made alike of."""
-    is_single = layout.block == 1
-    match layout:
-        case Revolved():
-            return "revolved", is_single, layout.missing > 0
-        case Nested():
-            depth = min(max(len(nest.levels) for nest in layout.nests), 3)
-            return "nested", is_single, depth
-        case _:
-            return "stored"
+def working_set(cost: StepCost) -> int:
+    """The bytes that are allocated besides what a layout stores, as a guess."""
+    return 4 * cost.carry + 2 * cost.ct_consts + 3 * cost.residuals

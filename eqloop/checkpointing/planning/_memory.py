@@ -9,15 +9,14 @@ import jax
 from ..._lists import pick, put
 from ..._tangents import is_inexact
 from ..engine._forward import Active, Saveable
-from ..engine._layout import Layout, Nested
-from ..engine._levels import Nest
+from ..engine._layout import Layout
 from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
-from ..engine._problem import Problem
+from ..engine._problem import LoopSpec, Problem
 from ..engine._step import Step
 from ._compiled import temporary_bytes
 from ._cost import step_cost, xs_types
-from ._stored import stored_bytes, working_set
+from ._guess import working_set
 
 
 def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
@@ -26,8 +25,9 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     A loop is compiled alone, and within another program a few more of its values may
     be buffers, so that a little is added.
     """
-    stand_in, extra = _stand_in(layout, len(problem.step.carry_types))
-    loop = _of_length(problem.loop, stand_in.length)
+    order, extra = layout.order.stand_in(len(problem.step.carry_types))
+    stand_in = dataclasses.replace(layout, order=order)
+    loop = _of_length(problem.loop, order.length)
     fixed = dataclasses.replace(problem, loop=loop, planner=_Fixed(stand_in))
     measured = _measured(
         _Program(
@@ -42,44 +42,9 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     )
     if measured is None:
         cost = step_cost(problem, active)
-        measured, extra = stored_bytes(cost, layout) + working_set(cost), 0
+        measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
     total = measured + extra
     return total + total // 200 + 512
-
-
-# Levels that are compiled as they are. Each makes the program longer.
-_DEEPEST = 4
-
-
-def _stand_in(layout: Layout, leaves: int) -> tuple[Layout, int]:
-    """A layout that takes as much memory, of which the program is small.
-
-    Args:
-        layout: The layout.
-        leaves: How many leaves the carry has.
-
-    Returns:
-        The layout, and the bytes that the given one takes besides.
-    """
-    if not isinstance(layout, Nested):
-        return layout, 0
-    nests = tuple(_shallow(nest) for nest in layout.nests)
-    deeper = sum(
-        len(nest.levels) - len(small.levels)
-        for nest, small in zip(layout.nests, nests, strict=True)
-    )
-    # Each level has counters of its own, and a few values that move between loops:
-    # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
-    return dataclasses.replace(layout, nests=nests), deeper * (1024 + 176 * leaves)
-
-
-def _shallow(nest: Nest) -> Nest:
-    """Fewer levels with as many slots: those between hold the same leaves."""
-    if len(nest.levels) <= _DEEPEST:
-        return nest
-    first, *between, last = nest.levels
-    kept = _DEEPEST - 3
-    return Nest((first, *between[:kept], sum(between[kept:]), last), nest.block)
 
 
 def _of_length(loop: Loop, length: int) -> Loop:
@@ -104,7 +69,7 @@ class _Fixed:
 
     only: Layout
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def layout(self, loop: LoopSpec) -> Layout:
         return self.only
 
 

@@ -4,9 +4,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..engine._layout import Stored
-from ._history import Event, history
-from ._units import format_bytes
+from ..._bytes import format_bytes
+from ..engine._order import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ _LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}
 
 def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     """Draws the bytes in use as a gradient proceeds, and which step is at work."""
-    events = list(itertools.islice(history(plan.layout), _MOST_EVENTS + 1))
+    events = list(itertools.islice(plan.layout.order.history(), _MOST_EVENTS + 1))
     if not 0 < len(events) <= _MOST_EVENTS:
         raise ValueError(
             f"Plan.plot: only gradients of up to {_MOST_EVENTS} evaluations of the "
@@ -30,7 +29,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
             f"{plan.evaluations}. Draw the plan of a shorter loop."
         )
     ax = _axes(ax)
-    stored = [_stored(plan, event) for event in events]
+    stored = [plan.layout.order.event_bytes(plan.cost, event) for event in events]
     # What does not depend on the place in the sweep: buffers that come and go.
     rest = max(plan.peak_bytes - max(stored), 0)
     sizes = [size + rest for size in stored]
@@ -84,15 +83,6 @@ def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
     ax.set(xlabel="peak memory", ylabel="time, storing everything = 1")
     ax.legend(frameon=False)
     return ax
-
-
-def _stored(plan: "Plan", event: Event) -> int:
-    cost = plan.cost
-    if isinstance(plan.layout, Stored):
-        return cost.everything * event.residuals // plan.length
-    if plan.block > 1:
-        return event.slots * cost.carry + event.residuals * cost.residuals
-    return event.slots * cost.carry
 
 
 def _format(value: float, _: Any) -> str:

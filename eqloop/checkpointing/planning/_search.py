@@ -1,22 +1,25 @@
-"""The layouts among which a budget chooses, in plain Python, no JAX."""
+"""The orders among which a budget chooses: integers, of which nothing is run."""
 
 import math
 from collections.abc import Iterator
 
-from ..engine._layout import Layout, Nested, Revolved, Stored
+from ..engine._all_at_once import AllAtOnce
 from ..engine._levels import Nest, nests
+from ..engine._nested import Nested
+from ..engine._order import AbstractOrder
+from ..engine._revolved import Revolved
 
-# A layout that runs each step so many times more is no answer to how little memory
+# An order that runs each step so many times more is no answer to how little memory
 # would do: with a single slot, a loop of a million steps would take 10**12 evaluations.
 MOST_ADVANCES = 100
 
 
-def layouts(length: int) -> Iterator[Layout]:
-    """Layouts from which to choose, at all the trade-offs that there are.
+def orders(length: int) -> Iterator[AbstractOrder]:
+    """Orders from which to choose, at all the trade-offs that there are.
 
     They are not many, as neighbouring ones differ by some per cent.
     """
-    yield Stored(length)
+    yield AllAtOnce(length)
     for block in _blocks(length):
         yield from _nested(length, block)
         yield from _revolved(length, block)
@@ -30,25 +33,25 @@ def _blocks(length: int) -> Iterator[int]:
         block *= 2
 
 
-def _revolved(length: int, block: int) -> Iterator[Layout]:
+def _revolved(length: int, block: int) -> Iterator[AbstractOrder]:
     blocks = -(-length // block)
     for slots in _sizes(blocks):
-        layout = Revolved(length, slots, block)
-        if layout.advances <= MOST_ADVANCES * length:
-            yield layout
+        order = Revolved(length, slots, block)
+        if order.advances <= MOST_ADVANCES * length:
+            yield order
 
 
-def _nested(length: int, block: int) -> Iterator[Layout]:
+def _nested(length: int, block: int) -> Iterator[AbstractOrder]:
     """One level, and up to four more within it, of unequal lengths."""
     blocks = length // block
     for inner in dict.fromkeys(_inner_levels(blocks)):
         outer = blocks // math.prod(inner)
         first = Nest((outer, *inner), block)
         base = max(inner, default=2)
-        layout = Nested((first, *nests(length - first.length, base, block)))
+        order = Nested((first, *nests(length - first.length, base, block)))
         # Each nest is a part of the program of its own.
-        if len(layout.nests) <= 3:
-            yield layout
+        if len(order.nests) <= 3:
+            yield order
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

@@ -4,12 +4,13 @@ The unit is a nanosecond, roughly, on the backend in use. Nothing depends on the
 plans are compared with one another.
 """
 
-import dataclasses
 import math
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+
+from ..engine._costs import Rates
 
 # fmt: off
 _COSTLY = frozenset({
@@ -26,36 +27,6 @@ _FREE = frozenset({
     "name",
 })
 # fmt: on
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """What single operations take on a backend, in nanoseconds.
-
-    Attributes:
-        flop: One multiplication or addition of a contraction.
-        entry: One entry of an elementwise result.
-        costly_entry: The same for a transcendental function.
-        equation: Any equation, however small.
-        byte: One byte written to a buffer that lives longer than an iteration.
-        iteration: One iteration of a loop whose trip count is static.
-        dynamic_iteration: One iteration of a loop whose trip count is not.
-        run: To find out which steps of a binomial sweep come next, and to enter the
-            loops that run them.
-        entry_of_reads: One entry of an outer product of what was read from stored
-            residuals. XLA may fuse the reads into the product, and what is computed
-            from them, and then repeats both for every entry.
-    """
-
-    flop: float
-    entry: float
-    costly_entry: float
-    equation: float
-    byte: float
-    iteration: float
-    dynamic_iteration: float
-    run: float
-    entry_of_reads: float
 
 
 # Measured on two cores, by `tests/benchmarks/calibrate.py`. The last two are fitted to

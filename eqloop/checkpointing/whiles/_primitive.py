@@ -8,25 +8,20 @@ are no part of what the condition reads.
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from ..._formula import Formula, Selected
 from ..._lists import Arrays, pick
 from ..._reaching import names_axis
 from ..._recall import recall
 from ...progress import tied
-from ..engine._layout import Nested
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem, activity
-from ..engine._slots import slot_type
 from ..engine._step import Step
 from ..engine._sweep import Sweep
 from ._batch import joint_loop, stops_apart
-from ._forward import forward, primal
-from ._layout import Online
 from ._metered import closed, opened
-from ._reverse import reverse, unconditional
-from ._varying import axes_of, check_consts, vary
+from ._until import primal, unconditional
+from ._varying import axes_of, check_consts
 
 
 def planned_while(problem: Problem, consts: Arrays, init: Arrays) -> list[Any]:
@@ -39,13 +34,13 @@ def planned_while(problem: Problem, consts: Arrays, init: Arrays) -> list[Any]:
 class PlannedWhile(PlannedLoop):
     """`(consts, init, xs) -> (carry, ys, saved)`, with neither `xs` nor `ys`.
 
-    What is saved is that of `forward`: a few integers, then the slots.
+    What is saved is that of an `AbstractWhileOrder`: a few integers, then the slots.
     """
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
     )
-    saves: Any  # Nested | Online | None
+    saves: Any  # AbstractWhileOrder | None
 
     def expand(self, *inputs: Any) -> Any:
         if (known := recall(self, self.flat_in(inputs))) is not None:
@@ -55,7 +50,7 @@ class PlannedWhile(PlannedLoop):
         if self.saves is None:
             carry, saved = primal(step, loop.length, consts, init), []
         else:
-            carry, saved = forward(step, self.saves, consts, init)
+            carry, saved = self.saves.forward(step, consts, init)
         carry, saved = closed(loop.meter, carry, (carry, saved))
         return carry, [], saved
 
@@ -83,7 +78,7 @@ class PlannedWhile(PlannedLoop):
         return formula, args, [0] * len(formula.out_avals_flat)
 
     def _slot_types(self, step: Step, layout: Any) -> list[Any]:
-        return _saved(layout, step.carry_types)
+        return layout.saved_types(step.carry_types)
 
     @property
     def reversal(self) -> type[Reverse]:
@@ -91,9 +86,10 @@ class PlannedWhile(PlannedLoop):
 
 
 class ReverseWhile(Reverse):
-    """The same, for what `forward` saves; the way back knows not whether to go on."""
+    """The same for a while loop. The way back does not carry whether to go on."""
 
     there: ClassVar[type[PlannedLoop]] = PlannedWhile
+    layout: Any  # AbstractWhileOrder
     lead: ClassVar[int] = 1
 
     @staticmethod
@@ -103,9 +99,10 @@ class ReverseWhile(Reverse):
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
         if not self.has_run:
             slots = self._forward(inputs)
-        (consts, _, _), loop = inputs, self.problem.loop
-        sweep = Sweep(self._again, loop, self.back, consts, [], [], count=slots[0])
-        cts = reverse(sweep, self.layout, slots, carried)
+        (consts, _, _), loop, order = inputs, self.problem.loop, self.layout
+        step, reversal = self._again, order.reversal
+        sweep = Sweep(step, loop, self.back, reversal, consts, [], [], slots[0])
+        cts = order.reverse(sweep, slots, carried)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def batched(
@@ -117,7 +114,7 @@ class ReverseWhile(Reverse):
     def _forward(self, inputs: Any) -> list[Any]:
         consts, init, _ = inputs
         step = self.problem.step.muted(backward=True)
-        return forward(step, self.layout, consts, init)[1]
+        return self.layout.forward(step, consts, init)[1]
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         raise ValueError(
@@ -144,16 +141,3 @@ def check_apart(formula: Formula, axis_data: Any) -> None:
             f"the gradient of the batch instead, `jax.grad` of a sum over the "
             f"`jax.vmap`, or run the steps with `el.Scan`."
         )
-
-
-def _saved(layout: Nested | Online, carry: Arrays) -> list[Any]:
-    """The types of what a forward sweep saves."""
-    if isinstance(layout, Nested):
-        shapes, rows = [()], layout.primal_slots
-    else:
-        shapes, rows = [(), (layout.slots,), (layout.slots,)], layout.slots + 1
-    # A type names the mesh in use, so it is best that JAX makes it.
-    axes = axes_of(carry[0])
-    integers = lambda: [vary(jnp.zeros(shape, jnp.int32), axes) for shape in shapes]
-    marks = jax.make_jaxpr(integers)().out_avals
-    return [*marks, *(slot_type(c, rows, on_host=False) for c in carry[1:])]

@@ -23,13 +23,15 @@ References:
     Sci. Comput. 32(2), 2010.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from ..engine._constant import constant
 from ..engine._loop import element
-from ._layout import Online
+
+if TYPE_CHECKING:
+    from ._online import Online
 
 
 class Spread(NamedTuple):
@@ -48,14 +50,14 @@ class Spread(NamedTuple):
     stop: Any
 
 
-def full(layout: Online) -> Spread:
+def full(order: "Online") -> Spread:
     """The slots when the first carries have been stored, one after the other."""
-    places = jnp.arange(layout.slots, dtype=jnp.int32)
-    rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, layout.slots))
+    places = jnp.arange(order.checkpoints, dtype=jnp.int32)
+    rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, order.checkpoints))
     return Spread(places, places, rank, stop)
 
 
-def move_on(layout: Online, spread: Spread, position: Any) -> tuple[Any, Spread]:
+def move_on(order: "Online", spread: Spread, position: Any) -> tuple[Any, Spread]:
     """Gives up a slot for the carry at a position, or raises the rank.
 
     Returns:
@@ -63,13 +65,13 @@ def move_on(layout: Online, spread: Spread, position: Any) -> tuple[Any, Spread]
         beyond the slots.
     """
     starts, rows, rank, _ = spread
-    place = _place_to_free(layout, spread, position)
-    is_kept = jnp.arange(layout.slots, dtype=jnp.int32) < place
-    row = element(appended(rows, layout.slots), place)
+    place = _place_to_free(order, spread, position)
+    is_kept = jnp.arange(order.checkpoints, dtype=jnp.int32) < place
+    row = element(appended(rows, order.checkpoints), place)
     starts = jnp.where(is_kept, starts, appended(starts[1:], position))
     rows = jnp.where(is_kept, rows, appended(rows[1:], row))
-    is_full = (place == layout.slots).astype(jnp.int32)
-    rank = jnp.minimum(rank + is_full, layout.ranks)
+    is_full = (place == order.checkpoints).astype(jnp.int32)
+    rank = jnp.minimum(rank + is_full, order.ranks)
     before, last = starts[-2], starts[-1]
     fits_soon = (rank > 2) & (last + rank - before <= (rank + 1) * (rank + 2) // 2)
     grown = jnp.where(rank == 1, 1, jnp.where(fits_soon, rank, rank + 1))
@@ -82,11 +84,11 @@ def appended(numbers: Any, last: Any) -> Any:
     return jnp.append(numbers, jnp.asarray(last, numbers.dtype))
 
 
-def _place_to_free(layout: Online, spread: Spread, position: Any) -> Any:
+def _place_to_free(order: "Online", spread: Spread, position: Any) -> Any:
     """The place among the slots whose segment joins the one before, or one too many."""
-    starts, slots = spread.starts, layout.slots
+    starts, slots = spread.starts, order.checkpoints
     # reach[r - 1][i] is that of the segment with `i` slots before it, at rank `r`.
-    columns = zip(*layout.reach[:1:-1], strict=True)
+    columns = zip(*order.reach[:1:-1], strict=True)
     reach = constant(list(columns)[2:])
     merged = appended(starts[2:], position) - starts[:-1]
     fits = merged <= element(reach, spread.rank - 1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import eqloop as el
 from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._layout import Nested
 from eqloop.checkpointing.engine._levels import nests
+from eqloop.checkpointing.engine._nested import Nested
 
 SCHEDULES = (
     el.StoreAll(),
@@ -99,9 +99,9 @@ def test_binomial_takes_the_least_evaluations_for_every_length(slots):
 
 @pytest.mark.parametrize("length", [1, 100])
 @pytest.mark.parametrize("base", [2, 16])
-def test_recursive_evaluates_what_its_layout_says(length, base):
-    layout = Nested(nests(length, base))
-    assert len(count_gradient(el.Recursive(base), length)) == layout.evaluations
+def test_recursive_evaluates_what_its_order_says(length, base):
+    order = Nested(nests(length, base))
+    assert len(count_gradient(el.Recursive(base), length)) == order.evaluations
 
 
 def test_chunks_evaluate_each_step_thrice_but_their_last():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._slots import new_slots, read, write
+from eqloop.checkpointing.engine._slots import DeviceSlots
 
 from ..memory import temp_bytes
 
@@ -134,8 +134,8 @@ def test_slots_keep_every_bit(dtype):
     bits = jnp.dtype(f"uint{8 * jnp.dtype(dtype).itemsize}")
     every = jnp.arange(2 ** (8 * bits.itemsize), dtype=jnp.uint32).astype(bits)
     carry = [jax.lax.bitcast_convert_type(every, dtype), jnp.arange(3), True]
-    slots = write(new_slots([jnp.zeros_like(c) for c in carry], 4), carry, 2)
-    found, *rest = read(slots, 2, list(map(jax.typeof, carry)))
+    empty = DeviceSlots().filled([jnp.zeros_like(c) for c in carry], 4)
+    found, *rest = empty.write(carry, 2).read(2)
     assert found.dtype == dtype
     assert jnp.array_equal(jax.lax.bitcast_convert_type(found, bits), every)
     assert jnp.array_equal(rest[0], carry[1])

@@ -6,10 +6,12 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._layout import Nested, Revolved, Stored
+from eqloop.checkpointing.engine._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine._levels import Nest
-from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts
-from eqloop.checkpointing.planning._time import duration
+from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.planning._search import MOST_ADVANCES, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
 from ..steps import field, gru, ode, recurrent
@@ -101,29 +103,30 @@ def test_work_is_counted():
     )
 
 
-def test_a_layout_that_runs_more_takes_longer():
-    found = cost(recurrent(10))
-    times = [
-        duration(found, layout, CPU)
-        for layout in (
-            Nested((Nest((64,)),)),
-            Nested((Nest((8, 8)),)),
-            Nested((Nest((4, 4, 4)),)),
-            Revolved(64, 2),
-            Revolved(64, 1),
-        )
-    ]
-    assert times == sorted(times)
-    steps = cost(ode(10))
-    assert duration(steps, Stored(64), CPU) < duration(steps, Revolved(64, 32), CPU)
+def test_an_order_that_runs_more_takes_longer():
+    def times(args, *orders):
+        found = cost(args)
+        return [Layout(order).duration(found, CPU) for order in orders]
+
+    slower = (
+        Nested((Nest((64,)),)),
+        Nested((Nest((8, 8)),)),
+        Nested((Nest((4, 4, 4)),)),
+        Revolved(64, 2),
+        Revolved(64, 1),
+    )
+    found = times(recurrent(10), *slower)
+    assert found == sorted(found)
+    everything, revolved = times(ode(10), AllAtOnce(64), Revolved(64, 32))
+    assert everything < revolved
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])
-def test_layouts_to_choose_from(length):
-    found = list(layouts(length))
-    assert all(layout.length == length for layout in found)
-    assert all(layout.advances <= MOST_ADVANCES * length for layout in found)
-    assert Stored(length) in found
+def test_orders_to_choose_from(length):
+    found = list(orders(length))
+    assert all(order.length == length for order in found)
+    assert all(order.evaluations <= (2 + MOST_ADVANCES) * length for order in found)
+    assert AllAtOnce(length) in found
     assert Nested((Nest((length,)),)) in found
     assert len(found) < 3000
 

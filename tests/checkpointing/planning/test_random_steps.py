@@ -30,9 +30,9 @@ class Recorded(AbstractSchedule):
     schedule: Any
     plans: list[Plan] = dataclasses.field(compare=False)
 
-    def layout(self, problem: Any, active: Any) -> Any:
-        layout = self.schedule.layout(problem, active)
-        self.plans.append(plan_of(problem, active, layout))
+    def layout(self, loop: Any) -> Any:
+        layout = self.schedule.layout(loop)
+        self.plans.append(plan_of(loop.problem, loop.active, layout))
         return layout
 
 

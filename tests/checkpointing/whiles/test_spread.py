@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eqloop.checkpointing.engine._binomial import sweep_advances
-from eqloop.checkpointing.whiles._layout import UNLIMITED, Online
+from eqloop.checkpointing.whiles._online import Online
+from eqloop.checkpointing.whiles._order import UNLIMITED
 from eqloop.checkpointing.whiles._spread import full, move_on
 
 from .models import Ours, Theirs
@@ -24,16 +25,16 @@ def lengths(model, length):
 @functools.cache
 def starts(slots, length, max_steps=UNLIMITED):
     """What the engine has stored before each step, once the slots are full."""
-    layout = Online(max_steps, slots)
+    order = Online(max_steps, slots)
 
     def look(spread, position):
-        _, moved = move_on(layout, spread, position)
+        _, moved = move_on(order, spread, position)
         is_due = position == spread.stop
         spread = jax.tree.map(functools.partial(jnp.where, is_due), moved, spread)
         return spread, (spread.starts, spread.rows)
 
     positions = jnp.arange(slots, length, dtype=jnp.int32)
-    return jax.jit(lambda: jax.lax.scan(look, full(layout), positions)[1])()
+    return jax.jit(lambda: jax.lax.scan(look, full(order), positions)[1])()
 
 
 @pytest.mark.parametrize("slots", range(2, 13))

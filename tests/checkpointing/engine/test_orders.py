@@ -1,4 +1,4 @@
-"""What a layout says of itself, against a walk through it step by step."""
+"""What an order says of itself, against a walk through it step by step."""
 
 import dataclasses
 import itertools
@@ -8,8 +8,10 @@ import pytest
 from hypothesis import strategies as st
 
 from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._layout import Nested, Revolved, Stored
+from eqloop.checkpointing.engine._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine._levels import Nest, nests
+from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine._revolved import Revolved
 
 
 @dataclasses.dataclass
@@ -42,10 +44,10 @@ class Walker:
             self.nest(within, position)
         self.free(count)
 
-    def chain(self, layout: Revolved, begin: int, end: int, slots: int) -> None:
+    def chain(self, order: Revolved, begin: int, end: int, slots: int) -> None:
         """Some blocks; the carry before them is stored, and freed in the end."""
-        starts = [max(b * layout.block - layout.missing, 0) for b in range(end)]
-        starts.append(layout.length if end == layout.blocks else self.reversed[-1][0])
+        starts = [max(b * order.block - order.missing, 0) for b in range(end)]
+        starts.append(order.length if end == order.blocks else self.reversed[-1][0])
         if end - begin == 1:
             self.reversed.append((starts[begin], starts[end] - starts[begin]))
         elif slots == 1:
@@ -57,30 +59,30 @@ class Walker:
             middle = begin + _binomial.split(end - begin, slots, rank)
             self.advances += starts[middle] - starts[begin]
             self.store()
-            self.chain(layout, middle, end, slots - 1)
-            self.chain(layout, begin, middle, slots)
+            self.chain(order, middle, end, slots - 1)
+            self.chain(order, begin, middle, slots)
             return
         self.free()
 
 
-def walk_nests(layout: Nested) -> Walker:
+def walk_nests(order: Nested) -> Walker:
     walker = Walker()
-    walker.store(layout.primal_slots)
-    start = layout.length
-    for nest in reversed(layout.nests):
+    walker.store(len(order.starts))
+    start = order.length
+    for nest in reversed(order.nests):
         start -= nest.length
         walker.nest(nest, start)
     return walker
 
 
-def walk_chain(layout: Revolved) -> Walker:
+def walk_chain(order: Revolved) -> Walker:
     walker = Walker()
-    walker.store(layout.primal_slots)
-    ends = [*layout.block_starts[1:], layout.blocks]
-    cuts = list(zip(layout.block_starts, ends, strict=True))
+    walker.store(len(order.starts))
+    ends = [*order.block_starts[1:], order.blocks]
+    cuts = list(zip(order.block_starts, ends, strict=True))
     for taken, (begin, end) in reversed(list(enumerate(cuts))):
-        free = min(layout.slots, layout.blocks) - taken
-        walker.chain(layout, begin, end, free)
+        free = order.slots - taken
+        walker.chain(order, begin, end, free)
     return walker
 
 
@@ -95,54 +97,54 @@ def assert_reverses_every_step(walker: Walker, length: int) -> None:
 @hypothesis.given(st.integers(1, 400), st.integers(2, 20), st.integers(1, 8))
 @hypothesis.settings(max_examples=100)
 def test_nests(length, base, block):
-    layout = Nested(nests(length, base, block))
-    walker = walk_nests(layout)
+    order = Nested(nests(length, base, block))
+    walker = walk_nests(order)
     assert_reverses_every_step(walker, length)
-    assert layout.length == length
-    assert layout.advances == walker.advances
-    assert layout.evaluations == 2 * length + walker.advances
-    assert layout.slots == walker.most
-    assert layout.block == max(count for _, count in walker.reversed)
+    assert order.length == length
+    assert order.advances == walker.advances
+    assert order.evaluations == 2 * length + walker.advances
+    assert order.slots == walker.most
+    assert order.block == max(count for _, count in walker.reversed)
 
 
 @hypothesis.given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 250))
 @hypothesis.settings(max_examples=200)
 def test_a_chain_of_blocks(length, slots, block):
-    layout = Revolved(length, slots, block)
-    walker = walk_chain(layout)
+    order = Revolved(length, slots, block)
+    walker = walk_chain(order)
     assert_reverses_every_step(walker, length)
-    assert layout.advances == walker.advances
-    assert layout.evaluations == 2 * length + walker.advances
+    assert order.advances == walker.advances
+    assert order.evaluations == 2 * length + walker.advances
     assert walker.most <= slots
     sizes = {count for _, count in walker.reversed[:-1]}
     assert sizes <= {block}
-    assert walker.reversed[-1][1] == block - layout.missing
+    assert walker.reversed[-1][1] == block - order.missing
 
 
 @pytest.mark.parametrize("slots", range(1, 13))
 def test_a_chain_of_single_steps_takes_the_least_evaluations(slots):
     for length in range(1, 121):
-        layout = Revolved(length, slots)
+        order = Revolved(length, slots)
         least = _binomial.sweep_advances(length, slots)
-        assert layout.evaluations == 2 * length + least
+        assert order.evaluations == 2 * length + least
 
 
 @hypothesis.given(st.integers(1, 5000), st.integers(1, 60), st.integers(1, 300))
 def test_starts_are_where_the_blocks_start(length, slots, block):
-    layout = Revolved(length, slots, block)
-    assert layout.starts[0] == layout.block_starts[0] == 0
-    assert len(layout.starts) == layout.primal_slots <= slots
-    ends = [*layout.starts[1:], length]
-    segments = [(b - a) for a, b in zip(layout.starts, ends, strict=True)]
+    order = Revolved(length, slots, block)
+    assert order.starts[0] == order.block_starts[0] == 0
+    assert len(order.starts) == order.slots <= slots
+    ends = [*order.starts[1:], length]
+    segments = [(b - a) for a, b in zip(order.starts, ends, strict=True)]
     assert all(n > 0 for n in segments)
-    blocks = [n for n, _ in layout.segments]
-    assert segments == [blocks[0] * block - layout.missing] + [
+    blocks = [n for n, _ in order.segments]
+    assert segments == [blocks[0] * block - order.missing] + [
         n * block for n in blocks[1:]
     ]
-    assert all(a < b for a, b in itertools.pairwise(layout.block_starts))
+    assert all(a < b for a, b in itertools.pairwise(order.block_starts))
 
 
 def test_what_stores_all_runs_nothing_again():
-    layout = Stored(7)
-    assert (layout.evaluations, layout.advances, layout.slots) == (7, 0, 0)
-    assert layout.block == 7
+    order = AllAtOnce(7)
+    assert (order.evaluations, order.slots) == (7, 0)
+    assert order.block == 7

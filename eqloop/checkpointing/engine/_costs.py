@@ -1,0 +1,70 @@
+"""What a step and the operations in it cost: numbers for orders to add up.
+
+`planning` finds them out, from the traced step and the backend in use.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCost:
+    """What one step costs when the loop is differentiated.
+
+    Attributes:
+        carry: Bytes of a carry.
+        read: Bytes of those leaves of a carry that the reversal of one step reads.
+        walked: Bytes of those leaves that must be known to get to such leaves of the
+            carries of later steps.
+        x: Bytes of one element of `xs`.
+        ct_x: Bytes of its cotangent.
+        ct_y: Bytes of the cotangents of its outputs.
+        ct_consts: Bytes of the cotangents of what all steps share.
+        residuals: Bytes that one step adds to the residuals of a block.
+        everything: Bytes that are stored if all residuals of the loop are.
+        evaluation: The work of evaluating the step.
+        reversal: The work of taking cotangents back, given the residuals.
+        reads: Entries of outer products that are computed from stored residuals.
+    """
+
+    carry: int
+    read: int
+    walked: int
+    x: int
+    ct_x: int
+    ct_y: int
+    ct_consts: int
+    residuals: int
+    everything: int
+    evaluation: float
+    reversal: float
+    reads: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What single operations take on a backend, in nanoseconds.
+
+    Attributes:
+        flop: One multiplication or addition of a contraction.
+        entry: One entry of an elementwise result.
+        costly_entry: The same for a transcendental function.
+        equation: Any equation, however small.
+        byte: One byte written to a buffer that lives longer than an iteration.
+        iteration: One iteration of a loop whose trip count is static.
+        dynamic_iteration: One iteration of a loop whose trip count is not.
+        run: To find out which steps of a binomial sweep come next, and to enter the
+            loops that run them.
+        entry_of_reads: One entry of an outer product of what was read from stored
+            residuals. XLA may fuse the reads into the product, and what is computed
+            from them, and then repeats both for every entry.
+    """
+
+    flop: float
+    entry: float
+    costly_entry: float
+    equation: float
+    byte: float
+    iteration: float
+    dynamic_iteration: float
+    run: float
+    entry_of_reads: float

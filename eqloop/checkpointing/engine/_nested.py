@@ -1,0 +1,239 @@
+"""Nested levels of segments: static trip counts throughout, which suits accelerators.
+
+Which levels there are is worked out in `_levels.py`, by integers alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..._lists import Arrays
+from ._costs import Rates, StepCost
+from ._levels import Nest
+from ._order import AbstractSlotOrder, Event, block_history
+from ._reversals import AbstractReversal
+from ._slots import Carries, DeviceSlots
+from ._sweep import Cotangents, Sweep
+
+# Levels that are compiled as they are to find out what memory they take. Each makes the
+# program longer.
+_DEEPEST = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested(AbstractSlotOrder):
+    """Nests one after the other, in the order of their steps."""
+
+    nests: tuple[Nest, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(nest.length for nest in self.nests)
+
+    @property
+    def starts(self) -> Sequence[int]:
+        result, start = list[int](), 0
+        for nest in self.nests:
+            result += range(start, start + nest.length, nest.stride)
+            start += nest.length
+        return result
+
+    @property
+    def slots(self) -> int:
+        before = most = 0
+        for nest in self.nests:
+            most = max(most, before + nest.slots)
+            before += nest.levels[0]
+        return most
+
+    @property
+    def advances(self) -> int:
+        return sum(nest.advances for nest in self.nests)
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return [nest.block for nest in self.nests]
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(nest.levels for nest in self.nests)
+
+    @property
+    def is_flat(self) -> bool:
+        return all(len(nest.levels) == 1 for nest in self.nests)
+
+    # How it is run.
+
+    @property
+    def has_cheap_rows(self) -> bool:
+        return True
+
+    def row_of(self) -> Callable[[Any], Any]:
+        """By arithmetic, as the starts of a nest lie at equal distances."""
+
+        def row_at(position: Any) -> Any:
+            row, first_row, start = self._first_slots, 0, 0
+            for nest in self.nests:
+                offset = position - start
+                starts_here = (offset >= 0) & (offset % nest.stride == 0)
+                row = jnp.where(starts_here, first_row + offset // nest.stride, row)
+                first_row, start = first_row + nest.levels[0], start + nest.length
+            return row
+
+        return row_at
+
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        position, row = self.length, self._first_slots
+        for nest in reversed(self.nests):
+            position, row = position - nest.length, row - nest.levels[0]
+            cts = _reverse_level(sweep, nest, position, carries, row, cts)
+        return cts
+
+    # What it costs.
+
+    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        # XLA does away with what is never read: where no step is run again but to be
+        # reversed, that is what the reversal of a step does not need of its carry.
+        last = cost.read if self.block == 1 else cost.walked
+        inner = (
+            sum(nest.levels[1:-1]) * cost.walked + nest.levels[-1] * last
+            for nest in self.nests
+            if len(nest.levels) > 1
+        )
+        of_primal = self._first_slots + 1 if first else 0
+        # Nests are reversed one after the other, in the same memory.
+        each = last if self.is_flat else cost.walked
+        return of_primal * each + max(inner, default=0)
+
+    def overhead(
+        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
+    ) -> float:
+        return sum(_nest_time(cost, nest, reversal, rate) for nest in self.nests)
+
+    def duration(
+        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
+    ) -> float:
+        # XLA has been seen to make half as good a program of a step that is in it
+        # twice.
+        worse = 1 + 0.1 * (len(self.nests) - 1)
+        return super().duration(cost, reversal, rate) * worse
+
+    @property
+    def kind(self) -> Hashable:
+        depth = min(max(len(nest.levels) for nest in self.nests), 3)
+        return "nested", self.block == 1, depth
+
+    def stand_in(self, leaves: int) -> tuple["Nested", int]:
+        nests = tuple(_shallow(nest) for nest in self.nests)
+        deeper = sum(
+            len(nest.levels) - len(small.levels)
+            for nest, small in zip(self.nests, nests, strict=True)
+        )
+        # Each level has counters of its own, and a few values that move between loops:
+        # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
+        return Nested(nests), deeper * (1024 + 176 * leaves)
+
+    # How it is shown.
+
+    def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
+        start += self.length
+        for nest in reversed(self.nests):
+            start -= nest.length
+            yield from _level_history(nest, start, slots)
+            slots -= nest.levels[0]
+
+    @property
+    def _first_slots(self) -> int:
+        """How many carries the primal stores."""
+        return sum(nest.levels[0] for nest in self.nests)
+
+
+def _reverse_level(
+    sweep: Sweep,
+    nest: Nest,
+    start: Any,
+    carries: Carries,
+    row: int,
+    cts: Cotangents,
+) -> Cotangents:
+    """Reverses a nest whose outermost carries are stored from a row on."""
+    count, (_, *inner) = _count(nest, start, sweep.count), nest.levels
+
+    def body(i: Any, cts: Cotangents) -> Cotangents:
+        segment = count - 1 - i
+        position = start + segment * nest.stride
+        carry = carries.read(row + segment)
+        if not inner:
+            return sweep.pull(carry, position, nest.block, cts)
+        within = Nest(tuple(inner), nest.block)
+        filled = _fill(sweep, carry, position, within)
+        return _reverse_level(sweep, within, position, filled, 0, cts)
+
+    unroll = 1 if inner else min(sweep.loop.unroll, nest.levels[0])
+    return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
+
+def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
+    """The carries at the start of each outermost segment of a nest."""
+
+    def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
+        carry, carries = state
+        carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
+        return carry, carries.write(carry, i + 1)
+
+    rows = nest.levels[0]
+    carries = DeviceSlots().filled(carry, rows)
+    unroll = max(min(sweep.loop.unroll, rows - 1), 1) if nest.stride == 1 else 1
+    count = _count(nest, start, sweep.count) - 1
+    return lax.fori_loop(0, count, body, (list(carry), carries), unroll=unroll)[1]
+
+
+def _count(nest: Nest, start: Any, stop: Any) -> Any:
+    """How many of the outermost segments of a nest have steps that were run."""
+    count = nest.levels[0]
+    if stop is None:
+        return count
+    left = stop - jnp.asarray(start, stop.dtype) + (nest.stride - 1)
+    return jnp.clip(lax.div(left, jnp.asarray(nest.stride, left.dtype)), 0, count)
+
+
+def _nest_time(
+    cost: StepCost, nest: Nest, reversal: AbstractReversal, rate: Rates
+) -> float:
+    """What the loops of a nest take by themselves."""
+    total, segments = 0.0, 1
+    for count in nest.levels:
+        # A loop is entered, its slots are made, and every segment starts with one.
+        slot = 2 * cost.carry * rate.byte + 2 * rate.iteration
+        total += segments * (3 * rate.iteration + count * slot)
+        segments *= count
+    return total + segments * reversal.block_time(cost, nest.block, rate)
+
+
+def _shallow(nest: Nest) -> Nest:
+    """Fewer levels with as many slots: those between hold the same leaves."""
+    if len(nest.levels) <= _DEEPEST:
+        return nest
+    first, *between, last = nest.levels
+    kept = _DEEPEST - 3
+    return Nest((first, *between[:kept], sum(between[kept:]), last), nest.block)
+
+
+def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
+    """Reverses a nest whose outermost carries are the last of the slots."""
+    count, *inner = nest.levels
+    for segment in reversed(range(count)):
+        position = start + segment * nest.stride
+        if not inner:
+            yield from block_history(position, nest.block, slots)
+        else:
+            within = Nest(tuple(inner), nest.block)
+            # All but the last segment are run for the carry that comes after.
+            for offset in range(within.length - within.stride):
+                filled = 1 + offset // within.stride
+                yield Event("again", position + offset, slots + filled)
+            yield from _level_history(within, position, slots + inner[0])
+        slots -= 1

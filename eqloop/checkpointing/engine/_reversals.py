@@ -1,0 +1,98 @@
+"""Reversals: how a block of steps is taken back, given the carry before it.
+
+To take blocks back in another way, subclass `AbstractReversal` in a file of its own.
+"""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jax import lax
+
+from ..._lists import Arrays
+from ._costs import Rates, StepCost
+from ._slots import Carries, DeviceSlots
+
+if TYPE_CHECKING:
+    from ._sweep import Cotangents, Sweep
+
+
+class AbstractReversal(abc.ABC):
+    """How a block of steps is taken back: a frozen, hashable dataclass."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+    ) -> "Cotangents":
+        """Takes cotangents past a block.
+
+        Args:
+            sweep: The loop, and what is done to its steps.
+            carry: The carry before the block.
+            start: The position of its first step.
+            count: How many steps it has.
+            cts: The cotangents behind it.
+        """
+
+    @abc.abstractmethod
+    def block_bytes(self, cost: StepCost, count: int) -> int:
+        """The bytes that a block takes while it is reversed."""
+
+    @abc.abstractmethod
+    def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        """What a block takes besides an evaluation and a reversal of each step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByResiduals(AbstractReversal):
+    """The residuals of the whole block are stored, by JAX's own derivative of it."""
+
+    def __call__(
+        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+    ) -> "Cotangents":
+        if count > 1 and not sweep.back.takes_blocks:
+            return _step_by_step(sweep, carry, start, count, cts)
+        return sweep.take(carry, start, count, cts)
+
+    def block_bytes(self, cost: StepCost, count: int) -> int:
+        if count == 1:
+            return 0
+        # A block has its own cotangents of what all steps share, and its own part of
+        # `xs` and of the cotangents of `ys`.
+        per_step = cost.residuals + cost.x + cost.ct_x + cost.ct_y
+        return cost.ct_consts + count * per_step
+
+    def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        if count == 1:
+            return 0.0
+        # The cotangents of what steps share are first summed up within the block.
+        entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 100 * rate.iteration
+        return entry + count * (residuals_time(cost, rate) + 2 * rate.iteration)
+
+
+def residuals_time(cost: StepCost, rate: Rates) -> float:
+    """What it takes to store the residuals of a step and to read them."""
+    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads
+
+
+def _step_by_step(
+    sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+) -> "Cotangents":
+    """The carries of the block are stored, and its steps are taken back one by one.
+
+    JAX would store residuals of the block here, too. But what it makes of a loop when
+    it is differentiated twice is not always what it makes of the steps (JAX 0.10).
+    """
+    carries = DeviceSlots().filled(carry, count)
+
+    def fill(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
+        carry, carries = state
+        carry = sweep.walk.next(carry, start + i)
+        return carry, carries.write(carry, i + 1)
+
+    def back(i: Any, cts: "Cotangents") -> "Cotangents":
+        i = count - 1 - i
+        return sweep.take(carries.read(i), start + i, 1, cts)
+
+    _, carries = lax.fori_loop(0, count - 1, fill, (list(carry), carries))
+    return lax.fori_loop(0, count, back, cts)

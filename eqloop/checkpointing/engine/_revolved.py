@@ -1,0 +1,173 @@
+"""Binomial checkpointing: the fewest evaluations that the slots allow.
+
+The arithmetic is in `_binomial.py`, and the machine that runs it in `_revolve.py`.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+
+import jax.numpy as jnp
+
+from . import _binomial
+from ._constant import constant
+from ._costs import Rates, StepCost
+from ._forward import zero
+from ._order import AbstractSlotOrder, Event, block_history
+from ._reversals import AbstractReversal
+from ._revolve import Chain, Stack
+from ._slots import Carries
+from ._sweep import Cotangents, Sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class Revolved(AbstractSlotOrder):
+    """A chain of blocks, reversed with so many slots, which are used in place.
+
+    Where the size of a block does not divide the length the first one is shorter. Trip
+    counts depend on the position, so they are dynamic.
+    """
+
+    steps: int
+    checkpoints: int
+    block_size: int = 1
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the chain has."""
+        return -(-self.steps // self.block_size)
+
+    @property
+    def missing(self) -> int:
+        """How many steps the first block is short of a full one."""
+        return self.blocks * self.block_size - self.steps
+
+    @property
+    def slots(self) -> int:
+        return min(self.checkpoints, self.blocks)
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The length, in blocks, and the rank of what lies between the slots."""
+        return _binomial.segments(self.blocks, self.checkpoints)
+
+    @property
+    def block_starts(self) -> list[int]:
+        """The block that each slot of the primal starts at."""
+        lengths = [length for length, _ in self.segments]
+        return [sum(lengths[:i]) for i in range(len(lengths))]
+
+    @property
+    def starts(self) -> Sequence[int]:
+        return [self._position(block) for block in self.block_starts]
+
+    @property
+    def advances(self) -> int:
+        in_blocks = _binomial.sweep_advances(self.blocks, self.checkpoints)
+        if not self.missing:
+            return in_blocks * self.block_size
+        # The first block, which may be shorter, is the first of the first segment.
+        length, rank = _binomial.first_segment(self.blocks, self.checkpoints)
+        crossings = _binomial.crossings(length, self.slots, rank)
+        return in_blocks * self.block_size - crossings * self.missing
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        shorter = [self.block_size - self.missing] * (self.missing > 0)
+        return [self.block_size, *shorter]
+
+    @property
+    def reach(self) -> list[list[int]]:
+        """For numbers of slots and of ranks the longest chain, cut to fit.
+
+        The columns start at rank -1.
+        """
+        if self.slots == 1:
+            return [[0]]  # nothing is ever split, and the table would be long
+        ranks = max(rank for _, rank in self.segments) + 1
+        limit = self.blocks + 1
+        return [
+            [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
+            for k in range(self.slots + 1)
+        ]
+
+    # How it is run.
+
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        reach = constant(self.reach)
+        chain = Chain(sweep, self.slots - 1, reach, self.block_size, self.missing)
+        # The first block may be shorter. It is the last to be reversed, by itself.
+        first = int(self.missing > 0)
+        stack, cts = chain.reverse(self._stack(carries), self.blocks - 1, first, cts)
+        if first:
+            carry = stack.carries.read(0)
+            cts = sweep.pull(carry, zero(), self.block_size - self.missing, cts)
+        return cts
+
+    def _stack(self, carries: Carries) -> Stack:
+        """The slots as the primal leaves them, all in use."""
+        ranks = [rank for _, rank in self.segments]
+        rows = list(zip(self.block_starts, ranks, strict=True))
+        numbers = (self.slots - 1, *rows[-1])
+        top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
+        return Stack(top, start, rank, constant(rows), carries)
+
+    # What it costs.
+
+    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        # Each slot has a start and a rank, of four bytes each.
+        of_carries = (self.slots + 1) * cost.walked if first else 0
+        return of_carries + self.slots * 8
+
+    def overhead(
+        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
+    ) -> float:
+        # How many runs of consecutive blocks are reversed, about: every segment of the
+        # primal is one at least, and none is longer than the free slots, which are half
+        # of them on average.
+        runs = max(self.slots, self.blocks / (self.slots / 2 + 1))
+        dynamic = self.blocks + self.advances
+        blocks = self.blocks * reversal.block_time(cost, self.block_size, rate)
+        return blocks + dynamic * rate.dynamic_iteration + runs * rate.run
+
+    @property
+    def kind(self) -> Hashable:
+        return "revolved", self.block_size == 1, self.missing > 0
+
+    # How it is shown.
+
+    def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
+        besides = slots - self.slots
+        segments = list(zip(self.block_starts, self.segments, strict=True))
+        for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
+            for event in self._chain_history(first, length, rank, row + 1):
+                yield event._replace(
+                    position=event.position + start, slots=event.slots + besides
+                )
+
+    def _chain_history(
+        self, start: int, length: int, rank: int, slots: int
+    ) -> Iterator[Event]:
+        """Reverses blocks of which the first one's carry is the last of the slots."""
+        free = self.slots - slots + 1
+        if length > 1 and free > 1:
+            far = _binomial.split(length, free, rank)
+            yield from self._advance_history(start, start + far, slots)
+            yield from self._chain_history(start + far, length - far, rank, slots + 1)
+            yield from self._chain_history(start, far, rank - 1, slots)
+            return
+        for block in reversed(range(start, start + length)):
+            yield from self._advance_history(start, block, slots)
+            begin, end = self._position(block), self._position(block + 1)
+            yield from block_history(begin, end - begin, slots)
+
+    def _advance_history(self, start: int, stop: int, slots: int) -> Iterator[Event]:
+        for position in range(self._position(start), self._position(stop)):
+            yield Event("again", position, slots)
+
+    def _position(self, block: int) -> int:
+        """The position at which a block starts."""
+        return max(block * self.block_size - self.missing, 0)

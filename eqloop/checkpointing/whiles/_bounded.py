@@ -1,0 +1,62 @@
+"""Nested levels for as many steps as there may be, of which the first are run."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from ..._lists import Arrays
+from ..engine._constant import constant
+from ..engine._levels import nests
+from ..engine._nested import Nested
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ._order import AbstractWhileOrder
+from ._until import State, run_until, start
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(AbstractWhileOrder):
+    """The order of a loop of `max_steps` steps, of which the first ones are run.
+
+    Saved are the number of steps, and the slots.
+    """
+
+    max_steps: int
+    base: int
+
+    @property
+    def order(self) -> Nested:
+        """That of a loop which runs all of the steps."""
+        return Nested(nests(self.max_steps, self.base))
+
+    @property
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        return [()]
+
+    @property
+    def rows(self) -> int:
+        return len(self.order.starts)
+
+    def forward(
+        self, step: Step, consts: Arrays, init: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        # The slots are what a scan stacks: under `vmap` they are no part of a loop
+        # whose examples stop at different times, where each step would copy all of
+        # them.
+        def segment(state: State, stop: Any) -> tuple[State, list[Any]]:
+            kept = self.slots.packed(state[1][1:])
+            return run_until(step, consts, state, stop), kept
+
+        stops = constant([*self.order.starts[1:], self.max_steps])
+        (count, carry), slots = lax.scan(segment, start(init), stops)
+        return carry, [count, *slots]
+
+    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+        order = self.order
+        sweep = sweep if order.is_flat else sweep.opaque()
+        _, *slots = saved
+        cts = sweep.start(ct_carry, slots)
+        carries = self.slots.holding(slots, sweep.step.carry_types)
+        return order.reverse(sweep, carries, cts)

@@ -1,0 +1,133 @@
+"""Slots that are moved on as the loop turns out to be longer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._lists import Arrays
+from ..._positions import mark
+from ..engine import _binomial
+from ..engine._constant import constant
+from ..engine._revolve import Chain, Stack
+from ..engine._slots import Carries
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ._order import UNLIMITED, AbstractWhileOrder
+from ._spread import Spread, appended, full, move_on
+from ._until import State, goes_on, next_carry, run_until, start
+from ._varying import axes_of, vary
+
+# No step is run again more often than this, however long the loop and few the slots;
+# with two slots it is enough for a million steps.
+_MOST_RANKS = 1500
+
+
+@dataclasses.dataclass(frozen=True)
+class Online(AbstractWhileOrder):
+    """The carries of a loop of any length in a given number of slots.
+
+    Saved are the number of steps, the positions of the slots and their rows, and the
+    slots. Which carry gives way to a new one is decided in `_spread.py`.
+
+    Attributes:
+        max_steps: The most steps that are run.
+        checkpoints: How many carries are stored at once.
+    """
+
+    max_steps: int
+    checkpoints: int
+
+    @property
+    def ranks(self) -> int:
+        """The highest rank that a segment may come to have, see `_spread.py`."""
+        if self.checkpoints == 1:
+            return 1
+        return min(_binomial.rank_of(self.max_steps, self.checkpoints) + 1, _MOST_RANKS)
+
+    @property
+    def reach(self) -> list[list[int]]:
+        """For numbers of slots and of ranks the longest chain, cut to fit.
+
+        The columns start at rank -1.
+        """
+        if self.checkpoints == 1:
+            return [[0], [0]]  # nothing is ever split
+        return [
+            [min(_binomial.reach(k, r), UNLIMITED) for r in range(-1, self.ranks + 1)]
+            for k in range(self.checkpoints + 1)
+        ]
+
+    @property
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        return [(), (self.checkpoints,), (self.checkpoints,)]
+
+    @property
+    def rows(self) -> int:
+        return self.checkpoints + 1
+
+    def forward(
+        self, step: Step, consts: Arrays, init: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        carries = self.slots.filled(init[1:], self.rows)
+        most = min(self.checkpoints, self.max_steps)
+
+        def fill(state: tuple[State, Carries]) -> tuple[State, Carries]:
+            (position, carry), carries = state
+            carries = carries.write(carry[1:], position)
+            mark(position)
+            return (position + 1, next_carry(step, consts)(carry)), carries
+
+        has_room = lambda whole: goes_on(whole[0], most)
+        state, carries = lax.while_loop(has_room, fill, (start(init), carries))
+        spread = jax.tree.map(lambda x: vary(x, axes_of(init[0])), full(self))
+        if self.checkpoints == 1:
+            state = run_until(step, consts, state, self.max_steps)
+        elif most < self.max_steps:
+            whole = (state, spread, carries)
+            state, spread, carries = self._spread_out(step, consts, whole)
+        count, carry = state
+        return carry, [count, spread.starts, spread.rows, *carries.arrays]
+
+    def _spread_out(
+        self, step: Step, consts: Arrays, whole: tuple[State, Spread, Carries]
+    ) -> tuple[State, Spread, Carries]:
+        """Runs on when all slots are in use."""
+
+        def body(
+            whole: tuple[State, Spread, Carries],
+        ) -> tuple[State, Spread, Carries]:
+            state, spread, carries = whole
+            position, carry = state
+            row, spread = move_on(self, spread, position)
+            carries = carries.write(carry[1:], row)
+            stop = jnp.minimum(spread.stop, self.max_steps)
+            return run_until(step, consts, state, stop), spread, carries
+
+        left = lambda whole: goes_on(whole[0], self.max_steps)
+        return lax.while_loop(left, body, whole)
+
+    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+        count, starts, rows, *slots = saved
+        reach = constant(self.reach)
+        order = appended(rows, self.checkpoints)
+        chain = Chain(sweep, self.checkpoints - 1, reach, order=order)
+        carries = self.slots.holding(slots, sweep.step.carry_types)
+        stack = self._stack(reach, count, starts, carries)
+        cts = sweep.start(ct_carry, slots)
+        return chain.reverse(stack, count - 1, 0, cts)[1]
+
+    def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:
+        """The slots as the primal leaves them: after few steps, some are free."""
+        places = jnp.arange(self.checkpoints, dtype=jnp.int32)
+        # Behind the slots in use this is nonsense, and is not read.
+        lengths = appended(starts[1:], count) - starts
+        longest = reach[self.checkpoints - places, 1:]
+        ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
+        table = jnp.stack([starts, ranks], axis=1)
+        top = jnp.clip(count - 1, 0, self.checkpoints - 1)
+        first, rank = table[top]
+        return Stack(top, first, rank, table, carries)

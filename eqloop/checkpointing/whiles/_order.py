@@ -1,0 +1,72 @@
+"""Orders for loops of unknown length: which carries are stored as the loop goes on."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ..._lists import Arrays
+from ..engine._reversals import AbstractReversal, ByResiduals
+from ..engine._slots import AbstractSlots, DeviceSlots
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ._varying import axes_of, vary
+
+# As far as a counter of 32 bits goes, which is further than any loop.
+UNLIMITED = 2**31 - 1
+
+
+class AbstractWhileOrder(abc.ABC):
+    """Which carries of a loop are stored that runs until its carry says stop.
+
+    It is a frozen, hashable dataclass, and plans every loop alike. What is saved are a
+    few integers, the first of them the number of steps that were run, and the slots.
+    They hold carries without their first leaf, which says whether to go on.
+    """
+
+    # What a `Layout` has besides an order.
+    slots: ClassVar[AbstractSlots] = DeviceSlots()
+    reversal: ClassVar[AbstractReversal] = ByResiduals()
+    stores_residuals: ClassVar[bool] = False
+
+    def layout(self, loop: Any) -> Any:
+        """Itself, for every loop and every derivative: it stands for a `Layout`."""
+        return self
+
+    def by_carries(self) -> "AbstractWhileOrder":
+        """The same, as it stores no residuals."""
+        return self
+
+    @property
+    @abc.abstractmethod
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        """The shapes of the integers that are saved beside the slots."""
+
+    @property
+    @abc.abstractmethod
+    def rows(self) -> int:
+        """How many slots there are."""
+
+    @abc.abstractmethod
+    def forward(
+        self, step: Step, consts: Arrays, init: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        """Runs the loop, and saves what `reverse` needs.
+
+        Returns:
+            The final carry, and what is saved.
+        """
+
+    @abc.abstractmethod
+    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+        """Takes the cotangents of the final carry back, given what was saved."""
+
+    def saved_types(self, carry_types: Arrays) -> list[Any]:
+        """The types of what a forward sweep saves."""
+        # A type names the mesh in use, so it is best that JAX makes it.
+        axes = axes_of(carry_types[0])
+        zeros = lambda: [vary(jnp.zeros(n, jnp.int32), axes) for n in self.integers]
+        integers = jax.make_jaxpr(zeros)().out_avals
+        return [*integers, *self.slots.types(carry_types[1:], self.rows)]

@@ -1,0 +1,65 @@
+"""Runs steps until the carry says stop, or up to some position."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+from jax import lax
+from jax.interpreters import partial_eval
+
+from ..._lists import Arrays
+from ..._positions import is_watched, mark
+from ..engine._forward import zero
+from ..engine._step import Step
+from ._order import UNLIMITED
+from ._varying import axes_of, vary
+
+# How many steps have been run, and the carry.
+State: TypeAlias = tuple[Any, list[Any]]
+
+
+def primal(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any]:
+    """Runs the loop and saves nothing. Returns the final carry."""
+    if max_steps == UNLIMITED and not is_watched():
+        again = lambda carry: carry[0]
+        return lax.while_loop(again, next_carry(step, consts), list(init))
+    return run_until(step, consts, start(init), max_steps)[1]
+
+
+def start(init: Arrays) -> State:
+    return vary(zero(), axes_of(init[0])), list(init)
+
+
+def run_until(step: Step, consts: Arrays, state: State, stop: Any) -> State:
+    """Runs up to a position, or until the carry says stop."""
+    move = next_carry(step, consts)
+
+    def body(state: State) -> State:
+        mark(state[0])
+        return state[0] + 1, move(state[1])
+
+    return lax.while_loop(lambda state: goes_on(state, stop), body, state)
+
+
+def goes_on(state: State, stop: Any) -> Any:
+    position, carry = state
+    return carry[0] & (position < stop)
+
+
+def next_carry(step: Step, consts: Arrays) -> Callable[[list[Any]], list[Any]]:
+    return lambda carry: step(consts, carry, [])[0]
+
+
+@functools.lru_cache(maxsize=128)
+def unconditional(step: Step) -> Step:
+    """The step without the first leaf of its carry, and without what it is made by."""
+    kept = [True] * len(step.jaxpr.in_avals)
+    kept[step.num_consts] = False
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        step.jaxpr.jaxpr,
+        [False] + [True] * (step.num_carry - 1),
+        instantiate=kept,
+    )
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, step.num_carry - 1)

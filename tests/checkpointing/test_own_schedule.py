@@ -1,0 +1,133 @@
+"""A schedule from outside: it cuts the loop, and runs in every mode."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import hypothesis
+import jax.numpy as jnp
+import pytest
+from hypothesis import strategies as st
+
+import eqloop as el
+
+from ..marks import slow_if
+from . import derivatives
+from .derivatives import CONTEXTS, MODES
+from .engine.test_engine import count_gradient
+from .test_modes import LIKE_OTHERS, check, name
+
+
+@dataclasses.dataclass(frozen=True)
+class At(el.AbstractSchedule):
+    """Stores carries at some positions."""
+
+    positions: tuple[int, ...]
+    within: el.AbstractSchedule = el.Chunked(1)
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        inside = [p for p in sorted(set(self.positions)) if 0 < p < loop.length]
+        edges = [0, *inside, loop.length]
+        return loop.cut((b - a, self.within) for a, b in itertools.pairwise(edges))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut(el.AbstractSchedule):
+    """Whatever is passed to `loop.cut`."""
+
+    segments: tuple[Any, ...]
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        return loop.cut(self.segments)
+
+
+WITHIN = (
+    el.Chunked(1),
+    el.Chunked(2),
+    el.StoreAll(),
+    el.Recursive(2),
+    el.Binomial(2),
+    el.Binomial(2, block=2),
+    At((1, 2)),
+)
+
+
+@pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
+def test_modes(mode):
+    check(mode, derivatives.plain, At((2, 3), el.Binomial(2)))
+
+
+@pytest.mark.parametrize("context", CONTEXTS, ids=name)
+def test_contexts(context):
+    check(derivatives.grad, context, At((1, 3)))
+
+
+@pytest.mark.parametrize("within", WITHIN, ids=repr)
+def test_schedules_of_segments(within):
+    check(derivatives.grad, derivatives.plain, At((2,), within))
+    check(derivatives.reverse_over_reverse, derivatives.plain, At((2,), within))
+
+
+@pytest.mark.parametrize("schedule", [At((2, 3)), el.Offload(At((2, 3)))], ids=repr)
+def test_with_a_bar_and_backwards(schedule, capfd):
+    step, xs = lambda h, x: (jnp.sin(h * x), h), jnp.linspace(0.1, 1.0, 5)
+    scans = [
+        el.Scan(step, schedule=s, reverse=True, progress=progress)
+        for s, progress in ((schedule, 2), (None, None))
+    ]
+    losses = [lambda h, scan=scan: sum(map(jnp.sum, scan(h, xs))) for scan in scans]
+    ours, theirs = (el.Grad(loss)(0.5) for loss in losses)
+    assert jnp.allclose(ours, theirs, rtol=1e-5)
+    assert "5/5" in capfd.readouterr().err
+
+
+@hypothesis.given(
+    st.integers(1, 40), st.sets(st.integers(1, 40), max_size=3), st.sampled_from(WITHIN)
+)
+@hypothesis.settings(max_examples=8)
+def test_the_plan_says_how_often_the_step_is_evaluated(length, positions, within):
+    schedule = At(tuple(positions), within)
+    step = lambda h, x: (jnp.sin(h + x), None)
+    plan = el.Scan(step, schedule=schedule).plan(0.5, jnp.ones(length))
+    assert len(count_gradient(schedule, length)) == plan.evaluations
+
+
+def test_a_loop_of_no_steps():
+    scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=At((2,)))
+    assert el.Grad(lambda h: scan(h, jnp.zeros(0))[0])(0.5) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("segments", "error", "message"),
+    [
+        (
+            [(3, el.Chunked(1)), (3, el.Chunked(1))],
+            ValueError,
+            "Cut: the segments that are passed to `loop.cut` must add up to the length "
+            "of the loop, 7, and they are: 3, 3.",
+        ),
+        ([], ValueError, "the length of the loop, 7, and they are: none."),
+        (
+            [(0, el.Chunked(1)), (7, el.Chunked(1))],
+            TypeError,
+            "an int of at least 1, and a schedule. Its number of steps is 0.",
+        ),
+        (
+            [(7, 16)],
+            TypeError,
+            "a number of steps and a schedule, such as `el.Chunked(1)`. Its schedule "
+            "is 16.",
+        ),
+        (
+            [(7, el.Offload(el.Binomial(2)))],
+            ValueError,
+            "Cut: the slots of a segment are on the device, and cannot be those of "
+            "Offload",
+        ),
+    ],
+)
+def test_wrong_segments(segments, error, message):
+    scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Cut(tuple(segments)))
+    with pytest.raises(error) as caught:
+        scan.plan(0.0, jnp.zeros(7))
+    assert message in str(caught.value)
