@@ -6,9 +6,8 @@ from typing import Generic
 
 import equinox as eqx
 
-from .._axes import hashable_axes
 from .._generics import P, R
-from .._transform import AbstractTransform, setting
+from .._transform import AbstractTransform
 from .._typecheck import PyTree
 
 
@@ -42,5 +41,5 @@ class AbstractAxesMap(AbstractMap[P, R]):
             `f` returns. `None` is for what is the same for every row.
     """
 
-    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    in_axes: eqx.AbstractVar[PyTree]
+    out_axes: eqx.AbstractVar[PyTree]

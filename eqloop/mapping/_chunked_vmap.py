@@ -103,6 +103,8 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
 
     f: Callable[P, R]
     chunk_size: int | Budget = eqx.field(static=True, converter=_as_chunk_size)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     reduce: PyTree = setting(default=None, converter=hashable_axes)
     exact: bool = setting(default=False)
     # No static field, so that `eqx.tree_at` reaches it.

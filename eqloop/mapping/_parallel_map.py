@@ -3,13 +3,16 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
+import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
 from .._settings import as_count
 from .._transform import setting
+from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
 from ._arguments import open_arguments
@@ -110,6 +113,8 @@ class ParallelMap(AbstractAxesMap[P, R]):
     mesh: SomeMesh | None = setting(default=None)
     devices: Sequence[Any] | None = setting(default=None, converter=_as_devices)
     axis_name: Hashable = setting(default=None)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     chunk_size: int | Budget | None = setting(default=None, converter=_as_chunk_size)
 
     if TYPE_CHECKING:

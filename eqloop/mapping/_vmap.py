@@ -3,13 +3,16 @@
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
 from .._lists import pick
 from .._settings import as_count
 from .._transform import setting
+from .._typecheck import PyTree
 from ._abstract_map import AbstractAxesMap
 from ._arguments import Arguments, open_arguments
 from ._call import VARYING, Row
@@ -56,6 +59,8 @@ class Vmap(AbstractAxesMap[P, R]):
     """
 
     f: Callable[P, R]
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     axis_name: Hashable = setting(default=None)
     axis_size: int | None = setting(default=None, converter=_as_axis_size)
 
