@@ -128,8 +128,7 @@ class Formula(HiPrimitive):
 
         The outputs are the same in number and in order, and need not be so nested.
         """
-        mapped = Mapped(self, axis_data, tuple(self.flat_in(dims)), args)
-        return mapped, args, [0] * len(self.out_avals_flat)
+        return mapped(self, axis_data, args, dims)
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -260,6 +259,14 @@ class Formula(HiPrimitive):
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
+
+
+def mapped(
+    formula: Formula, axis_data: Any, args: Any, dims: Any
+) -> tuple[Formula, Any, list[int | None]]:
+    """A formula under `vmap` as it is, see `Formula.batched`."""
+    batched = Mapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
+    return batched, args, [0] * len(formula.out_avals_flat)
 
 
 @dataclasses.dataclass(frozen=True)

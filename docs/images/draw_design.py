@@ -17,7 +17,7 @@ BOXES = {
     "jax": (9.2, 3.2, "JAX", "vmap, jvp, vjp …"),
     "planning": (1.3, 2.0, "checkpointing", "planning\nbytes, time"),
     "schedule": (3.6, 2.0, "checkpointing", 'schedule\nBudget("1GiB")'),
-    "layout": (6.1, 2.0, "checkpointing", "Layout\nlevels, slots, blocks"),
+    "layout": (6.1, 2.0, "checkpointing", "Layout\norder, slots, reversal"),
     "engine": (9.2, 2.0, "checkpointing", "engine\nforward and reverse sweep"),
     "close": (9.2, 0.8, "loops", "(carry, ys)\nPyTrees again"),
 }

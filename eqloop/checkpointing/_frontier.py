@@ -9,6 +9,7 @@ from ._schedule import AbstractSchedule, Budget
 from .engine._forward import Saveable
 from .engine._loop import Loop
 from .engine._problem import Problem, all_active
+from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._choice import pareto
 
@@ -72,7 +73,7 @@ def frontier(
         return Frontier((chosen,), chosen)
     active = all_active(step)
 
-    problem = Problem(step, loop, policy, schedule)
+    problem = Problem(step, loop, policy, schedule, Counted())
     plans = (
         dataclasses.replace(
             plan_of(problem, active, layout, size), schedule=Budget(size)

@@ -10,6 +10,7 @@ from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._problem import Planner, Problem, all_active
+from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._cost import step_cost
 from .planning._memory import peak_bytes
@@ -120,7 +121,7 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    problem = Problem(step, loop, policy, schedule)
+    problem = Problem(step, loop, policy, schedule, Counted())
     active = all_active(step)
     return plan_of(problem, active, problem.layout(active))
 

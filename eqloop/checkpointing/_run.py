@@ -13,6 +13,7 @@ from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
+from .engine._repetition import Counted
 from .engine._step import Step
 
 
@@ -50,7 +51,7 @@ def run(
         return stored(step, loop, policy, consts, init, xs)
     form = normal_form(step, keeps_carry=loop.meter is not None)
     refuse_checks(form.step.jaxpr.effects)
-    problem = Problem(form.step, loop, policy, schedule)
+    problem = Problem(form.step, loop, policy, schedule, Counted())
     if loop.meter is not None:
         problem = problem.guarded()
     inputs = form.open(consts, init)

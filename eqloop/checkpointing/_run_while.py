@@ -7,13 +7,14 @@ from .._lists import Arrays
 from ..progress import Meter
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
+from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._step import Step
 from .whiles._bounded import Bounded
 from .whiles._forward_only import Forward
 from .whiles._metered import counted, start
 from .whiles._online import Online
-from .whiles._primitive import planned_while
+from .whiles._until_stopped import UntilStopped
 
 
 def run_while(
@@ -43,7 +44,7 @@ def run_while(
         step, init = counted(step, loop).guarded(), [init[0], *start(), *init[1:]]
     form = normal_form(step, keeps_carry=meter is not None)
     refuse_checks(form.step.jaxpr.effects)
-    problem = Problem(form.step, loop, None, planner)
-    carry = planned_while(problem, *form.open(consts, init))
+    problem = Problem(form.step, loop, None, planner, UntilStopped())
+    carry, _ = planned_loop(problem, *form.open(consts, init), [])
     carry = form.close(consts, init, carry)
     return carry if meter is None else [carry[0], *carry[3:]]

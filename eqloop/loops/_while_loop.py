@@ -17,7 +17,7 @@ from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._bounded import Bounded
 from ..checkpointing.whiles._forward_only import Forward
 from ..checkpointing.whiles._online import Online
-from ..checkpointing.whiles._order import UNLIMITED
+from ..checkpointing.whiles._while_order import UNLIMITED
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._while_frame import open_while
 

@@ -57,14 +57,18 @@ def test_modes(mode):
     check(mode, derivatives.plain, At((2, 3), el.Binomial(2)))
 
 
-@pytest.mark.parametrize("context", CONTEXTS, ids=name)
+QUICK = (derivatives.vmap, derivatives.shard_map, derivatives.nested)
+
+
+@pytest.mark.parametrize(
+    "context", slow_if(lambda c: c not in QUICK, CONTEXTS), ids=name
+)
 def test_contexts(context):
     check(derivatives.grad, context, At((1, 3)))
 
 
 @pytest.mark.parametrize("within", WITHIN, ids=repr)
 def test_schedules_of_segments(within):
-    check(derivatives.grad, derivatives.plain, At((2,), within))
     check(derivatives.reverse_over_reverse, derivatives.plain, At((2,), within))
 
 

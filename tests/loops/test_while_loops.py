@@ -245,6 +245,6 @@ def test_default_slots():
     """As many as evaluate each of `max_steps` steps at most three times."""
     for max_steps in (1, 2, 3, 5, 6, 100, 4096):
         loop = el.CheckpointedWhileLoop(lambda c: c, lambda c: c, max_steps=max_steps)
-        slots = loop._planner().slots
+        slots = loop._planner().checkpoints
         assert slots * (slots + 3) // 2 >= max_steps
         assert slots == 1 or (slots - 1) * (slots + 2) // 2 < max_steps

@@ -2,13 +2,22 @@
 
 import dataclasses
 from collections.abc import Hashable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from ..._bytes import format_bytes
+from ..._lists import Arrays, Flags, pick, put
+from ...progress import open_back, tied
 from ._costs import Rates, StepCost
+from ._forward import Active, Saveable, stored_with_bars
 from ._levels import Nest
+from ._loop import Loop
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event
 from ._reversals import AbstractReversal, residuals_time
+from ._step import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,3 +80,34 @@ class AllAtOnce(AbstractOrder):
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         each = format_bytes(cost.everything // max(self.steps, 1))
         return [("stored", f"residuals, {each} a step")]
+
+
+def store_residuals(
+    step: Step,
+    loop: Loop,
+    policy: Saveable,
+    active: Active,
+    y_active: Flags,
+    inputs: Any,
+) -> tuple[Any, Any]:
+    """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
+
+    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
+        moved = map(put, inputs, active, marked)
+        carry, ys, number, here = stored_with_bars(step, loop, policy, number, *moved)
+        moving = (number, pick(carry, active.carry), pick(ys, y_active))
+        return moving, (carry, ys, here)
+
+    number = None if loop.meter is None else jnp.zeros((), jnp.float32)
+    marked = map(pick, inputs, active)
+    _, pull, out = jax.vjp(run, number, *marked, has_aux=True)
+    carry, ys, here = out
+    return tied(here, (carry, ys)), (pull, here)
+
+
+def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
+    """The cotangents of active inputs, from what `store_residuals` stored."""
+    pull, here = residuals
+    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
+    number, *cts = pull((number, ct_carry, ct_ys))
+    return tied(number, cts)

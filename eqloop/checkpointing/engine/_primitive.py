@@ -11,18 +11,17 @@ again (see `_back.py`): all of them keep to the schedule's memory.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Doubled, Formula, Static
 from ..._lists import Arrays, Flags, pick
 from ..._recall import recall
 from ..._tangents import instantiated, is_zero, zero_cotangent
-from ...progress import open_back, tied
-from . import _forward
+from ...progress import tied
+from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
     Back,
     NotLinearError,
@@ -35,12 +34,11 @@ from ._back import (
 )
 from ._forward import Active
 from ._layout import Layout
-from ._loop import Loop, stack_of, stack_type
+from ._loop import stack_type
 from ._problem import (
     Problem,
     activity,
     all_active,
-    batched_problem,
     inexact_only,
     merge,
     select,
@@ -48,8 +46,6 @@ from ._problem import (
     tangent_problem,
 )
 from ._step import Step, without_outputs
-from ._sweep import Sweep
-from ._written_out import there_and_back
 
 
 def planned_loop(
@@ -68,14 +64,13 @@ class PlannedLoop(Formula):
     The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
     """
 
-    instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     problem: Problem
-    saves: Layout | None
+    saves: Any  # Layout | AbstractWhileOrder | None
 
     def __init__(self, problem: Problem, saves: Layout | None, in_avals: Any):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
-        slots = [] if saves is None else self._slot_types(step, saves)
+        slots = [] if saves is None else problem.repetition.saved_types(step, saves)
         self.in_avals = in_avals
         self.out_aval = (step.carry_types, ys, slots)
         self.params = dict(problem=problem, saves=saves)
@@ -85,10 +80,7 @@ class PlannedLoop(Formula):
     def expand(self, *inputs: Any) -> Any:
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        step, loop = self.problem.step, self.problem.loop
-        if self.saves is None:
-            return (*_forward.primal(step, loop, *inputs), [])
-        return _sweep_forward(step, loop, self.saves, inputs)
+        return self.problem.repetition.run(self.problem, self.saves, inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
@@ -114,17 +106,22 @@ class PlannedLoop(Formula):
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
+        problem.repetition.check(problem, active, inputs)
         layout = self.saves or problem.layout(active)
         if layout.stores_residuals:
-            (carry, ys), residuals = _vjp_stored(problem, active, y_active, inputs)
+            settings = problem.step, problem.loop, problem.policy
+            moves = active, y_active
+            (carry, ys), residuals = store_residuals(*settings, *moves, inputs)
             slots = []
         else:
             refuse_callbacks(
                 self.effects,
                 "The gradient of this loop runs steps again",
-                self.instead_of_effects,
+                problem.repetition.instead_of_effects,
             )
-            refuse_refs_in_rules(problem.step.jaxpr, self.instead_of_effects)
+            refuse_refs_in_rules(
+                problem.step.jaxpr, problem.repetition.instead_of_effects
+            )
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, slots = type(self)(primal, layout, self.in_avals)(*inputs)
             residuals = (inputs, slots)
@@ -139,7 +136,7 @@ class PlannedLoop(Formula):
         ct_carry = instantiated(pick(ct_carry, active.carry))
         if layout.stores_residuals:
             ct_ys = instantiated(pick(ct_ys, y_active))
-            cts = _pull_stored(self.problem.loop, residuals, ct_carry, ct_ys)
+            cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             cts = self._reversed(layout, active, y_active, residuals, ct_carry, ct_ys)
         return _spread(cts, active, self.in_avals)
@@ -151,18 +148,11 @@ class PlannedLoop(Formula):
     def batched(
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
-        dims = tuple(map(tuple, dims))
-        problem, carry, ys = batched_problem(self.problem, axis_data, dims)
-        consts, init, xs = args
-        init = [
-            _lead(c, dim, axis_data.size) if flag else c
-            for c, dim, flag in zip(init, dims[1], carry, strict=True)
-        ]
-        args = (list(consts), init, list(xs))
-        at = lambda axis, flags: [axis if flag else None for flag in flags]
-        slots = at(1, carry) if self.saves else []
-        out_dims = [*at(0, carry), *at(1, ys), *slots]
-        return type(self)(problem, self.saves, _types_of(args)), args, out_dims
+        return self.problem.repetition.batched(self, axis_data, args, dims)
+
+    def remade(self, problem: Problem, args: Any) -> "PlannedLoop":
+        """The same of another problem, for inputs of other types."""
+        return PlannedLoop(problem, self.saves, _types_of(args))
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -192,10 +182,6 @@ class PlannedLoop(Formula):
         """A mark for each of the slots, of which none has a tangent."""
         return [False] * len(self.out_aval[2])
 
-    def _slot_types(self, step: Step, layout: Layout) -> list[Any]:
-        rows = len(layout.order.by_carries().starts) + 1
-        return layout.slots.types(step.carry_types, rows)
-
     def _reversed(
         self,
         layout: Any,
@@ -214,12 +200,7 @@ class PlannedLoop(Formula):
         )
         primal = settled_problem(problem, active, reverse=True)
         args = (inputs, slots, ct_carry, pick(ct_ys, wanted))
-        return self.reversal.first(problem, primal, layout, active, wanted, args)
-
-    @property
-    def reversal(self) -> type["Reverse"]:
-        """The way back from the slots of this loop."""
-        return Reverse
+        return Reverse.first(problem, primal, layout, active, wanted, args)
 
 
 class Reverse(Formula):
@@ -237,10 +218,9 @@ class Reverse(Formula):
         has_run: Whether the loop there has been run, and its slots are given.
     """
 
-    there: ClassVar[type[PlannedLoop]] = PlannedLoop
     problem: Problem
     back: Back
-    layout: Layout
+    layout: Any  # Layout | AbstractWhileOrder
     has_run: bool
 
     def __init__(
@@ -278,26 +258,17 @@ class Reverse(Formula):
             wanted: Which of the `ys` have a cotangent.
             args: Its inputs, the slots, and the cotangents of carry and `ys`.
         """
-        step = cls._read(problem.step.muted(backward=False))
-        carry = active.carry[cls.lead :]
+        step = problem.repetition.reversed_step(problem.step.muted(backward=False))
+        carry = active.carry[problem.repetition.lead :]
         back = Pull(step, problem.policy, active._replace(carry=carry), wanted)
         return cls(primal, back, layout, True, _types_of(args))(*args)
-
-    # How many leaves of the carry the way back does not know of.
-    lead: ClassVar[int] = 0
-
-    @staticmethod
-    def _read(step: Step) -> Step:
-        """The step as the way back knows it."""
-        return step
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
         if not self.has_run:
             slots = self._forward(inputs)
-        (consts, _, xs), loop = inputs, self.problem.loop
-        reversal = self.layout.reversal
-        sweep = Sweep(self._again, loop, self.back, reversal, consts, xs, zs)
-        cts = sweep.run(self.layout, slots, carried)
+        consts, _, xs = inputs
+        given = (consts, xs, carried, zs)
+        cts = self.problem.repetition.reverse(self, given, slots)
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -314,7 +285,7 @@ class Reverse(Formula):
     def _doubled_ends(self) -> Doubled:
         """The same if only what is carried back has tangents: that is all linear."""
         active = Active(*((False,) * len(group) for group in self.in_avals[0]))
-        back = Pushed(self.back, self._again, self._known(active))
+        back = Pushed(self.back, self.again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
         formula = type(self)(self.problem, back, self.layout, self.has_run, in_avals)
@@ -349,7 +320,7 @@ class Reverse(Formula):
         try:
             # On this way there is what is left of both once they are differentiated.
             primal = settled_problem(problem, active, reverse=True)
-            back = left_of(self.back, self._again, self._known(active), reverse=True)
+            back = left_of(self.back, self.again, self._known(active), reverse=True)
             step = onward(back, primal.step.muted(backward=False), problem.loop)
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
@@ -363,7 +334,7 @@ class Reverse(Formula):
         count = len(primals[1])
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         if not any(map(any, active)):
-            carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
+            carry, ct_zs, _ = PlannedLoop(problem, None, _types_of(args))(*args)
             zeros = _spread(([], [], []), active, self.in_avals[0])
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
@@ -374,7 +345,7 @@ class Reverse(Formula):
         in_avals = (_types_of(args), [], *_types_of(ends))
         formula = self._derived(problem, Pulled, active, in_avals)
         layout = formula.layout
-        carry, ct_zs, slots = self.there(problem, layout, in_avals[0])(*args)
+        carry, ct_zs, slots = PlannedLoop(problem, layout, in_avals[0])(*args)
         in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
         formula = type(self)(problem, formula.back, layout, True, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
@@ -385,7 +356,7 @@ class Reverse(Formula):
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
         problem = settled_problem(self.problem, active, reverse)
-        back = left_of(self.back, self._again, self._known(active), reverse)
+        back = left_of(self.back, self.again, self._known(active), reverse)
         return self.with_params(problem=problem, back=back)
 
     @property
@@ -404,77 +375,47 @@ class Reverse(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [any(moves_in)] * len(self.out_avals_flat)
 
+    def batched(
+        self, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        self.problem.repetition.check_batched(self, axis_data)
+        return super().batched(axis_data, args, dims)
+
     @property
-    def _again(self) -> Step:
+    def again(self) -> Step:
         """The step to advance by: the loop there, and the bars in it, were shown."""
-        step = self._read(self.problem.step.muted(backward=False))
-        return without_outputs(step)
+        step = self.problem.step.muted(backward=False)
+        return without_outputs(self.problem.repetition.reversed_step(step))
 
     def _known(self, active: Active) -> Active:
         """Of the active inputs those that the way back knows of."""
-        return active._replace(carry=active.carry[self.lead :])
+        return active._replace(carry=active.carry[self.problem.repetition.lead :])
 
     def _derived(
         self, problem: Problem, kind: Callable[..., Back], active: Active, in_avals: Any
     ) -> "Reverse":
         """A derivative, of which the loop there is this one."""
         layout = problem.layout(all_active(problem.step)).by_carries()
-        back = kind(self.back, self._again, self._known(active))
+        back = kind(self.back, self.again, self._known(active))
         return type(self)(problem, back, layout, False, in_avals)
 
     def _forward(self, inputs: Any) -> list[Any]:
         """The slots, from running the loop there."""
         problem = self.problem.muted(backward=True)
-        step = without_outputs(problem.step)
-        return _sweep_forward(step, problem.loop, self.layout, inputs)[2]
+        problem = dataclasses.replace(problem, step=without_outputs(problem.step))
+        return problem.repetition.run(problem, self.layout, inputs)[2]
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """The same by JAX, of two loops between which every carry is kept."""
         primals, _, *ends = inputs
-        run = functools.partial(
-            there_and_back, self.back, self._again, self.problem.loop
-        )
+        written_out = self.problem.repetition.written_out
+        run = functools.partial(written_out, self.problem, self.back, self.again)
         marks = Active(*map(inexact_only, perturbed[0], primals))
         marked = lambda m, ends: run(merge(primals, marks, m), ends)
         _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
-
-
-def _sweep_forward(
-    step: Step, loop: Loop, layout: Layout, inputs: Any
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """Runs the loop and leaves carries in slots."""
-    return layout.slots.sweep(step, loop, layout.order.by_carries(), *inputs)
-
-
-def _vjp_stored(
-    problem: Problem, active: Active, y_active: Flags, inputs: Any
-) -> tuple[Any, Any]:
-    """JAX's own derivative of the loop, which stores every residual."""
-
-    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
-        step, loop, policy = problem.step, problem.loop, problem.policy
-        moved = merge(inputs, active, marked)
-        carry, ys, number, here = _forward.stored_with_bars(
-            step, loop, policy, number, *moved
-        )
-        moving = (number, pick(carry, active.carry), pick(ys, y_active))
-        return moving, (carry, ys, here)
-
-    number = None if problem.loop.meter is None else jnp.zeros((), jnp.float32)
-    _, pull, out = jax.vjp(run, number, *select(inputs, active), has_aux=True)
-    carry, ys, here = out
-    return tied(here, (carry, ys)), (pull, here)
-
-
-def _pull_stored(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
-    """Calls what `_vjp_stored` returned, with the bar of the backward sweep."""
-    pull, here = residuals
-    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
-    number, *cts = pull((number, ct_carry, ct_ys))
-    return tied(number, cts)
 
 
 def _types_of(inputs: Any) -> Any:
@@ -506,8 +447,3 @@ def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
     """Cotangents of the active inputs among zeros for the others."""
     zeros = [[zero_cotangent(aval) for aval in group] for group in avals]
     return merge(zeros, active, cts)
-
-
-def _lead(x: Any, dim: int | None, size: int) -> Any:
-    """`x` with its batch axis in front, or with one if it has none."""
-    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

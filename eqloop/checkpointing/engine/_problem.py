@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.extend.core as jex
@@ -28,6 +28,9 @@ from ._segmented import Segmented
 from ._slots import DeviceSlots
 from ._step import Step, make_step, reaching
 
+if TYPE_CHECKING:
+    from ._repetition import AbstractRepetition
+
 
 class Planner(Protocol):
     """What the primitive needs of a schedule."""
@@ -39,12 +42,21 @@ class Planner(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A loop with its step, the policy for its residuals, and who plans it."""
+    """A loop with its step, the policy for its residuals, and who plans it.
+
+    Attributes:
+        step: The step.
+        loop: The loop around it.
+        policy: Which residuals of a step may be stored.
+        planner: Who plans it.
+        repetition: How it is decided whether there is another step.
+    """
 
     step: Step
     loop: Loop
     policy: Saveable
     planner: Planner
+    repetition: "AbstractRepetition"
 
     def layout(self, active: Active) -> Layout:
         """How its planner has it stored and reversed."""

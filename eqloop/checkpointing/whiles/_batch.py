@@ -92,7 +92,7 @@ def _joint_problem(
         loop = dataclasses.replace(
             loop, meter=dataclasses.replace(meter, at=meter.at + 1)
         )
-    return Problem(step, loop, batched.policy, batched.planner)
+    return dataclasses.replace(batched, step=step, loop=loop)
 
 
 def _borrow(runs: Any, x: Any) -> Any:

@@ -12,8 +12,8 @@ from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._order import AbstractWhileOrder
 from ._until import State, run_until, start
+from ._while_order import AbstractWhileOrder
 
 
 @dataclasses.dataclass(frozen=True)

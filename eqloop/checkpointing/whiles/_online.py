@@ -16,10 +16,10 @@ from ..engine._revolve import Chain, Stack
 from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._order import UNLIMITED, AbstractWhileOrder
 from ._spread import Spread, appended, full, move_on
 from ._until import State, goes_on, next_carry, run_until, start
 from ._varying import axes_of, vary
+from ._while_order import UNLIMITED, AbstractWhileOrder
 
 # No step is run again more often than this, however long the loop and few the slots;
 # with two slots it is enough for a million steps.

@@ -1,0 +1,150 @@
+"""How a loop goes on: for so many steps, or for as long as its carry says so.
+
+All that the primitive of a loop has to know of it is here; the rest of a derivative is
+the same for both.
+"""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax.numpy as jnp
+
+from ..._formula import Formula
+from ..._lists import Arrays
+from . import _forward
+from ._forward import Active
+from ._loop import stack_of
+from ._problem import Problem, batched_problem
+from ._step import Step
+from ._sweep import Cotangents, Sweep
+from ._written_out import there_and_back
+
+if TYPE_CHECKING:
+    from ._back import Back, Taken
+    from ._primitive import PlannedLoop, Reverse
+
+
+class AbstractRepetition(abc.ABC):
+    """How a loop goes on: a frozen, hashable dataclass."""
+
+    # What to do where a callback in the step keeps the loop from being reversed.
+    instead_of_effects: ClassVar[str]
+    # How many leaves of the carry the way back does not know of.
+    lead: ClassVar[int]
+
+    @abc.abstractmethod
+    def run(
+        self, problem: Problem, layout: Any, inputs: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Runs the loop.
+
+        Args:
+            problem: The loop.
+            layout: What is to be saved for the way back; `None` for nothing.
+            inputs: Consts, the initial carry and `xs`.
+
+        Returns:
+            The carry, `ys`, and what is saved.
+        """
+
+    @abc.abstractmethod
+    def saved_types(self, step: Step, layout: Any) -> list[Any]:
+        """The types of what is saved."""
+
+    @abc.abstractmethod
+    def reverse(self, reverse: "Reverse", inputs: Any, saved: Arrays) -> Cotangents:
+        """Takes what is carried back to the start of the loop.
+
+        Args:
+            reverse: The way back.
+            inputs: Consts, `xs`, what is carried back and the `zs`.
+            saved: What the loop there saved.
+        """
+
+    @abc.abstractmethod
+    def reversed_step(self, step: Step) -> Step:
+        """The step as the way back knows it: without the leaves that `lead` counts."""
+
+    @abc.abstractmethod
+    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+        """Refuses what cannot be differentiated in reverse mode."""
+
+    @abc.abstractmethod
+    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+        """Refuses what cannot be batched once it has been differentiated."""
+
+    @abc.abstractmethod
+    def batched(
+        self, formula: "PlannedLoop", axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        """The loop under `vmap`, see `Formula.batched`."""
+
+    @abc.abstractmethod
+    def written_out(
+        self, problem: Problem, back: "Back", step: Step, inputs: Any, ends: Any
+    ) -> "Taken":
+        """What a way back gives that is not linear in what it carries back."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(AbstractRepetition):
+    """So many steps, which are known beforehand."""
+
+    instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
+    lead: ClassVar[int] = 0
+
+    def run(
+        self, problem: Problem, layout: Any, inputs: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        step, loop = problem.step, problem.loop
+        if layout is None:
+            return (*_forward.primal(step, loop, *inputs), [])
+        return layout.slots.sweep(step, loop, layout.order.by_carries(), *inputs)
+
+    def saved_types(self, step: Step, layout: Any) -> list[Any]:
+        rows = len(layout.order.by_carries().starts) + 1
+        return layout.slots.types(step.carry_types, rows)
+
+    def reverse(self, reverse: "Reverse", inputs: Any, saved: Arrays) -> Cotangents:
+        consts, xs, carried, zs = inputs
+        loop, layout = reverse.problem.loop, reverse.layout
+        sweep = Sweep(
+            reverse.again, loop, reverse.back, layout.reversal, consts, xs, zs
+        )
+        return sweep.run(layout, saved, carried)
+
+    def reversed_step(self, step: Step) -> Step:
+        return step
+
+    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+        """Nothing is refused."""
+
+    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+        """Nothing is refused."""
+
+    def batched(
+        self, formula: "PlannedLoop", axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        dims = tuple(map(tuple, dims))
+        problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
+        consts, init, xs = args
+        init = [
+            _lead(c, dim, axis_data.size) if flag else c
+            for c, dim, flag in zip(init, dims[1], carry, strict=True)
+        ]
+        args = (list(consts), init, list(xs))
+        at = lambda axis, flags: [axis if flag else None for flag in flags]
+        slots = at(1, carry) if formula.saves else []
+        out_dims = [*at(0, carry), *at(1, ys), *slots]
+        return formula.remade(problem, args), args, out_dims
+
+    def written_out(
+        self, problem: Problem, back: "Back", step: Step, inputs: Any, ends: Any
+    ) -> "Taken":
+        return there_and_back(back, step, problem.loop, inputs, ends)
+
+
+def _lead(x: Any, dim: int | None, size: int) -> Any:
+    """`x` with its batch axis in front, or with one if it has none."""
+    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

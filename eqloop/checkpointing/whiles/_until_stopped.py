@@ -1,0 +1,109 @@
+"""A loop goes on for as long as the first leaf of its carry says so.
+
+It is closed under derivatives just as a loop of known length is. The loop of the step's
+jvp stops when the primal does, since tangents are no part of what the condition reads.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NoReturn
+
+from ..._formula import Formula, Selected, mapped
+from ..._lists import Arrays, pick
+from ..._reaching import names_axis
+from ..engine._forward import Active
+from ..engine._primitive import PlannedLoop, Reverse
+from ..engine._problem import Problem
+from ..engine._repetition import AbstractRepetition, Counted
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ._batch import joint_loop, stops_apart
+from ._metered import closed, opened
+from ._until import run_plain, unconditional
+from ._varying import axes_of, check_consts
+
+
+@dataclasses.dataclass(frozen=True)
+class UntilStopped(AbstractRepetition):
+    """Another step is run if the first leaf of the carry says so.
+
+    There are neither `xs` nor `ys`, and an `AbstractWhileOrder` is the layout. Under
+    `vmap` each example stops at its own time.
+    """
+
+    instead_of_effects: ClassVar[str] = (
+        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
+    )
+    lead: ClassVar[int] = 1
+
+    def run(
+        self, problem: Problem, layout: Any, inputs: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        (consts, init, _), step, loop = inputs, problem.step, problem.loop
+        init = opened(loop.meter, consts, init)
+        if layout is None:
+            carry, saved = run_plain(step, loop.length, consts, init), []
+        else:
+            carry, saved = layout.forward(step, consts, init)
+        carry, saved = closed(loop.meter, carry, (carry, saved))
+        return carry, [], saved
+
+    def saved_types(self, step: Step, layout: Any) -> list[Any]:
+        return layout.saved_types(step.carry_types)
+
+    def reverse(self, reverse: Reverse, inputs: Any, saved: Arrays) -> Cotangents:
+        (consts, _, carried, _), layout = inputs, reverse.layout
+        settings = (reverse.problem.loop, reverse.back, layout.reversal)
+        sweep = Sweep(reverse.again, *settings, consts, [], [], count=saved[0])
+        return layout.reverse(sweep, saved, carried)
+
+    def reversed_step(self, step: Step) -> Step:
+        return unconditional(step)
+
+    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+        consts = pick(problem.step.const_types, active.consts)
+        check_consts(axes_of(inputs[1][0]), consts)
+
+    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+        """Sees to it that examples can be reversed each by itself.
+
+        Raises:
+            ValueError: If they depend on each other.
+        """
+        if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
+            raise ValueError(
+                f"`jax.vmap` over the gradient of a while loop with collectives over "
+                f"{axis_data.name!r} in it: each example is reversed from its own "
+                f"last step, and so the steps that collectives are to join do not "
+                f"meet. Take the gradient of the batch instead, `jax.grad` of a sum "
+                f"over the `jax.vmap`, or run the steps with `el.Scan`."
+            )
+
+    def batched(
+        self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        if formula.saves is not None:
+            self.check_batched(formula, axis_data)
+            return mapped(formula, axis_data, args, dims)
+        dims = tuple(map(tuple, dims))
+        if not stops_apart(formula.problem, axis_data, dims):
+            return Counted().batched(formula, axis_data, args, dims)
+        consts, init, _ = args
+        loop = joint_loop(formula.problem, axis_data, consts, init, dims)
+        problem, consts, init = loop
+        args = (list(consts), list(init), [])
+        joint = formula.remade(problem, args)
+        is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
+        selected = Selected.of(joint, is_of_example)
+        return selected, args, [0] * len(selected.out_avals_flat)
+
+    def written_out(
+        self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
+    ) -> NoReturn:
+        raise ValueError(
+            "A while loop cannot be differentiated twice in reverse mode if there is a "
+            "`jax.custom_vjp` in its body whose backward rule is not linear in the "
+            "cotangent that it is given, as one that clips it is not: the way back "
+            "would have to be stored, and how long it is is not known. Take one of the "
+            "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
+            "with `el.Scan`."
+        )
