@@ -92,12 +92,12 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         raise TypeError(_disagreement(owner, "the same structure", lines))
     leaves = [flatten(outcome.tree)[0] for outcome in outcomes]
     columns: list[Column] = list(zip(*leaves, strict=True))
-    for error, wanted, differs in (
-        (TypeError, "the same shapes and dtypes", _type_differs),
-        (ValueError, "the same leaves, where they are no arrays", _static_differs),
-    ):
-        if lines := _leaf_lines(outcomes, columns, differs):
-            raise error(_disagreement(owner, wanted, lines))
+    if lines := _leaf_lines(outcomes, columns, _type_differs):
+        raise TypeError(_disagreement(owner, "the same shapes and dtypes", lines))
+    if lines := _leaf_lines(outcomes, columns, _static_differs):
+        raise ValueError(
+            _disagreement(owner, "the same leaves, where they are no arrays", lines)
+        )
     varies = list(map(_varies, columns))
     _, rest = partition(outcomes[0].tree, varies)
     types = [_Type.of(column) for column in pick(columns, varies)]

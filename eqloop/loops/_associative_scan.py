@@ -21,12 +21,12 @@ from .._partition import (
     paths,
     split,
 )
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
-from ._settings import check_bool
 
 _NAME = "AssociativeScan"
 

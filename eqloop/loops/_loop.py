@@ -7,13 +7,14 @@ from typing import Any, Self
 import equinox as eqx
 
 from .._axes import hashable_axes
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
 from ..checkpointing import AbstractSchedule, Plan, as_policy
 from ..checkpointing.engine._normal_form import normal_form
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._settings import check_bool, check_schedule, check_unroll
+from ._settings import check_schedule, check_unroll
 
 
 class AbstractLoop(AbstractTransform):
@@ -21,6 +22,28 @@ class AbstractLoop(AbstractTransform):
 
     Subclasses differ in how they are called: `plan` and `_open` take what the call
     takes. Final classes say which schedule they run when `schedule` is not given.
+
+    Args:
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored.
+        policy: Which residuals of a step are stored when it is recomputed.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either. `None` gives each step the whole
+            leaf. By default axis 0 of every array.
+        out_axes: The axis of each leaf of the outputs along which the steps are
+            stacked. A leaf with `None` must be the same for all steps, and is not
+            stacked.
+        f_axes: The axis of each leaf of `f` that is scanned, as for stacked layers.
+            `None`, the default, gives each step the whole leaf.
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
+            what is called instead, for example with parameters that were cast.
+        reverse: Whether to go from the last element of `xs` to the first; outputs are
+            in the order of `xs` all the same.
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether each step is given a key of its own, split from the `key` of
+            the call, rather than that key itself.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
     f: Callable[..., Any]

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 
 from .._partition import as_arrays, describe
+from .._settings import as_count
 from .._typecheck import (
     PRNGKey,
     PyTree,
@@ -128,7 +129,9 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             TypeError: If `depth` is no int.
             ValueError: If `depth` is negative, or if the layers hold no arrays.
         """
-        keys = jax.random.split(key, _as_depth(depth))
+        what = "the number of layers"
+        depth = as_count(f"{_NAME}.init", "depth", what, depth, least=0)
+        keys = jax.random.split(key, depth)
         make_one = lambda key: as_arrays(with_array_state(_make(make, key)))
         return StackedLayers(eqx.filter_vmap(make_one)(keys), **settings)
 
@@ -359,23 +362,6 @@ def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:
 
 
 _WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
-
-
-def _as_depth(depth: SupportsIndex) -> int:
-    try:
-        if isinstance(depth, bool):
-            raise TypeError
-        number = operator.index(depth)
-    except TypeError as error:
-        raise TypeError(
-            f"{_NAME}.init: `depth` must be an int, the number of layers, but it is "
-            f"{describe(depth)}, of type {type(depth).__name__}."
-        ) from error
-    if number < 0:
-        raise ValueError(
-            f"{_NAME}.init: `depth` must be at least 0, but it is {number}."
-        )
-    return number
 
 
 def _make(make: Callable[..., Any], key: jax.Array) -> Any:

@@ -13,10 +13,10 @@ from .._axes import axes_tree, hashable_axes
 from .._generics import NewR, R
 from .._opening import OpenedCall, argument_names
 from .._partition import as_arrays, is_dynamic, partition
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
-from ._settings import check_flag
 from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
@@ -91,7 +91,7 @@ class ShardMap(AbstractTransform, Generic[R]):
 
     def __check_init__(self) -> None:
         check_mesh("ShardMap", self.mesh)
-        check_flag("ShardMap", "check_vma", self.check_vma)
+        check_bool("ShardMap", "check_vma", self.check_vma)
 
     def __call__(self, *args: Any) -> R:
         """Runs `f` on every device.

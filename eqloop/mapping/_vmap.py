@@ -1,8 +1,7 @@
 """`Vmap`: `jax.vmap` as a PyTree around its function."""
 
-import inspect
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -10,10 +9,11 @@ import jax
 from .._axes import AlongAxes, hashable_axes
 from .._generics import NewP, NewR, P, R
 from .._partition import pick
-from .._transform import AbstractTransform, setting
+from .._settings import as_count
+from .._transform import setting
 from .._typecheck import PyTree
+from ._abstract_map import AbstractAxesMap
 from ._open_map import VARYING, OpenedRow, open_arguments, open_row
-from ._settings import as_count
 
 
 def _as_axis_size(size: SupportsIndex | None) -> int | None:
@@ -23,7 +23,7 @@ def _as_axis_size(size: SupportsIndex | None) -> int | None:
 
 
 @final
-class Vmap(AbstractTransform, Generic[P, R]):
+class Vmap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows, all at once.
 
     As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
@@ -32,14 +32,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
     that is given as `key=` is split, one for each row.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
-        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
-            argument whole, a function from a leaf to either, or a tree of these. A
-            tuple has an entry for each positional argument, a dictionary one for each
-            of the arguments that it names; other arguments are mapped over the leading
-            axes of their arrays. Leaves that are not arrays are passed as they are.
-        out_axes: At which axes of the results the rows are: likewise, a prefix of what
-            `f` returns. `None` is for what is the same for every row.
         axis_name: What `jax.lax.psum` and the other collectives call the rows.
         axis_size: How many rows there are; needed only if no argument is mapped.
 
@@ -74,10 +66,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Vmap[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments.

@@ -84,9 +84,26 @@ class Problem:
 class LoopSpec:
     """A loop that is to be planned, as a schedule sees it.
 
-    Attributes:
+    It is made by the library, and passed to `layout` of a schedule.
+
+    Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
+
+    Examples:
+        >>> import dataclasses
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class AtMost(el.AbstractSchedule):
+        ...     nbytes: int
+        ...     def layout(self, loop: el.LoopSpec) -> el.Layout:
+        ...         slots = self.nbytes // loop.carry_bytes
+        ...         return loop.cut([(loop.length, el.Binomial(slots))])
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> scan = el.Scan(step, schedule=AtMost(10_000))
+        >>> scan.plan(jnp.zeros(100), jnp.zeros((1000, 100))).slots
+        26
     """
 
     problem: Problem = dataclasses.field(repr=False)
@@ -121,6 +138,9 @@ class LoopSpec:
             segments: How many steps each segment has, and the schedule for it. With
                 [`StoreAll`][eqloop.StoreAll] the residuals of the segment are stored
                 together; with `Chunked(1)` each of its carries.
+
+        Returns:
+            What a schedule returns from `layout`.
 
         Raises:
             TypeError: If a number of steps is not an int, or a schedule is none.
