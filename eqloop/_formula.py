@@ -28,12 +28,14 @@ import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
 from ._lists import Flags, interleave, pick, put
+from ._programs import Groups, behind, joined, vmap
 from ._reaching import names_axis
-from ._recall import remember
+from ._recall import Leftover
 from ._tangents import (
     instantiated,
     is_inexact,
     is_zero,
+    tangent_types,
     zero_cotangent,
     zero_tangent,
 )
@@ -63,6 +65,20 @@ class Doubled:
     gives: Flags
     outs: Flags
 
+    @classmethod
+    def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
+        """The one with tangents behind each group of inputs and of outputs.
+
+        Args:
+            formula: The formula.
+            moves: Of which inputs of the other one it takes tangents.
+            gives: Of which outputs it gives tangents.
+        """
+        takes = joined(moves)
+        uses = (True,) * len(takes)
+        ins, outs = behind(moves), behind(gives)
+        return cls(formula, uses, takes, ins, joined(gives), outs)
+
     def arrange(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The inputs of the formula, from flat inputs and tangents of the other one."""
         tangents = instantiated(pick(tangents, self.takes))
@@ -79,7 +95,14 @@ class Doubled:
 
 
 class Formula(HiPrimitive):
-    """A primitive on nested lists and tuples of arrays."""
+    """A primitive on nested lists and tuples of arrays.
+
+    Attributes:
+        leftover: Where its tangents may leave its outputs; no parameter, since it does
+            not matter to what the formula means.
+    """
+
+    leftover: Leftover | None = None
 
     def doubled(self, moves: Flags) -> Doubled:
         """The formula that computes tangents as well, if these inputs have one."""
@@ -178,9 +201,12 @@ class Formula(HiPrimitive):
 
     def jvp(self, primals: Any, tangents: Any) -> Any:
         # The tangents come first, since they may leave the primal behind for `recall`.
-        moves = self._moves(tangents)
-        tangents = self._tangents(moves, primals, tangents)
-        return self.settled(moves, reverse=False)(*primals), tangents
+        moves, leftover = self._moves(tangents), Leftover()
+        tangents = self._tangents(moves, primals, tangents, leftover)
+        primal = self.settled(moves, reverse=False)._given(leftover)
+        outs = primal(*primals)
+        leftover.close()
+        return outs, tangents
 
     def lin(self, nzs_in: Any, *primals: Any) -> Any:
         moves = self._marks(nzs_in)
@@ -222,7 +248,7 @@ class Formula(HiPrimitive):
         if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
         formula, args, out_dims = self.batched(axis_data, args, dims)
-        unflatten = self.out_tree.unflatten
+        formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
         return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
     # For those who work with flat inputs and outputs.
@@ -250,13 +276,33 @@ class Formula(HiPrimitive):
         marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
         return self._marks(self.in_tree.unflatten(marks))
 
-    def _tangents(self, moves: Flags, primals: Any, tangents: Any) -> Any:
-        """The tangents of all outputs, symbolic zeros among them."""
+    def _given(self, leftover: Leftover | None) -> Self:
+        """The same, whose outputs may have been left there."""
+        new = copy.copy(self)
+        new.leftover = leftover
+        return new
+
+    def _tangents(
+        self,
+        moves: Flags,
+        primals: Any,
+        tangents: Any,
+        leftover: Leftover | None = None,
+    ) -> Any:
+        """The tangents of all outputs, symbolic zeros among them.
+
+        Args:
+            moves: Which inputs have a tangent.
+            primals: The inputs.
+            tangents: Their tangents.
+            leftover: Where to leave the primal outputs, if they will be asked for.
+        """
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
         if any(self.moves_out(moves)):
             doubled = self.doubled(moves)
             args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
-            source = Source(self, self.settled(moves, reverse=False), doubled)
+            primal = self.settled(moves, reverse=False)
+            source = Source(self, primal, doubled, leftover)
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
@@ -270,6 +316,8 @@ class Source:
         formula: The formula that was differentiated.
         primal: What is left of it, and computes the primal.
         doubled: The formula that computes both.
+        leftover: Where to leave the primal for an equation that computes it, if there
+            is one.
         is_transposed: Whether the reverse mode of the formula is the transpose of the
             tangents. It is not where tangents are batched and their primals are not.
     """
@@ -277,6 +325,7 @@ class Source:
     formula: Formula = dataclasses.field(repr=False)
     primal: Formula = dataclasses.field(repr=False)
     doubled: Doubled = dataclasses.field(repr=False)
+    leftover: Leftover | None = dataclasses.field(repr=False, compare=False)
     is_transposed: bool = True
 
     def may_pull(self, marks: Sequence[bool]) -> bool:
@@ -301,15 +350,15 @@ class Source:
         )
         return pick(formula.flat_in(pulled), doubled.takes)
 
-    def remember(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
+    def leave(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
         """Leaves primal outputs behind for the equation of the primal."""
-        if not all(self.doubled.uses):
+        if self.leftover is None or not all(self.doubled.uses):
             return
         outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
         types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
         if types == [(out.shape, out.dtype) for out in outs]:
             outputs = self.primal.out_tree.unflatten(outs)
-            remember(self.primal, self.doubled.primals(inputs), outputs)
+            self.leftover.leave(self.primal, self.doubled.primals(inputs), outputs)
 
     def batched(
         self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
@@ -331,8 +380,12 @@ class Source:
             )[0]
             for formula in (self.formula, self.primal)
         )
-        is_transposed &= self.is_transposed
-        return Source(mapped, primal, doubled, is_transposed=is_transposed)
+        return dataclasses.replace(
+            self,
+            formula=mapped,
+            primal=primal,
+            is_transposed=is_transposed and self.is_transposed,
+        )
 
 
 class Selected(Formula):
@@ -366,7 +419,7 @@ class Selected(Formula):
     def expand(self, *inputs: Any) -> Any:
         outs = self.formula.flat_out(self.formula.expand(*inputs))
         if self.source is not None and len(outs) == len(self.source.doubled.outs):
-            self.source.remember(self.flat_in(inputs), outs)
+            self.source.leave(self.flat_in(inputs), outs)
         return pick(outs, self.shown)
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -468,7 +521,7 @@ class Mapped(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         doubled = self.formula.doubled(moves)
         avals = self.in_avals_flat
-        tangents = [aval.to_tangent_aval() for aval in pick(avals, doubled.takes)]
+        tangents = tangent_types(avals, doubled.takes)
         both = lambda of_inputs, of_tangents: interleave(
             doubled.ins, pick(of_inputs, doubled.uses), of_tangents
         )
@@ -511,18 +564,6 @@ class Mapped(Formula):
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)
         return vmap(f, self.axis_data, in_axes, 0)
-
-
-def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> Any:
-    """`jax.vmap` along the axis that a batch rule is called for."""
-    return jax.vmap(
-        f,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name=axis_data.name,
-        axis_size=axis_data.size,
-        spmd_axis_name=axis_data.spmd_name or axis_data.explicit_mesh_axis,
-    )
 
 
 def type_of(x: Any) -> Any:

@@ -14,7 +14,7 @@ from .._lists import Arrays, pick
 from .._outputs import Outputs
 from .._partition import Rest
 from .._positions import loop_scope
-from .._settled import has_backward_rules
+from .._programs import has_backward_rules
 from .._symbolic import refuse_symbolic
 from .._typecheck import enforce_annotations, explained
 from .._weak_types import strongly_typed
@@ -26,7 +26,7 @@ from ._arguments import Arguments, open_arguments
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
-from ._rows import Rows
+from ._rows import Rows, RowsFunction
 
 VARYING = (
     "results that depend on mapped arguments, and so are not the same for every row"
@@ -87,7 +87,7 @@ class Mapped:
         )
         y_axes = pick(self.y_axes, [how is None for how in self.reductions])
         return Rows(
-            f=self,
+            f=RowsFunction(self),
             length=size,
             const_types=tuple(const_types),
             x_types=tuple(

@@ -10,43 +10,33 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._formula import vmap
-from .._lists import Arrays, Flags, pick, put, split
-from .._settled import has_rules, settled
-from .._tangents import instantiated
-from ._rows import Rows, along
+from .._lists import Flags, pick, split
+from .._programs import batched, has_rules, joined, pulled, pushed, run, settled, traced
+from .._tangents import cotangent_types, tangent_types
+from ._rows import Rows, along, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
 Marks = tuple[Flags, Flags]
 
 
 @functools.lru_cache(maxsize=128)
-def pushed(rows: Rows, moves: Marks, out: Marks) -> Rows:
+def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
     """The outputs, and the tangents of some of them, from inputs and their tangents."""
 
-    def push(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        consts, consts_dot = split(consts, len(rows.const_types))
-        xs, xs_dot = split(xs, len(rows.x_types))
-        run = lambda *marked: chunk(visits, *map(put, (consts, xs), moves, marked))
-        primals = tuple(map(pick, (consts, xs), moves))
-        values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
-        sums, ys = map(_with, values, tangents, out)
-        return sums, ys
+    def push(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
+        chunk = rows.chunk(size, has_visits)
+        program = pushed(chunk.program, chunk.marks(*moves), out)
+        return program, chunk.num_sums + sum(out[0])
 
-    dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
         rows,
         f=push,
-        const_types=(*rows.const_types, *dots(rows.const_types, moves[0])),
-        x_types=(*rows.x_types, *dots(rows.x_types, moves[1])),
+        const_types=(*rows.const_types, *tangent_types(rows.const_types, moves[0])),
+        x_types=(*rows.x_types, *tangent_types(rows.x_types, moves[1])),
         x_axes=twofold(rows.x_axes, moves[1]),
         y_axes=twofold(rows.y_axes, out[1]),
         shares=twofold(rows.shares, out[1]),
@@ -55,36 +45,34 @@ def pushed(rows: Rows, moves: Marks, out: Marks) -> Rows:
 
 
 @functools.lru_cache(maxsize=128)
-def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
+def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
     again = rows.again(backward=False)
 
-    def pull(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = again.chunk(size, visits is not None)
-        consts, ct_sums = split(consts, len(rows.const_types))
-        xs, ct_ys = split(xs, len(rows.x_types))
+    def pull(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
+        chunk = again.chunk(size, has_visits)
+        program = pulled(chunk.program, chunk.marks(*marks), wanted)
+        if not has_visits:
+            return program, sum(marks[0])
 
-        def run(*marked: Arrays) -> Any:
-            out = chunk(visits, *map(put, (consts, xs), marks, marked))
-            return tuple(map(pick, out, wanted))
+        def halve(visits: Any, *flat: Any) -> list[Any]:
+            before, ct_ys = split(flat, len(flat) - len(axes))
+            ct_ys = [
+                ct if share else halved(ct, visits, axis)
+                for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
+            ]
+            return run(program, *[visits] * chunk.has_visits, *before, *ct_ys)
 
-        _, back = jax.vjp(run, *map(pick, (consts, xs), marks))
-        ct_ys = [
-            ct if visits is None or share else halved(ct, visits, axis)
-            for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
-        ]
-        return back((ct_sums, ct_ys))
+        types = program.in_avals[chunk.has_visits :]
+        return traced(halve, [visits_type(size), *types]), sum(marks[0])
 
-    cts = lambda avals, flags: [a.to_ct_aval() for a in pick(avals, flags)]
     y_axes = tuple(pick(rows.x_axes, marks[1]))
     return dataclasses.replace(
         rows,
         f=pull,
-        const_types=(*rows.const_types, *cts(rows.out_types[0], wanted[0])),
-        x_types=(*rows.x_types, *cts(rows.y_types, wanted[1])),
+        const_types=(*rows.const_types, *cotangent_types(rows.out_types[0], wanted[0])),
+        x_types=(*rows.x_types, *cotangent_types(rows.y_types, wanted[1])),
         x_axes=(*rows.x_axes, *axes),
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
@@ -96,25 +84,20 @@ def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
 
 @functools.lru_cache(maxsize=128)
 def settled_rows(rows: Rows, marks: Marks, reverse: bool) -> Rows:
-    """What is left of the function when it has been differentiated, see `_settled`."""
-    if not has_rules(rows.chunk(*rows.probe).step.jaxpr):
+    """What is left of the function when it has been differentiated, see `settled`."""
+    if not has_rules(rows.chunk(*rows.probe).program):
         return rows
 
-    def left(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        flags = (*[False] * chunk.has_visits, *marks[0], *marks[1])
-        step = dataclasses.replace(
-            chunk.step, jaxpr=settled(chunk.step.jaxpr, flags, reverse)
-        )
-        return dataclasses.replace(chunk, step=step)(visits, consts, xs)
+    def settle(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
+        chunk = rows.chunk(size, has_visits)
+        flags = joined(chunk.marks(*marks))
+        return settled(chunk.program, flags, reverse), chunk.num_sums
 
-    return dataclasses.replace(rows, f=left)
+    return dataclasses.replace(rows, f=settle)
 
 
 @functools.lru_cache(maxsize=128)
-def batched(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
+def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     """The function under `vmap`, with which outputs it batches: along their first axis.
 
     To batch what is done to a chunk, and not the loop over them, leaves one accumulator
@@ -123,14 +106,12 @@ def batched(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     const_dims, x_dims = map(tuple, dims)
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = rows.reached(*is_batched, axis_name=axis_data.name)
-    in_axes = (None, list(const_dims), list(x_dims))
-    out_axes = tuple(map(in_front, marks))
 
-    def batch(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        return vmap(chunk, axis_data, in_axes, out_axes)(visits, consts, xs)
+    def batch(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
+        chunk = rows.chunk(size, has_visits)
+        in_dims = (*[None] * chunk.has_visits, *const_dims, *x_dims)
+        out_dims = tuple(in_front(joined(marks)))
+        return batched(chunk.program, axis_data, in_dims, out_dims), chunk.num_sums
 
     x_axes = tuple(
         axis + (dim is not None and dim <= axis)
@@ -162,7 +143,3 @@ def halved(y: Any, visits: Any, axis: int) -> Any:
 def in_front(flags: Flags) -> list[int | None]:
     """Where outputs are batched."""
     return [0 if flag else None for flag in flags]
-
-
-def _with(values: Arrays, tangents: Arrays, flags: Flags) -> list[Any]:
-    return [*values, *instantiated(pick(tangents, flags))]

@@ -9,23 +9,24 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import partial_eval
 
 from .._lists import Arrays, Flags, split
-from ..checkpointing.engine._step import Step, make_step, reaching
-from ..progress import Gauge, Meter
+from .._programs import joined, pruned, run, traced
+from .._reaching import reached
+from ..progress import Gauge, Meter, guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """`(size, visits, consts, xs) -> (sums, ys)`, for as many rows as `size` says.
+    """`(visits, consts, xs) -> (sums, ys)`, for any number of rows.
 
     `visits` is a vector with an entry for each of them: 0 if only this chunk has the
     row, 1 if it is in the next chunk as well, and 2 if it has been in the last. It is
-    `None` if no row is in two.
+    left out if no row is in two.
 
     Attributes:
-        f: The function. It closes over no tracers.
+        f: What traces the function: from these rows, a number of rows and whether there
+            are `visits` to the program of a `Chunk`, and how many sums that has.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
         x_types: The types of `xs`, of one row.
@@ -41,7 +42,7 @@ class Rows:
         is_guarded: Whether its callbacks close all bars when they raise.
     """
 
-    f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+    f: Callable[["Rows", int, bool], tuple[jex.ClosedJaxpr, int]]
     length: int
     const_types: tuple[Any, ...]
     x_types: tuple[Any, ...]
@@ -72,7 +73,7 @@ class Rows:
 
     def chunk(self, size: int, has_visits: bool) -> "Chunk":
         """The function, traced on so many rows."""
-        return _trace(self, size, has_visits and self.uses_visits)
+        return _chunk(self, size, has_visits and self.uses_visits)
 
     @property
     def in_types(self) -> tuple[list[Any], list[Any]]:
@@ -98,11 +99,11 @@ class Rows:
     def reached(
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
     ) -> tuple[Flags, Flags]:
-        """Which of the outputs depend on the marked inputs, see `reaching`."""
+        """Which of the outputs depend on the marked inputs, see `reached`."""
         chunk = self.chunk(*self.probe)
-        visits = [False] * chunk.has_visits
-        _, outs = reaching(chunk.step, [*visits, *consts], [], xs, **settings)
-        return outs[: chunk.num_sums], outs[chunk.num_sums :]
+        marks = joined(chunk.marks(tuple(consts), tuple(xs)))
+        outs = reached(chunk.program, marks, **settings)
+        return tuple(outs[: chunk.num_sums]), tuple(outs[chunk.num_sums :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,56 +111,69 @@ class Chunk:
     """`(visits, consts, xs) -> (sums, ys)` on the rows of one chunk, traced.
 
     Attributes:
-        step: The traced function. Its consts are `visits`, if any, and `consts`; its
-            `y` are `sums` and `ys`.
+        program: `[*visits, *consts, *xs] -> [*sums, *ys]`.
         has_visits: Whether it has them; otherwise what it is called with is ignored.
         num_sums: How many of its outputs are to be added up over the chunks.
-        whole: The program with what no output needs, and which is still traced.
     """
 
-    step: Step
+    program: jex.ClosedJaxpr
     has_visits: bool
     num_sums: int
-    whole: Any
 
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `sums`, and those of `ys`."""
-        return split(self.step.y_types, self.num_sums)
+        return split(self.program.out_avals, self.num_sums)
+
+    def marks(self, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
+        """The marks of all inputs, from those of `consts` and of `xs`."""
+        return ((False,) * self.has_visits + consts, xs)
 
     def __call__(self, visits: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
         visits = [visits] if self.has_visits else []
-        _, outs = self.step([*visits, *consts], [], xs)
-        return split(outs, self.num_sums)
+        return split(run(self.program, *visits, *consts, *xs), self.num_sums)
 
 
 @functools.lru_cache(maxsize=256)
-def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
-    visits = [jax.ShapeDtypeStruct((size,), jnp.int8)] if has_visits else []
-    num_sums = 0
-
-    def flat(consts: Arrays, _: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        nonlocal num_sums
-        visits_, consts = split(consts, len(visits))
-        sums, ys = rows.f(size, visits_[0] if visits else None, consts, xs)
-        num_sums = len(sums)
-        return [], [*sums, *ys]
-
-    xs = stacked(rows.x_types, size, rows.x_axes)
-    step = make_step(flat, [*visits, *rows.const_types], [], xs)
+def _chunk(rows: Rows, size: int, has_visits: bool) -> Chunk:
+    program, num_sums = rows.f(rows, size, has_visits)
     if rows.is_guarded:
-        step = step.guarded()
+        program = guarded(program)
     if rows.is_again:
-        step = step.muted(backward=False)
-    return Chunk(_without_dead_code(step), has_visits, num_sums, step.jaxpr)
+        program = muted(program, backward=False)
+    return Chunk(pruned(program), has_visits, num_sums)
 
 
-def _without_dead_code(step: Step) -> Step:
-    """A derivative needs not all of its primal; XLA would find that out, but later."""
-    jaxpr = step.jaxpr.jaxpr
-    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    closed = jex.ClosedJaxpr(live, step.jaxpr.consts)
-    return dataclasses.replace(step, jaxpr=closed)
+@dataclasses.dataclass(frozen=True)
+class RowsFunction:
+    """Traces `f(size, visits, consts, xs) -> (sums, ys)`, which closes over no tracers.
+
+    `visits` is `None` if no row is in two chunks.
+    """
+
+    f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+
+    def __call__(
+        self, rows: Rows, size: int, has_visits: bool
+    ) -> tuple[jex.ClosedJaxpr, int]:
+        visits = [visits_type(size)] if has_visits else []
+        num_sums = 0
+
+        def flat(*inputs: Any) -> list[Any]:
+            nonlocal num_sums
+            counts = len(visits), len(rows.const_types)
+            visits_, consts, xs = split(inputs, *counts)
+            sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
+            num_sums = len(sums)
+            return [*sums, *ys]
+
+        xs = stacked(rows.x_types, size, rows.x_axes)
+        return traced(flat, [*visits, *rows.const_types, *xs]), num_sums
+
+
+def visits_type(size: int) -> Any:
+    """The type of `visits` for so many rows."""
+    return jax.ShapeDtypeStruct((size,), jnp.int8)
 
 
 def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:

@@ -18,7 +18,7 @@ PLACES = (
     (
         "eqloop/_formula.py",
         "eqloop/_tangents.py",
-        "eqloop/_settled.py",
+        "eqloop/_programs.py",
         "eqloop/_reaching.py",
     ),
     ("eqloop/checkpointing/engine", "eqloop/checkpointing/whiles"),
