@@ -27,10 +27,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from ._doubled import Doubled, Leftover, Source
 from ._lists import Flags, interleave, pick, put
-from ._programs import Groups, behind, joined, vmap
+from ._programs import vmap
 from ._reaching import names_axis
-from ._recall import Leftover
 from ._tangents import (
     instantiated,
     is_inexact,
@@ -39,59 +39,6 @@ from ._tangents import (
     zero_cotangent,
     zero_tangent,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubled:
-    """A formula that computes the outputs of another one along with their tangents.
-
-    Its inputs are, in some order, those of the other one and their tangents; its
-    outputs likewise.
-
-    Attributes:
-        formula: The formula.
-        uses: Which inputs of the other one it takes.
-        takes: Of which of them it takes tangents. They may be more than have one, for
-            what is carried along in a loop.
-        ins: Which of its inputs are tangents.
-        gives: Of which outputs of the other one it gives tangents.
-        outs: Which of its outputs are tangents.
-    """
-
-    formula: "Formula"
-    uses: Flags
-    takes: Flags
-    ins: Flags
-    gives: Flags
-    outs: Flags
-
-    @classmethod
-    def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
-        """The one with tangents behind each group of inputs and of outputs.
-
-        Args:
-            formula: The formula.
-            moves: Of which inputs of the other one it takes tangents.
-            gives: Of which outputs it gives tangents.
-        """
-        takes = joined(moves)
-        uses = (True,) * len(takes)
-        ins, outs = behind(moves), behind(gives)
-        return cls(formula, uses, takes, ins, joined(gives), outs)
-
-    def arrange(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        """The inputs of the formula, from flat inputs and tangents of the other one."""
-        tangents = instantiated(pick(tangents, self.takes))
-        flat = interleave(self.ins, pick(primals, self.uses), tangents)
-        return self.formula.in_tree.unflatten(flat)
-
-    def primals(self, flat: Sequence[Any]) -> list[Any]:
-        """Of what there is one for each input of the formula: that of the other one.
-
-        It is `None` for an input that is not used.
-        """
-        of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
-        return put([None] * len(self.uses), self.uses, of_primals)
 
 
 class Formula(HiPrimitive):
@@ -178,6 +125,15 @@ class Formula(HiPrimitive):
             rewrite: From a closed jaxpr to one of the same signature.
         """
         return self
+
+    @property
+    def expanded(self) -> jex.ClosedJaxpr:
+        """What it does, in primitives of JAX and on flat inputs and outputs."""
+
+        def run(*flat: Any) -> list[Any]:
+            return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
+
+        return jax.make_jaxpr(run)(*self.in_avals_flat)
 
     def with_params(self, **params: Any) -> Self:
         """The same with other parameters, for inputs and outputs of the same types."""
@@ -306,86 +262,6 @@ class Formula(HiPrimitive):
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Whose tangents they are that a `Selected` computes.
-
-    Attributes:
-        formula: The formula that was differentiated.
-        primal: What is left of it, and computes the primal.
-        doubled: The formula that computes both.
-        leftover: Where to leave the primal for an equation that computes it, if there
-            is one.
-        is_transposed: Whether the reverse mode of the formula is the transpose of the
-            tangents. It is not where tangents are batched and their primals are not.
-    """
-
-    formula: Formula = dataclasses.field(repr=False)
-    primal: Formula = dataclasses.field(repr=False)
-    doubled: Doubled = dataclasses.field(repr=False)
-    leftover: Leftover | None = dataclasses.field(repr=False, compare=False)
-    is_transposed: bool = True
-
-    def may_pull(self, marks: Sequence[bool]) -> bool:
-        """Whether these are tangents only, and `pull` can be had."""
-        return self.is_transposed and not any(
-            mark and not is_tangent
-            for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
-        )
-
-    def pull(self, inputs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        """The cotangents of all tangents that the doubled formula takes.
-
-        It would be right to differentiate the doubled formula, but that carries
-        tangents along, which nobody needs to transpose a linear map.
-        """
-        formula, doubled = self.formula, self.doubled
-        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
-        pulled = formula.pull(
-            formula.in_tree.unflatten(doubled.takes),
-            formula.in_tree.unflatten(doubled.primals(inputs)),
-            formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
-        )
-        return pick(formula.flat_in(pulled), doubled.takes)
-
-    def leave(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Leaves primal outputs behind for the equation of the primal."""
-        if self.leftover is None or not all(self.doubled.uses):
-            return
-        outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
-        types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
-        if types == [(out.shape, out.dtype) for out in outs]:
-            outputs = self.primal.out_tree.unflatten(outs)
-            self.leftover.leave(self.primal, self.doubled.primals(inputs), outputs)
-
-    def batched(
-        self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
-    ) -> "Source | None":
-        """The same for tangents under `vmap`."""
-        doubled = self.doubled
-        if not all(doubled.uses):
-            return None
-        at = doubled.primals(dims)
-        is_transposed = pick(at, doubled.takes) == pick(dims, doubled.ins)
-        same = dataclasses.replace(self, is_transposed=False)
-        if all(dim is None for dim in at):
-            return same
-        mapped, primal = (
-            formula.batched(
-                axis_data,
-                formula.in_tree.unflatten(doubled.primals(inputs)),
-                formula.in_tree.unflatten(at),
-            )[0]
-            for formula in (self.formula, self.primal)
-        )
-        return dataclasses.replace(
-            self,
-            formula=mapped,
-            primal=primal,
-            is_transposed=is_transposed and self.is_transposed,
-        )
 
 
 class Selected(Formula):

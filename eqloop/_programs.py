@@ -118,6 +118,23 @@ def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> 
     )
 
 
+def batched_axes(
+    axes: Sequence[int], dims: Sequence[int | None]
+) -> tuple[tuple[int, ...], list[int | None]]:
+    """Where rows lie in arrays that are batched at `dims`, and where a row is batched.
+
+    Args:
+        axes: Where rows lie in the arrays of one example.
+        dims: Where the arrays with rows are batched.
+    """
+    pairs = list(zip(axes, dims, strict=True))
+    axes = tuple(axis + (dim is not None and dim <= axis) for axis, dim in pairs)
+    return axes, [
+        None if dim is None else dim - (dim > axis)
+        for axis, dim in zip(axes, dims, strict=True)
+    ]
+
+
 @functools.lru_cache(maxsize=512)
 def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJaxpr:
     """A program with the same inputs and without what its outputs do not need.
@@ -213,7 +230,7 @@ def _is_rule(eqn: Any, names: tuple[str, ...]) -> bool:
     return eqn.primitive.name.startswith(names) or is_foreign
 
 
-def joined(groups: Groups) -> Flags:
+def joined(groups: Iterable[Flags]) -> Flags:
     """The marks of all groups."""
     return tuple(mark for group in groups for mark in group)
 

@@ -21,13 +21,14 @@ from ._lists import Flags, split
 Marks = Sequence[bool]
 
 
+@functools.lru_cache(maxsize=512)
 def reached(
     program: Any,
-    inputs: Marks,
+    inputs: Flags,
     *,
     is_derivative: bool = False,
     axis_name: Hashable = None,
-) -> list[bool]:
+) -> Flags:
     """Which outputs of a program depend on the marked inputs.
 
     Args:
@@ -36,13 +37,6 @@ def reached(
         is_derivative: Whether what depends on integers does not count.
         axis_name: Mark whatever knows its place along this axis, too.
     """
-    return list(_reached(program, tuple(inputs), is_derivative, axis_name))
-
-
-@functools.lru_cache(maxsize=512)
-def _reached(
-    program: Any, inputs: Flags, is_derivative: bool, axis_name: Hashable
-) -> Flags:
     return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
 
 

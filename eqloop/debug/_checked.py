@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._formula import Doubled, Formula, type_of
+from .._doubled import Doubled, recall
+from .._formula import Formula, type_of
 from .._lists import Arrays, Flags, pick, put, split
 from .._nonfinite import raise_inside
 from .._positions import is_watched
 from .._programs import settled
-from .._recall import recall
 from .._tangents import (
     instantiated,
     is_inexact,

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import Doubled, Formula, Static
+from .._doubled import Doubled, recall
+from .._formula import Formula, Static
 from .._lists import Arrays, Flags, pick, put, split
 from .._programs import batched, pruned, pulled, pushed, run, settled
-from .._recall import recall
 from .._tangents import instantiated, is_inexact, tangent_types, zero_cotangent
 from ..checkpointing.engine._step import Step
 
@@ -227,11 +227,10 @@ class Prefixes(Formula):
         # Any prefix may move what comes after it.
         inexact = tuple(map(is_inexact, step.x_types))
         marks = (*moves[: step.num_consts], *inexact)
-        jaxpr = settled(step.jaxpr, marks, reverse)
-        if jaxpr is step.jaxpr:
-            return self
-        step = dataclasses.replace(step, jaxpr=jaxpr)
-        return self.with_params(sweep=dataclasses.replace(self.sweep, step=step))
+        step = step.rewritten(lambda jaxpr: settled(jaxpr, marks, reverse))
+        same = step is self.sweep.step
+        sweep = self.sweep if same else dataclasses.replace(self.sweep, step=step)
+        return self.with_params(sweep=sweep)
 
     @property
     def jaxprs(self) -> list[Any]:

@@ -97,6 +97,7 @@ class Mapped:
             x_axes=self.x_axes,
             y_axes=tuple(y_axes),
             shares=(False,) * len(y_axes),
+            num_sums=len(self.y_axes) - len(y_axes),
             uses_visits=len(y_axes) < len(self.y_axes),
             probe=planner.probe(size),
         )

@@ -14,7 +14,17 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._lists import Flags, pick, split
-from .._programs import batched, has_rules, joined, pulled, pushed, run, settled, traced
+from .._programs import (
+    batched,
+    batched_axes,
+    has_rules,
+    joined,
+    pulled,
+    pushed,
+    run,
+    settled,
+    traced,
+)
 from .._tangents import cotangent_types, tangent_types
 from ._rows import Rows, along, visits_type
 
@@ -26,10 +36,9 @@ Marks = tuple[Flags, Flags]
 def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
     """The outputs, and the tangents of some of them, from inputs and their tangents."""
 
-    def push(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
-        chunk = rows.chunk(size, has_visits)
-        program = pushed(chunk.program, chunk.marks(*moves), out)
-        return program, chunk.num_sums + sum(out[0])
+    def push(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        program = rows.program(size, has_visits)
+        return pushed(program, rows.marks(has_visits, *moves), out)
 
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
@@ -40,6 +49,7 @@ def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
         x_axes=twofold(rows.x_axes, moves[1]),
         y_axes=twofold(rows.y_axes, out[1]),
         shares=twofold(rows.shares, out[1]),
+        num_sums=rows.num_sums + sum(out[0]),
         meter=rows.meter and rows.meter.tangents,
     )
 
@@ -50,11 +60,14 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
     again = rows.again(backward=False)
 
-    def pull(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
-        chunk = again.chunk(size, has_visits)
-        program = pulled(chunk.program, chunk.marks(*marks), wanted)
+    def pull(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        program, num_visits = (
+            again.program(size, has_visits),
+            again.num_visits(has_visits),
+        )
+        program = pulled(program, again.marks(has_visits, *marks), wanted)
         if not has_visits:
-            return program, sum(marks[0])
+            return program
 
         def halve(visits: Any, *flat: Any) -> list[Any]:
             before, ct_ys = split(flat, len(flat) - len(axes))
@@ -62,10 +75,9 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
                 ct if share else halved(ct, visits, axis)
                 for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
             ]
-            return run(program, *[visits] * chunk.has_visits, *before, *ct_ys)
+            return run(program, *[visits] * num_visits, *before, *ct_ys)
 
-        types = program.in_avals[chunk.has_visits :]
-        return traced(halve, [visits_type(size), *types]), sum(marks[0])
+        return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
 
     y_axes = tuple(pick(rows.x_axes, marks[1]))
     return dataclasses.replace(
@@ -76,6 +88,7 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         x_axes=(*rows.x_axes, *axes),
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
+        num_sums=sum(marks[0]),
         uses_visits=True,
         meter=rows.meter and rows.meter.backward,
         is_again=False,
@@ -85,13 +98,12 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
 @functools.lru_cache(maxsize=128)
 def settled_rows(rows: Rows, marks: Marks, reverse: bool) -> Rows:
     """What is left of the function when it has been differentiated, see `settled`."""
-    if not has_rules(rows.chunk(*rows.probe).program):
+    if not has_rules(rows.program(*rows.probe)):
         return rows
 
-    def settle(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
-        chunk = rows.chunk(size, has_visits)
-        flags = joined(chunk.marks(*marks))
-        return settled(chunk.program, flags, reverse), chunk.num_sums
+    def settle(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        flags = joined(rows.marks(has_visits, *marks))
+        return settled(rows.program(size, has_visits), flags, reverse)
 
     return dataclasses.replace(rows, f=settle)
 
@@ -107,20 +119,13 @@ def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = rows.reached(*is_batched, axis_name=axis_data.name)
 
-    def batch(_: Rows, size: int, has_visits: bool) -> tuple[jex.ClosedJaxpr, int]:
-        chunk = rows.chunk(size, has_visits)
-        in_dims = (*[None] * chunk.has_visits, *const_dims, *x_dims)
-        out_dims = tuple(in_front(joined(marks)))
-        return batched(chunk.program, axis_data, in_dims, out_dims), chunk.num_sums
+    def batch(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        of_visits = [None] * rows.num_visits(has_visits)
+        in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
+        program = rows.program(size, has_visits)
+        return batched(program, axis_data, in_dims, tuple(out_dims))
 
-    x_axes = tuple(
-        axis + (dim is not None and dim <= axis)
-        for axis, dim in zip(rows.x_axes, x_dims, strict=True)
-    )
-    of_row = tuple(
-        None if dim is None else dim - (dim > axis)
-        for axis, dim in zip(x_axes, x_dims, strict=True)
-    )
+    x_axes, of_row = batched_axes(rows.x_axes, x_dims)
     grown = lambda aval, dim: (
         aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
     )

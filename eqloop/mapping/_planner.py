@@ -133,7 +133,7 @@ class Within:
         self, rows: Rows, program: Callable[[Sweep], "_Program"], kind: Any
     ) -> Sweep:
         search = _Search(
-            str(rows.chunk(*rows.probe).program),
+            str(rows.program(*rows.probe)),
             (rows.length, rows.x_axes, rows.y_axes, rows.shares, kind),
             jax.default_backend(),
             self,

@@ -18,10 +18,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from .._doubled import Doubled, recall
 from .._effects import refuse_callbacks, refuse_checks
-from .._formula import Doubled, Formula, Static
+from .._formula import Formula, Static
 from .._lists import Arrays, Flags, pick, put
-from .._recall import recall
 from .._tangents import instantiated, is_inexact, nonzero, tangent_types
 from .._weak_types import strongly_typed
 from ..checkpointing._policies import save_nothing
@@ -79,7 +79,7 @@ class RowMap(Formula):
         self.in_avals = in_avals
         self.out_aval = rows.out_types
         self.params = {"rows": rows, "planner": planner, "policy": policy}
-        self.effects = rows.chunk(*rows.probe).program.effects
+        self.effects = rows.program(*rows.probe).effects
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
@@ -164,7 +164,7 @@ class RowMap(Formula):
     def jaxprs(self) -> list[Any]:
         # Chunks of another size are traced later, whatever comes of it: if there is a
         # collective, that must be under the `vmap` that it is for.
-        return [self.rows.chunk(*self.rows.probe).program]
+        return [self.rows.program(*self.rows.probe)]
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(rows=self.rows.again(backward))

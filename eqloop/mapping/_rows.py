@@ -25,8 +25,8 @@ class Rows:
     left out if no row is in two.
 
     Attributes:
-        f: What traces the function: from these rows, a number of rows and whether there
-            are `visits` to the program of a `Chunk`, and how many sums that has.
+        f: What traces the function, given these rows, a number of rows, and whether
+            there are `visits`: `[*visits, *consts, *xs] -> [*sums, *ys]`.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
         x_types: The types of `xs`, of one row.
@@ -34,6 +34,7 @@ class Rows:
         y_axes: The same for each of the `ys`.
         shares: For each of the `ys`, whether a row that is in two chunks gets a share
             of its value from both. Otherwise both give it the same value.
+        num_sums: How many of its outputs are sums.
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
@@ -42,13 +43,14 @@ class Rows:
         is_guarded: Whether its callbacks close all bars when they raise.
     """
 
-    f: Callable[["Rows", int, bool], tuple[jex.ClosedJaxpr, int]]
+    f: Callable[["Rows", int, bool], jex.ClosedJaxpr]
     length: int
     const_types: tuple[Any, ...]
     x_types: tuple[Any, ...]
     x_axes: tuple[int, ...]
     y_axes: tuple[int, ...]
     shares: Flags
+    num_sums: int
     uses_visits: bool
     probe: tuple[int, bool]
     meter: Meter | None = None
@@ -71,9 +73,25 @@ class Rows:
         """The bar of this sweep, if it has one."""
         return None if self.meter is None else self.meter.here
 
-    def chunk(self, size: int, has_visits: bool) -> "Chunk":
-        """The function, traced on so many rows."""
-        return _chunk(self, size, has_visits and self.uses_visits)
+    def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
+        return _program(self, size, has_visits and self.uses_visits)
+
+    def __call__(
+        self, size: int, visits: Any, consts: Arrays, xs: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        """The sums and the `ys` of so many rows; no `visits` are `None`."""
+        program = self.program(size, visits is not None)
+        visits = [visits] * self.num_visits(visits is not None)
+        return split(run(program, *visits, *consts, *xs), self.num_sums)
+
+    def num_visits(self, has_visits: bool) -> int:
+        """How many `visits` its program takes: one, or none."""
+        return int(has_visits and self.uses_visits)
+
+    def marks(self, has_visits: bool, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
+        """The marks of all inputs of its program, from those of `consts` and `xs`."""
+        return ((False,) * self.num_visits(has_visits) + consts, xs)
 
     @property
     def in_types(self) -> tuple[list[Any], list[Any]]:
@@ -84,7 +102,7 @@ class Rows:
     def y_types(self) -> tuple[Any, ...]:
         """The types of `ys`, of one row."""
         size, _ = self.probe
-        _, of_chunk = self.chunk(*self.probe).out_types
+        of_chunk = self.program(*self.probe).out_avals[self.num_sums :]
         return tuple(
             jex.mapped_aval(size, axis, aval)
             for aval, axis in zip(of_chunk, self.y_axes, strict=True)
@@ -93,55 +111,27 @@ class Rows:
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `sums`, and those of `ys` for all rows."""
-        sums, _ = self.chunk(*self.probe).out_types
-        return sums, stacked(self.y_types, self.length, self.y_axes)
+        sums = self.program(*self.probe).out_avals[: self.num_sums]
+        return list(sums), stacked(self.y_types, self.length, self.y_axes)
 
     def reached(
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
     ) -> tuple[Flags, Flags]:
         """Which of the outputs depend on the marked inputs, see `reached`."""
-        chunk = self.chunk(*self.probe)
-        marks = joined(chunk.marks(tuple(consts), tuple(xs)))
-        outs = reached(chunk.program, marks, **settings)
-        return tuple(outs[: chunk.num_sums]), tuple(outs[chunk.num_sums :])
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """`(visits, consts, xs) -> (sums, ys)` on the rows of one chunk, traced.
-
-    Attributes:
-        program: `[*visits, *consts, *xs] -> [*sums, *ys]`.
-        has_visits: Whether it has them; otherwise what it is called with is ignored.
-        num_sums: How many of its outputs are to be added up over the chunks.
-    """
-
-    program: jex.ClosedJaxpr
-    has_visits: bool
-    num_sums: int
-
-    @property
-    def out_types(self) -> tuple[list[Any], list[Any]]:
-        """The types of `sums`, and those of `ys`."""
-        return split(self.program.out_avals, self.num_sums)
-
-    def marks(self, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
-        """The marks of all inputs, from those of `consts` and of `xs`."""
-        return ((False,) * self.has_visits + consts, xs)
-
-    def __call__(self, visits: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
-        visits = [visits] if self.has_visits else []
-        return split(run(self.program, *visits, *consts, *xs), self.num_sums)
+        size, has_visits = self.probe
+        marks = joined(self.marks(has_visits, tuple(consts), tuple(xs)))
+        outs = reached(self.program(size, has_visits), marks, **settings)
+        return outs[: self.num_sums], outs[self.num_sums :]
 
 
 @functools.lru_cache(maxsize=256)
-def _chunk(rows: Rows, size: int, has_visits: bool) -> Chunk:
-    program, num_sums = rows.f(rows, size, has_visits)
+def _program(rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    program = rows.f(rows, size, has_visits)
     if rows.is_guarded:
         program = guarded(program)
     if rows.is_again:
         program = muted(program, backward=False)
-    return Chunk(pruned(program), has_visits, num_sums)
+    return pruned(program)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,22 +143,17 @@ class RowsFunction:
 
     f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
 
-    def __call__(
-        self, rows: Rows, size: int, has_visits: bool
-    ) -> tuple[jex.ClosedJaxpr, int]:
+    def __call__(self, rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         visits = [visits_type(size)] if has_visits else []
-        num_sums = 0
 
         def flat(*inputs: Any) -> list[Any]:
-            nonlocal num_sums
             counts = len(visits), len(rows.const_types)
             visits_, consts, xs = split(inputs, *counts)
             sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
-            num_sums = len(sums)
             return [*sums, *ys]
 
         xs = stacked(rows.x_types, size, rows.x_axes)
-        return traced(flat, [*visits, *rows.const_types, *xs]), num_sums
+        return traced(flat, [*visits, *rows.const_types, *xs])
 
 
 def visits_type(size: int) -> Any:

@@ -17,6 +17,7 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 PLACES = (
     (
         "eqloop/_formula.py",
+        "eqloop/_doubled.py",
         "eqloop/_tangents.py",
         "eqloop/_programs.py",
         "eqloop/_reaching.py",

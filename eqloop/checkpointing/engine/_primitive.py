@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
-from ..._formula import Doubled, Formula, Static
+from ..._formula import Formula, Static
 from ..._lists import Arrays, Flags, pick
-from ..._recall import recall
 from ..._tangents import instantiated, is_zero, zero_cotangent
 from ...progress import open_back, tied
 from . import _forward

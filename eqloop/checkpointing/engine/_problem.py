@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..._lists import Flags, pick, put
-from ..._programs import batched, joined, pruned, pushed, settled
+from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._symbolic import refuse_symbolic
 from ..._tangents import is_inexact
 from ._forward import Active, Saveable
@@ -80,11 +80,8 @@ def all_active(step: Step) -> Active:
 
 def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
     """What is left of the loop when it has been differentiated, see `settled`."""
-    jaxpr = settled(problem.step.jaxpr, joined(active), reverse)
-    if jaxpr is problem.step.jaxpr:
-        return problem
-    step = dataclasses.replace(problem.step, jaxpr=jaxpr)
-    return dataclasses.replace(problem, step=step)
+    step = problem.step.rewritten(lambda j: settled(j, joined(active), reverse))
+    return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
@@ -115,14 +112,7 @@ def batched_problem(
     is_batched = [[dim is not None for dim in group] for group in dims]
     carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
     const_dims, _, xs_dims = dims
-    axes = tuple(
-        axis + (dim is not None and dim <= axis)
-        for axis, dim in zip(loop.x_axes, xs_dims, strict=True)
-    )
-    x_dims = [
-        None if dim is None else dim - (dim > axis)
-        for axis, dim in zip(axes, xs_dims, strict=True)
-    ]
+    axes, x_dims = batched_axes(loop.x_axes, xs_dims)
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (*const_dims, *front(carry), *x_dims)
     out_dims = (*front(carry), *front(ys))

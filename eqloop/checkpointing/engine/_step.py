@@ -41,16 +41,17 @@ class Step:
         Args:
             backward: Whether those of their backward sweeps are left out, too.
         """
-        return self._replace(muted(self.jaxpr, backward))
+        return self.rewritten(lambda jaxpr: muted(jaxpr, backward))
 
     def guarded(self) -> "Step":
         """The step, with callbacks that close all bars when they raise."""
-        return self._replace(guarded(self.jaxpr))
+        return self.rewritten(guarded)
 
-    def _replace(self, jaxpr: Any) -> "Step":
-        if jaxpr is self.jaxpr:
-            return self
-        return dataclasses.replace(self, jaxpr=jaxpr)
+    def rewritten(self, rewrite: Callable[[Any], Any]) -> "Step":
+        """The step with another jaxpr of the same signature."""
+        jaxpr = rewrite(self.jaxpr)
+        same = jaxpr is self.jaxpr
+        return self if same else dataclasses.replace(self, jaxpr=jaxpr)
 
     @property
     def const_types(self) -> list[Any]:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from ..._doubled import recall
 from ..._formula import Formula, Selected
 from ..._lists import Arrays, pick
 from ..._reaching import names_axis
-from ..._recall import recall
 from ...progress import tied
 from ..engine._layout import Nested
 from ..engine._primitive import PlannedLoop, Reverse
