@@ -98,10 +98,7 @@ def batched(
     out_dims: tuple[int | None, ...],
 ) -> jex.ClosedJaxpr:
     """The program of a batch, along the axis that a batch rule is called for."""
-    types = [
-        aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-        for aval, dim in zip(program.in_avals, in_dims, strict=True)
-    ]
+    types = batched_types(program.in_avals, in_dims, axis_data.size)
     one = functools.partial(run, program)
     return traced(vmap(one, axis_data, in_dims, list(out_dims)), types)
 
@@ -116,6 +113,16 @@ def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> 
         axis_size=axis_data.size,
         spmd_axis_name=axis_data.spmd_name or axis_data.explicit_mesh_axis,
     )
+
+
+def batched_types(
+    types: Sequence[Any], dims: Sequence[int | None], size: int
+) -> list[Any]:
+    """The types of arrays that are batched along these axes."""
+    return [
+        aval if dim is None else jex.unmapped_aval(size, dim, aval)
+        for aval, dim in zip(types, dims, strict=True)
+    ]
 
 
 def batched_axes(

@@ -17,6 +17,7 @@ from .._lists import Flags, pick, split
 from .._programs import (
     batched,
     batched_axes,
+    batched_types,
     has_rules,
     joined,
     pulled,
@@ -61,13 +62,11 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     again = rows.again(backward=False)
 
     def pull(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        program, num_visits = (
-            again.program(size, has_visits),
-            again.num_visits(has_visits),
-        )
-        program = pulled(program, again.marks(has_visits, *marks), wanted)
+        moves = again.marks(has_visits, *marks)
+        program = pulled(again.program(size, has_visits), moves, wanted)
         if not has_visits:
             return program
+        num_visits = again.num_visits(has_visits)
 
         def halve(visits: Any, *flat: Any) -> list[Any]:
             before, ct_ys = split(flat, len(flat) - len(axes))
@@ -126,14 +125,12 @@ def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(rows.x_axes, x_dims)
-    grown = lambda aval, dim: (
-        aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-    )
+    size = axis_data.size
     grown_rows = dataclasses.replace(
         rows,
         f=batch,
-        const_types=tuple(map(grown, rows.const_types, const_dims)),
-        x_types=tuple(map(grown, rows.x_types, of_row)),
+        const_types=tuple(batched_types(rows.const_types, const_dims, size)),
+        x_types=tuple(batched_types(rows.x_types, of_row, size)),
         x_axes=x_axes,
         y_axes=tuple(map(int.__add__, rows.y_axes, map(int, marks[1]))),
     )
