@@ -42,7 +42,7 @@ class AbstractSchedule(abc.ABC):
         >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Halves())
         >>> plan = scan.plan(0.0, jnp.ones(1000))
         >>> plan.slots, plan.evaluations
-        (502, 2998)
+        (503, 2998)
     """
 
     @abc.abstractmethod
