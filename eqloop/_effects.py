@@ -13,6 +13,7 @@ import jax
 import jax.core
 import jax.ref
 import jax.tree_util as jtu
+from jax import lax
 
 from ._equations import equations
 
@@ -27,6 +28,11 @@ def is_ref(x: Any) -> bool:
         return True
     is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
     return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
+def without_derivatives(tree: Any) -> Any:
+    """The arrays as constants of a derivative; references stay what they are."""
+    return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
 
 
 def refuse_refs(owner: str, tree: Any, name: str) -> None:
