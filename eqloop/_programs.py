@@ -103,6 +103,14 @@ def batched(
     return traced(vmap(one, axis_data, in_dims, list(out_dims)), types)
 
 
+def along_axis(make: Callable[[], jex.ClosedJaxpr], axis_data: Any) -> jex.ClosedJaxpr:
+    """A program that is made where the axis of a batch has its name."""
+    made: list[jex.ClosedJaxpr] = []
+    axes = [(axis_data.name, axis_data.size)]
+    jax.make_jaxpr(lambda: made.append(make()), axis_env=axes)()
+    return made[0]
+
+
 def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> Any:
     """`jax.vmap` along the axis that a batch rule is called for."""
     return jax.vmap(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .._partition import Flags, pick, split
 from .._programs import (
+    along_axis,
     batched,
     batched_axes,
     batched_types,
@@ -121,7 +122,8 @@ def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     def batch(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         of_visits = [None] * rows.num_visits(has_visits)
         in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
-        program = rows.program(size, has_visits)
+        # Nobody has traced chunks of this size before, and rows may use the axis.
+        program = along_axis(lambda: rows.program(size, has_visits), axis_data)
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(rows.x_axes, x_dims)
