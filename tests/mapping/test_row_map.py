@@ -208,7 +208,8 @@ def test_integers_keys_and_flags_are_not_differentiated():
 )
 def test_collectives_along_an_axis_outside(transform):
     def normalised(x):
-        return x * jax.lax.axis_index("batch") - jax.lax.pmean(x, "batch") ** 2
+        i = jax.lax.axis_index("batch").astype(x.dtype)
+        return x * i - jax.lax.pmean(x, "batch") ** 2
 
     def both(f):
         outer = jax.vmap(f, axis_name="batch")
