@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from jax import lax
-
 from .._array_types import strongly_typed
-from .._effects import refuse_checks
+from .._effects import refuse_checks, without_derivatives
 from .._partition import Arrays
 from ._schedule import AbstractSchedule, StoreAll
 from .engine._forward import Saveable, stored
@@ -43,7 +41,7 @@ def run(
     """
     if loop.length == 0:
         # All that is to be made are empty `ys`, of which nothing has a derivative.
-        inputs = lax.stop_gradient((list(consts), list(init), list(xs)))
+        inputs = without_derivatives((list(consts), list(init), list(xs)))
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None

@@ -174,16 +174,12 @@ def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[A
 
 def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
     """What a primitive does, with marks of the steps that it is at."""
-
-    def run(*flat: Any) -> Any:
-        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
-
     # So what it adds of its own is said to be where it was called.
     context = source_info_util.user_context(
         source_info.traceback, name_stack=source_info_util.new_name_stack()
     )
     with watched(), context:
-        return jax.make_jaxpr(run)(*formula.in_avals_flat)
+        return formula.expanded
 
 
 # Loops.

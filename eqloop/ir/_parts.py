@@ -7,7 +7,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._compat import scan_counts
-from ._walk import Closed, inner
+from .._equations import rewritable_programs
+from ._atoms import Closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ def parts(eqn: jex.JaxprEqn) -> list[Part]:
     if name == "while":
         return _condition_and_body(eqn)
     operands = eqn.invars[1:] if name == "cond" else eqn.invars
-    jaxprs = list(inner(eqn))
+    jaxprs = list(rewritable_programs(eqn))
     labels = [f"branch {i}" for i in range(len(jaxprs))] if name == "cond" else ["body"]
     return [
         Part(
@@ -79,7 +80,7 @@ def numbered(what: str, count: int) -> list[str]:
 
 
 def _body(eqn: jex.JaxprEqn) -> Part:
-    (jaxpr,) = inner(eqn)
+    (jaxpr,) = rewritable_programs(eqn)
     consts, carry = scan_counts(eqn.params)
     xs = len(jaxpr.in_avals) - consts - carry
     ys = len(jaxpr.out_avals) - carry

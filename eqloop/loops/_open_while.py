@@ -13,10 +13,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._array_types import axes_of, vary
-from .._effects import refuse_refs
+from .._effects import refuse_refs, without_derivatives
 from .._partition import describe, is_dynamic, partition, split
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Step, trace_step
@@ -130,7 +129,7 @@ def _trace_cond(
 
 def _holds(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
     # What is not differentiated need not be differentiable.
-    consts, carry = jax.tree.map(lax.stop_gradient, (consts, carry))
+    consts, carry = without_derivatives((consts, carry))
     _, (holds,) = cond(consts, [], carry)
     return holds
 

@@ -23,7 +23,7 @@ from .._effects import is_ref, refuse_refs
 from .._loop_markers import loop_scope
 from .._opening import OpenedCall, Outputs, argument_names
 from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
-from .._settled import has_backward_rules
+from .._programs import has_backward_rules
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
@@ -32,7 +32,7 @@ from ..progress import Meter, ProgressBar, make_meter
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
-from ._rows import Rows
+from ._rows import Rows, RowsFunction
 
 _DEFAULT_AXES = eqx.if_array(0)
 VARYING = (
@@ -94,7 +94,7 @@ class Vectorised:
         )
         y_axes = pick(self.y_axes, [how is None for how in self.reductions])
         return Rows(
-            f=self,
+            f=RowsFunction(self),
             length=size,
             const_types=tuple(const_types),
             x_types=tuple(
@@ -104,6 +104,7 @@ class Vectorised:
             x_axes=self.x_axes,
             y_axes=tuple(y_axes),
             shares=(False,) * len(y_axes),
+            num_sums=len(self.y_axes) - len(y_axes),
             uses_visits=len(y_axes) < len(self.y_axes),
             probe=planner.probe(size),
         )

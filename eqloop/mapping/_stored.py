@@ -39,7 +39,7 @@ def run_stored(
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def evaluate(visits: Any, consts: Arrays, parts: Arrays) -> tuple[list, list]:
         size = parts[0].shape[rows.x_axes[0]]
-        return rows.chunk(size, visits is not None)(visits, consts, parts)
+        return rows(size, visits, consts, parts)
 
     def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
         (number, back, sums), (index, parts) = state, inputs

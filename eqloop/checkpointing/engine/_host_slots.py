@@ -33,6 +33,9 @@ class HostSlots(AbstractSlots):
         return jax.default_backend() == "cpu"
 
     def stored_dtype(self, dtype: Any) -> Any:
+        # Of keys JAX knows on the host no more than their data.
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.dtype(jnp.uint32)
         # Bits have no cotangents. JAX makes the zero cotangents of slots that a loop
         # around hands on, and makes them on the device, which those of slots on the
         # host are not. Of a complex number it cannot take the bits.
@@ -40,8 +43,8 @@ class HostSlots(AbstractSlots):
         return bits_of(dtype) if as_bits else dtype
 
     def types(self, carry_types: Arrays, rows: int) -> list[Any]:
-        stored = lambda aval: aval.update(dtype=self.stored_dtype(aval.dtype))
-        stacked = [stack_type(stored(aval), rows) for aval in carry_types]
+        packed = self.packed_types(carry_types)
+        stacked = [stack_type(aval, rows) for aval in packed]
         return [aval.update(memory_space=_HOST) for aval in stacked]
 
     def read(self, array: Any, row: Any) -> Any:

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import jax
 
+from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
-from ..._formula import Doubled, Formula, Static
+from ..._formula import Formula, Static
 from ..._partition import Arrays, Flags, pick
-from ..._recall import recall
 from ..._tangents import instantiated, is_zero, zero_cotangent
 from ...progress import tied
 from ._all_at_once import pull_residuals, store_residuals

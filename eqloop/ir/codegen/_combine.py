@@ -7,7 +7,7 @@ import jax.extend.core as jex
 
 from ..._compat import close
 from ..._partition import split
-from .._walk import shape_of
+from .._atoms import shape_of
 from ._control import Statement, function_name, returned
 from ._layout import Node, call, structure
 from ._operations import call_by_settings
