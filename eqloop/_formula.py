@@ -47,9 +47,14 @@ class Formula(HiPrimitive):
     Attributes:
         leftover: Where its tangents may leave its outputs; no parameter, since it does
             not matter to what the formula means.
+        unit: What it repeats, as an error names it ("iteration", "row"); `None` if it
+            is no loop.
+        is_backward: Whether it is a loop that takes cotangents back.
     """
 
     leftover: Leftover | None = None
+    unit: str | None = None
+    is_backward: bool = False
 
     def doubled(self, moves: Flags) -> Doubled:
         """The formula that computes tangents as well, if these inputs have one."""
@@ -288,6 +293,7 @@ class Selected(Formula):
         self.out_aval = pick(formula.out_avals_flat, shown)
         self.params = dict(formula=formula, shown=shown, source=source)
         self.effects = formula.effects
+        self.unit, self.is_backward = formula.unit, formula.is_backward
         super().__init__()
 
     @classmethod
@@ -395,6 +401,7 @@ class Mapped(Formula):
         )
         self.params = dict(formula=formula, axis_data=axis_data, dims=dims)
         self.effects = formula.effects
+        self.unit, self.is_backward = formula.unit, formula.is_backward
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:

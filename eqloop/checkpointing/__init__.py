@@ -10,6 +10,7 @@ from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
 from ._run import run
+from ._run_while import run_while
 from ._schedule import (
     AbstractSchedule,
     Binomial,
@@ -19,32 +20,48 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
+from .engine._forward import Saveable
+from .engine._invariant import hoist
 from .engine._layout import Layout
 from .engine._loop import Loop
+from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
-from .engine._step import Step, trace_step
+from .engine._step import Step, make_step, trace_step
+from .whiles._bounded import Bounded
+from .whiles._forward_only import ForwardOnly
+from .whiles._online import Online
+from .whiles._while_order import UNLIMITED
 
 __all__ = [
+    "UNLIMITED",
     "AbstractSchedule",
     "Binomial",
+    "Bounded",
     "Budget",
     "Checkpoint",
     "Chunked",
+    "ForwardOnly",
     "Frontier",
     "Layout",
     "Loop",
     "LoopSpec",
     "Offload",
+    "Online",
     "Plan",
     "Recursive",
     "Remat",
+    "Saveable",
     "Step",
     "StoreAll",
     "as_policy",
     "frontier",
+    "hoist",
+    "make_step",
     "name",
+    "normal_form",
     "plan",
     "policies",
     "run",
+    "run_while",
     "trace_step",
 ]

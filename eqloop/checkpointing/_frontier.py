@@ -59,7 +59,7 @@ class Frontier(Sequence[Plan]):
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from .planning._plot import plot_frontier
+        from ._plot import plot_frontier
 
         return plot_frontier(self, ax)
 

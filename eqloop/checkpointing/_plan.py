@@ -114,7 +114,7 @@ class Plan:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from .planning._plot import plot_plan
+        from ._plot import plot_plan
 
         return plot_plan(self, ax)
 

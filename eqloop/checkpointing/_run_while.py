@@ -11,7 +11,7 @@ from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._step import Step
 from .whiles._bounded import Bounded
-from .whiles._forward_only import Forward
+from .whiles._forward_only import ForwardOnly
 from .whiles._metered import counted, start
 from .whiles._online import Online
 from .whiles._until_stopped import UntilStopped
@@ -21,7 +21,7 @@ def run_while(
     step: Step,
     consts: Arrays,
     init: Arrays,
-    planner: Forward | Bounded | Online,
+    planner: ForwardOnly | Bounded | Online,
     meter: Meter | None = None,
 ) -> list[Any]:
     """Runs a step for as long as the first leaf of the carry says so.

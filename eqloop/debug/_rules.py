@@ -12,11 +12,9 @@ from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 from .._compat import CALLS, close, scan_counts
-from .._formula import Formula, Mapped, Selected
+from .._formula import Formula
 from .._loop_markers import loop_name, watched
 from .._partition import Arrays, split
-from ..checkpointing.engine._primitive import PlannedLoop, Reverse
-from ..mapping._row_map import RowMap
 from ._body import Body, Rule
 from ._finding import Finding, first, nothing, of_all_devices, varying
 from ._scope import Scope
@@ -154,18 +152,14 @@ def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[A
         return body.opaque(eqn, operands, scope)
     program = _expanded(formula, eqn.source_info)
     label = loop_name(eqn.source_info.name_stack) or scope.label
-    loop = formula
-    while isinstance(loop, Mapped | Selected):
-        loop = loop.formula
-    if not isinstance(loop, PlannedLoop | Reverse | RowMap):
+    if formula.unit is None:
         inner = dataclasses.replace(scope, label=label, is_expanded=True)
         return body.run(program.jaxpr, program.consts, operands, inner)
-    unit = "row" if isinstance(loop, RowMap) else "iteration"
     inner = scope.inside(
-        Frame(label or "the loop", scope.place_of(eqn), unit),
+        Frame(label or "the loop", scope.place_of(eqn), formula.unit),
         has_position=True,
         is_expanded=True,
-        is_backward=scope.is_backward or isinstance(loop, Reverse),
+        is_backward=scope.is_backward or formula.is_backward,
     )
     outs, finding = body.inner(program.jaxpr, program.consts, operands, inner)
     body.note(finding, scope)

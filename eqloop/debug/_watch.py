@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._constant import constant
 from .._nonfinite import NonFiniteError
 from .._partition import Arrays
 from .._tangents import is_inexact
-from ..checkpointing.engine._constant import constant
 from ._body import Body
 from ._finding import Finding, first, nothing
 from ._program import Program

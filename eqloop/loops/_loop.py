@@ -10,8 +10,7 @@ from .._axes import hashable_axes
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ..checkpointing import AbstractSchedule, Plan, as_policy
-from ..checkpointing.engine._normal_form import normal_form
+from ..checkpointing import AbstractSchedule, Plan, as_policy, normal_form
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._settings import check_schedule, check_unroll

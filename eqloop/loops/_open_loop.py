@@ -26,8 +26,7 @@ from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import AbstractSchedule, Loop, Step, run
-from ..checkpointing.engine._invariant import hoist
+from ..checkpointing import AbstractSchedule, Loop, Step, hoist, run
 from ..progress import Label, ProgressBar, make_meter
 from ._carry import OF_A_SCAN, Carry, Words, trace_settled
 

@@ -18,8 +18,7 @@ from .._array_types import axes_of, vary
 from .._effects import refuse_refs, without_derivatives
 from .._partition import describe, is_dynamic, partition, split
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import Step, trace_step
-from ..checkpointing.engine._step import make_step
+from ..checkpointing import Step, make_step, trace_step
 from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 

@@ -23,7 +23,7 @@ from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put, split
 from .._programs import batched, pruned, pulled, pushed, run, settled
 from .._tangents import instantiated, is_inexact, tangent_types, zero_cotangent
-from ..checkpointing.engine._step import Step
+from ..checkpointing import Step
 
 Arguments = tuple[Arrays, Arrays]
 

@@ -12,12 +12,14 @@ from .._loop_markers import loop_scope
 from .._partition import describe
 from .._settings import check_least
 from .._typecheck import PyTree, typed
-from ..checkpointing import Recursive
-from ..checkpointing._run_while import run_while
-from ..checkpointing.whiles._bounded import Bounded
-from ..checkpointing.whiles._forward_only import Forward
-from ..checkpointing.whiles._online import Online
-from ..checkpointing.whiles._while_order import UNLIMITED
+from ..checkpointing import (
+    UNLIMITED,
+    Bounded,
+    ForwardOnly,
+    Online,
+    Recursive,
+    run_while,
+)
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._open_while import open_while
 
@@ -44,7 +46,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
     progress: eqx.AbstractVar[ProgressBar | None]
 
     @abc.abstractmethod
-    def _planner(self) -> Forward | Bounded | Online:
+    def _planner(self) -> ForwardOnly | Bounded | Online:
         """How many steps there may be, and how they are differentiated."""
 
     @typed
@@ -115,8 +117,8 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
         default=None, static=True, converter=as_progress, kw_only=True
     )
 
-    def _planner(self) -> Forward:
-        return Forward()
+    def _planner(self) -> ForwardOnly:
+        return ForwardOnly()
 
 
 @final

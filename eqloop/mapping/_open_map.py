@@ -25,9 +25,7 @@ from .._opening import OpenedCall, Outputs, argument_names
 from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
 from .._programs import has_backward_rules
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing.engine._forward import Saveable
-from ..checkpointing.engine._invariant import hoist
-from ..checkpointing.engine._step import Step, trace_step
+from ..checkpointing import Saveable, Step, hoist, trace_step
 from ..progress import Meter, ProgressBar, make_meter
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total

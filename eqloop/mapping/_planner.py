@@ -11,11 +11,11 @@ import jax.extend.core as jex
 
 from .._axes import is_symbolic
 from .._bytes import format_bytes
+from .._compiled import temporary_bytes
 from .._equations import equations
 from .._partition import pick, put
 from .._tangents import is_inexact
-from ..checkpointing.engine._forward import Saveable
-from ..checkpointing.planning._compiled import temporary_bytes
+from ..checkpointing import Saveable
 from ._chunks import equal_chunks
 from ._derivatives import Marks
 from ._fitting import largest_that_fits

@@ -24,8 +24,7 @@ from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put
 from .._tangents import instantiated, is_inexact, nonzero, tangent_types
-from ..checkpointing._policies import save_nothing
-from ..checkpointing.engine._forward import Saveable
+from ..checkpointing import Saveable, policies
 from ..progress import open_back, tied
 from ._derivatives import (
     Marks,
@@ -57,7 +56,7 @@ def map_rows(
         The sums over all rows, and the `ys` of all rows.
     """
     inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
-    policy = None if policy == save_nothing else policy
+    policy = None if policy == policies.save_nothing else policy
     row_map = RowMap(rows, planner, policy, jax.tree.map(jax.typeof, inputs))
     refuse_checks(row_map.effects)
     return row_map.apply(*inputs)
@@ -74,6 +73,7 @@ class RowMap(Formula):
     rows: Rows
     planner: Planner
     policy: Saveable
+    unit = "row"
 
     def __init__(self, rows: Rows, planner: Planner, policy: Saveable, in_avals: Any):
         self.in_avals = in_avals

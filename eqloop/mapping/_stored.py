@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays
-from ..checkpointing.engine._forward import Saveable
+from ..checkpointing import Saveable
 from ._chunks import Chunks
 from ._sweep import Sweep, zeros
 

@@ -22,7 +22,11 @@ PLACES = (
         "eqloop/_programs.py",
         "eqloop/_reaching.py",
     ),
-    ("eqloop/checkpointing/engine", "eqloop/checkpointing/whiles"),
+    (
+        "eqloop/checkpointing/engine",
+        "eqloop/checkpointing/whiles",
+        "eqloop/_constant.py",
+    ),
     ("eqloop/mapping",),
 )
 

@@ -11,8 +11,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
+from ..._constant import constant
 from ..._partition import Arrays
-from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
 from ._metered import hops

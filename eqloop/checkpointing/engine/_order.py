@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ._constant import constant
+from ..._constant import constant
 from ._costs import Rates, StepCost
 from ._loop import element
 

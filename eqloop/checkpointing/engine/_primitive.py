@@ -66,6 +66,7 @@ class PlannedLoop(Formula):
 
     problem: Problem
     saves: Any  # Layout | AbstractWhileOrder | None
+    unit = "iteration"
 
     def __init__(self, problem: Problem, saves: Layout | None, in_avals: Any):
         step, rows = problem.step, problem.loop.rows
@@ -222,6 +223,8 @@ class Reverse(Formula):
     back: Back
     layout: Any  # Layout | AbstractWhileOrder
     has_run: bool
+    unit = "iteration"
+    is_backward = True
 
     def __init__(
         self, problem: Problem, back: Back, layout: Layout, has_run: bool, in_avals: Any

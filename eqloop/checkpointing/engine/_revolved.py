@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import jax.numpy as jnp
 
+from ..._constant import constant
 from . import _binomial
-from ._constant import constant
 from ._costs import Rates, StepCost
 from ._forward import zero
 from ._order import AbstractSlotOrder, Event, block_history

@@ -7,8 +7,8 @@ from typing import Any
 
 from jax import lax
 
+from ..._constant import constant
 from ..._partition import Arrays
-from ._constant import constant
 from ._costs import Rates, StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import is_widened
+from ..._constant import constant
 from ..._partition import Arrays
 from ...progress import tied
-from ._constant import constant
 from ._forward import Walk, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
 from ._metered import hops, metered_scan

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from ..._compiled import temporary_bytes
 from ..._partition import pick, put
 from ..._tangents import is_inexact
 from ..engine._forward import Active, Saveable
@@ -14,7 +15,6 @@ from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
 from ..engine._problem import LoopSpec, Problem
 from ..engine._step import Step
-from ._compiled import temporary_bytes
 from ._cost import step_cost, xs_types
 from ._guess import working_set
 

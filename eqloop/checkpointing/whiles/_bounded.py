@@ -6,8 +6,8 @@ from typing import Any
 
 from jax import lax
 
+from ..._constant import constant
 from ..._partition import Arrays
-from ..engine._constant import constant
 from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step

@@ -7,7 +7,7 @@ from ._while_order import UNLIMITED
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
+class ForwardOnly:
     """A loop that has no reverse mode, since it may have any number of steps."""
 
     max_steps: int = UNLIMITED

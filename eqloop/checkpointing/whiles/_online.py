@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._array_types import axes_of, vary
+from ..._constant import constant
 from ..._loop_markers import mark
 from ..._partition import Arrays
 from ..engine import _binomial
-from ..engine._constant import constant
 from ..engine._revolve import Chain, Stack
 from ..engine._slots import Carries
 from ..engine._step import Step

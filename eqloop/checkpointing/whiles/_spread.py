@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ..engine._constant import constant
+from ..._constant import constant
 from ..engine._loop import element
 
 if TYPE_CHECKING:

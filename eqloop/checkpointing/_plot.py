@@ -4,14 +4,14 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..._bytes import format_bytes
-from ..engine._order import Event
+from .._bytes import format_bytes
+from .engine._order import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .._frontier import Frontier
-    from .._plan import Plan
+    from ._frontier import Frontier
+    from ._plan import Plan
 
 # In more, nothing could be seen.
 _MOST_EVENTS = 20_000

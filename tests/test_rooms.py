@@ -1,0 +1,142 @@
+"""The house: which room may import what, and that each name stands for one thing."""
+
+import ast
+import graphlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import eqloop
+
+PACKAGE = Path(eqloop.__file__).parent
+DOCS = PACKAGE.parent / "docs" / "contributing.md"
+
+# The path of a module from the package on: `("loops", "_scan")`.
+Module = tuple[str, ...]
+
+
+class Import(NamedTuple):
+    """What a module imports of the package.
+
+    Attributes:
+        line: Where.
+        module: The module, or the room, that it is from.
+        is_for_types: Whether it is for type checkers alone.
+    """
+
+    line: int
+    module: Module
+    is_for_types: bool
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def module_of(path: Path) -> Module:
+    """The module in a file; a room, for its `__init__`."""
+    *rooms, name = path.relative_to(PACKAGE).with_suffix("").parts
+    return (*rooms, name) if name != "__init__" else tuple(rooms)
+
+
+FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {module: parse(path) for module, path in FILES.items()}
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """What of the package a module imports, at its top or in a function."""
+    package = module if FILES[module].name == "__init__.py" else module[:-1]
+    for_types = {
+        id(inner)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = package[: len(package) - node.level + 1]
+            source = (*above, *(node.module or "").split("."))
+            source = tuple(filter(None, source))
+            for alias in node.names:
+                inner = (*source, alias.name)
+                target = inner if inner in FILES else source
+                yield Import(node.lineno, target, id(node) in for_types)
+
+
+def drawn_rooms() -> list[list[str]]:
+    """The rows of rooms in the drawing of the docs, the topmost first."""
+    (drawing,) = re.findall(r"```text\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return [line.split() for line in drawing.splitlines()]
+
+
+ROWS = {room: i for i, row in enumerate(drawn_rooms()[::-1]) for room in row}
+
+
+def room_of(module: Module) -> str | None:
+    """The room of the drawing that a module is in; `None` at the top."""
+    rooms = (".".join(module[:i]) for i in range(len(module), 0, -1))
+    return next((room for room in rooms if room in ROWS), None)
+
+
+def test_the_drawing_has_all_rooms():
+    rooms = {module[0] for module in FILES if module and (module[0],) in FILES}
+    rooms = {room for room in rooms if not room.startswith("_")}
+    assert rooms == {room.partition(".")[0] for room in ROWS}
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if m], ids="/".join)
+def test_a_module_imports_from_rooms_below_its_own(module: Module):
+    room = room_of(module)
+    for line, target, _ in imports(module):
+        other = room_of(target)
+        if other is None or other == room:
+            continue
+        where = f"{FILES[module].relative_to(PACKAGE)}:{line}"
+        assert room is not None, f"{where}: what is at the top needs {other}"
+        assert ROWS[other] < ROWS[room], f"{where}: {other} is not below {room}"
+        if other.partition(".")[0] != room.partition(".")[0]:
+            assert len(target) == 1, f"{where}: {'.'.join(target)} is private to a room"
+
+
+def test_modules_import_one_another_in_no_circle():
+    graph = {
+        module: {found.module for found in imports(module) if not found.is_for_types}
+        for module in FILES
+        if module
+    }
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def definitions(tree: ast.Module) -> Iterator[str]:
+    """The functions, classes, types and constants of a module."""
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                yield name
+
+
+def test_a_name_is_defined_in_one_file():
+    """Functions and constants with an underscore are their file's; classes are not."""
+    found = defaultdict(set)
+    for module, tree in TREES.items():
+        for name in definitions(tree):
+            is_class = bool(re.match(r"_[A-Z]\w*[a-z]", name))
+            if is_class or not name.startswith("_"):
+                found[name].add(".".join(module))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_a_file_has_its_name_alone():
+    found = defaultdict(set)
+    for path in FILES.values():
+        if path.name != "__init__.py":
+            found[path.name].add(path.parent.name)
+    assert {name: rooms for name, rooms in found.items() if len(rooms) > 1} == {}
