@@ -142,7 +142,7 @@ def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TangentSource:
     """Whose tangents they are that a `Selected` computes.
 
     Attributes:
@@ -195,7 +195,7 @@ class Source:
 
     def batched(
         self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
-    ) -> "Source | None":
+    ) -> "TangentSource | None":
         """The same for tangents under `vmap`."""
         doubled = self.doubled
         if not all(doubled.uses):

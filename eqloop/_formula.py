@@ -12,7 +12,7 @@ The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
 `jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
 that. The formula in which rules have been replaced so is the `settled` one.
 
-`Selected` and `Mapped`, a formula under `vmap`, are formulas again, so derivatives and
+`Selected` and `Vmapped`, a formula under `vmap`, are formulas again, so derivatives and
 batching nest in any order.
 """
 
@@ -27,7 +27,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
-from ._doubled import Doubled, Leftover, Source
+from ._doubled import Doubled, Leftover, TangentSource
 from ._partition import Flags, interleave, pick, put
 from ._programs import vmap
 from ._reaching import names_axis
@@ -262,7 +262,7 @@ class Formula(HiPrimitive):
             doubled = self.doubled(moves)
             args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
             primal = self.settled(moves, reverse=False)
-            source = Source(self, primal, doubled, leftover)
+            source = TangentSource(self, primal, doubled, leftover)
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
@@ -272,7 +272,7 @@ def mapped(
     formula: Formula, axis_data: Any, args: Any, dims: Any
 ) -> tuple[Formula, Any, list[int | None]]:
     """A formula under `vmap` as it is, see `Formula.batched`."""
-    batched = Mapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
+    batched = Vmapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
     return batched, args, [0] * len(formula.out_avals_flat)
 
 
@@ -286,9 +286,9 @@ class Selected(Formula):
 
     formula: Formula
     shown: Flags
-    source: Source | None
+    source: TangentSource | None
 
-    def __init__(self, formula: Formula, shown: Flags, source: Source | None):
+    def __init__(self, formula: Formula, shown: Flags, source: TangentSource | None):
         self.in_avals = formula.in_avals
         self.out_aval = pick(formula.out_avals_flat, shown)
         self.params = dict(formula=formula, shown=shown, source=source)
@@ -297,7 +297,9 @@ class Selected(Formula):
         super().__init__()
 
     @classmethod
-    def of(cls, formula: Formula, shown: Flags, source: Source | None = None) -> Self:
+    def of(
+        cls, formula: Formula, shown: Flags, source: TangentSource | None = None
+    ) -> Self:
         """Some of the outputs of a formula, which may be a selection itself."""
         if isinstance(formula, Selected):
             none = [False] * len(formula.shown)
@@ -387,7 +389,7 @@ class Selected(Formula):
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
 
 
-class Mapped(Formula):
+class Vmapped(Formula):
     """A formula under `vmap`. All outputs are batched, along their leading axis."""
 
     formula: Formula
@@ -417,7 +419,7 @@ class Mapped(Formula):
         )
         in_avals = doubled.formula.in_tree.unflatten(both(avals, tangents))
         dims = tuple(both(self.dims, pick(self.dims, doubled.takes)))
-        mapped = Mapped(doubled.formula, self.axis_data, dims, in_avals)
+        mapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
         return dataclasses.replace(doubled, formula=mapped)
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:

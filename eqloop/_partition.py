@@ -156,6 +156,11 @@ def put(leaves: Sequence[Any], flags: Sequence[bool], marked: Arrays) -> list[An
     ]
 
 
+def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
+    """The marks of what is marked in one list or in the other."""
+    return [a or b for a, b in zip(flags, others, strict=True)]
+
+
 def split(leaves: Sequence[Any], *counts: int) -> Any:
     """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
     pieces: list[list[Any]] = []

@@ -16,7 +16,7 @@ import jax.ref
 
 from ._compat import CALLS, close, is_through, scan_counts
 from ._equations import equations, equations_of
-from ._partition import Flags, split
+from ._partition import Flags, split, union
 
 Marks = Sequence[bool]
 
@@ -123,7 +123,7 @@ class _Reach:
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
             after, ys = split(outs, len(carry))
-            if (more := _either(carry, after)) == carry:
+            if (more := union(carry, after)) == carry:
                 return [*carry, *ys]
             carry = more
 
@@ -134,14 +134,10 @@ class _Reach:
             goes_on = self.outputs(params["cond_jaxpr"], [*of_cond, *carry])
             after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
             # Who goes on for longer has another carry in the end.
-            more = [True] * len(carry) if any(goes_on) else _either(carry, after)
+            more = [True] * len(carry) if any(goes_on) else union(carry, after)
             if more == carry:
                 return carry
             carry = more
-
-
-def _either(marks: Marks, others: Marks) -> list[bool]:
-    return [a or b for a, b in zip(marks, others, strict=True)]
 
 
 def _is_marked(atom: Any, marked: set[Any]) -> bool:

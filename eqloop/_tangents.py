@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
-from ._partition import pick
+from ._partition import Flags, pick
 
 
 def is_inexact(x: Any) -> bool:
@@ -15,6 +15,11 @@ def is_inexact(x: Any) -> bool:
     # A literal of a program is a number of Python's, and has no dtype of its own.
     aval = x if hasattr(x, "dtype") else jax.typeof(x)
     return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def is_complex(x: Any) -> bool:
+    """Whether an array, or one of this type, has complex numbers."""
+    return jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
 def is_zero(x: Any) -> bool:
@@ -40,6 +45,14 @@ def tangent_types(types: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
 def cotangent_types(types: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
     """The types of the cotangents of what is marked."""
     return [aval.to_ct_aval() for aval in pick(types, flags)]
+
+
+def inexact_only(flags: Sequence[Any], leaves: Sequence[Any]) -> Flags:
+    """The marks of those leaves that can have a tangent."""
+    return tuple(
+        bool(flag) and is_inexact(leaf)
+        for flag, leaf in zip(flags, leaves, strict=True)
+    )
 
 
 def nonzero(tree: Any) -> Any:

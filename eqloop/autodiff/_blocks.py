@@ -32,7 +32,7 @@ def by_rows(run: Run, arrays: Arrays, chunk_size: Any) -> tuple[Blocks, Any, Any
     """
     outs, pull, others = jax.vjp(run, arrays, has_aux=True)
     row = lambda index: pull(_direction(outs, index))[0]
-    indices = jnp.arange(count(outs))
+    indices = jnp.arange(num_entries(outs))
     if chunk_size is None:
         rows = jax.vmap(row)(indices)
     else:
@@ -64,7 +64,7 @@ def by_columns(
         direction = _direction(arrays, index)
         return jax.jvp(run, (arrays,), (direction,), has_aux=True)
 
-    indices = jnp.arange(count(arrays))
+    indices = jnp.arange(num_entries(arrays))
     if chunk_size is None:
         push_all = jax.vmap(push, out_axes=(None, -1, None))
         outs, columns, others = push_all(indices)
@@ -82,7 +82,7 @@ def by_columns(
     return blocks, outs, others
 
 
-def count(arrays: Arrays) -> int:
+def num_entries(arrays: Arrays) -> int:
     """How many numbers there are in arrays."""
     return sum(array.size for array in arrays)
 

@@ -6,12 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from .._partition import describe, flatten, paths
+from .._tangents import is_complex
 from ._call import Call, is_differentiable
-
-
-def is_complex(leaf: Any) -> bool:
-    """Whether an array is complex."""
-    return jnp.issubdtype(leaf.dtype, jnp.complexfloating)
 
 
 def common_dtype(*dtypes: Any) -> Any:

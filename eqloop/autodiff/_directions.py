@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._opening import parameters_of
 from .._partition import Arrays, describe, is_dynamic
-from ._complex import is_complex
+from .._tangents import is_complex
 
 
 def normal_directions(key: Any, arrays: Arrays, count: int) -> list[jax.Array]:

@@ -10,10 +10,10 @@ from .._partition import Arrays
 from .._transform import setting
 from ._call import Call
 from ._complex import check_reverse, common_dtype
+from ._counts import as_int, check_count
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_int, check_count
 
 
 @final

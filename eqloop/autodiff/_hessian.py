@@ -12,8 +12,8 @@ from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
+from ._counts import as_int, check_chunk_size
 from ._derivative import AbstractExactDerivative
-from ._settings import as_int, check_chunk_size
 
 
 @final

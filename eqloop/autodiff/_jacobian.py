@@ -10,13 +10,14 @@ import jax
 from .._generics import NewP, P
 from .._partition import Arrays
 from .._settings import check_bool
+from .._tangents import is_complex
 from .._transform import setting
 from ..checkpointing import Budget
-from ._blocks import by_columns, by_rows, count
+from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call
-from ._complex import check_forward, check_reverse, check_some_value, is_complex
+from ._complex import check_forward, check_reverse, check_some_value
+from ._counts import as_int, check_chunk_size
 from ._derivative import AbstractExactDerivative
-from ._settings import as_int, check_chunk_size
 
 
 class AbstractJacobian(AbstractExactDerivative[P]):
@@ -177,4 +178,4 @@ class Jacobian(AbstractJacobian[P]):
         outs, _ = jax.eval_shape(call.run, call.arrays)
         if not self.holomorphic and any(map(is_complex, [*call.arrays, *outs])):
             return not any(map(is_complex, call.arrays))
-        return count(call.arrays) <= count(outs)
+        return num_entries(call.arrays) <= num_entries(outs)

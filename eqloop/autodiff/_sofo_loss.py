@@ -29,10 +29,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays, as_arrays, describe, partition
+from .._tangents import is_complex
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
-from ._complex import is_complex
 
 
 @final

@@ -1,15 +1,15 @@
 """How to trade memory for recomputation.
 
 This room knows steps on lists of arrays, and nothing of the loops above it that a user
-sees: those turn a call into a `Step`, hand it to `run` and turn the arrays back.
+sees: those turn a call into a `Step`, hand it to `run_loop` and turn the arrays back.
 """
 
 from . import _policies as policies
-from ._frontier import Frontier, frontier
+from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
-from ._run import run
+from ._run import run_loop
 from ._run_while import run_while
 from ._schedule import (
     AbstractSchedule,
@@ -54,14 +54,14 @@ __all__ = [
     "Step",
     "StoreAll",
     "as_policy",
-    "frontier",
+    "frontier_of",
     "hoist",
     "make_step",
     "name",
     "normal_form",
     "plan",
     "policies",
-    "run",
+    "run_loop",
     "run_while",
     "trace_step",
 ]

@@ -64,7 +64,7 @@ class Frontier(Sequence[Plan]):
         return plot_frontier(self, ax)
 
 
-def frontier(
+def frontier_of(
     step: Step, loop: Loop, schedule: AbstractSchedule, policy: Saveable = None
 ) -> Frontier:
     """The frontier of a loop, with the plan of its schedule."""

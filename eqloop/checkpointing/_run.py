@@ -15,7 +15,7 @@ from .engine._repetition import Counted
 from .engine._step import Step
 
 
-def run(
+def run_loop(
     step: Step,
     consts: Arrays,
     init: Arrays,

@@ -17,10 +17,10 @@ from jax.extend import source_info_util
 from .._constant import constant
 from .._loop_markers import position_p
 from .._partition import Arrays
-from ._finding import OPERANDS, Finding, either, extent, nothing
-from ._operations import SAME_NUMBERS, can_fail, is_array
-from ._scope import Scope
-from ._sites import Argument, Site, type_of
+from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
+from ._context import Context
+from ._finding import OPERANDS, Finding, chosen, extent, nothing
+from ._sites import Argument, Site, type_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Check:
     index: Any
 
 
-Rule = Callable[["Body", Any, Arrays, Scope], Sequence[Any]]
+Rule = Callable[["Body", Any, Arrays, Context], Sequence[Any]]
 
 
 class Body:
@@ -58,7 +58,9 @@ class Body:
         self._findings: list[tuple[int, Finding]] = []
         self._order = 0
 
-    def run(self, jaxpr: Any, consts: Arrays, args: Arrays, scope: Scope) -> list[Any]:
+    def run(
+        self, jaxpr: Any, consts: Arrays, args: Arrays, context: Context
+    ) -> list[Any]:
         """Runs a jaxpr, and returns its outputs."""
         values: dict[Any, Any] = {}
         read = lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
@@ -68,24 +70,24 @@ class Body:
             operands = list(map(read, eqn.invars))
             if eqn.primitive is position_p:
                 (self.index,), self.count = operands, eqn.params["count"]
-                scope = scope.at_once(self.count)
+                context = context.at_once(self.count)
                 continue
-            outs = self._run(eqn, operands, scope)
+            outs = self._run(eqn, operands, context)
             values.update(zip(eqn.outvars, outs, strict=True))
         return list(map(read, jaxpr.outvars))
 
     def inner(
-        self, jaxpr: Any, consts: Arrays, args: Arrays, scope: Scope
+        self, jaxpr: Any, consts: Arrays, args: Arrays, context: Context
     ) -> tuple[list[Any], Finding]:
         """Runs the body of a loop or a branch in this one."""
         body = Body(self.sites, self.rules)
-        outs = body.run(jaxpr, consts, args, scope)
-        return outs, body.finding(scope)
+        outs = body.run(jaxpr, consts, args, context)
+        return outs, body.finding(context)
 
-    def note(self, finding: Finding, scope: Scope) -> None:
-        """Adds what was found in the body of a loop or a branch of this scope."""
-        if scope.has_position and self.index is not None:
-            finding = finding.at(len(scope.frames) - 1, self.index)
+    def note(self, finding: Finding, context: Context) -> None:
+        """Adds what was found in the body of a loop or a branch of this context."""
+        if context.has_position and self.index is not None:
+            finding = finding.at(len(context.frames) - 1, self.index)
         self._order += 1
         self._findings.append((self._order, finding))
 
@@ -102,22 +104,22 @@ class Body:
         """The least and the greatest number of an array."""
         return self._extents[self._row(x)]
 
-    def finding(self, scope: Scope) -> Finding:
+    def finding(self, context: Context) -> Finding:
         """What was found in this body."""
-        order, finding = self._own(scope)
+        order, finding = self._own(context)
         for at, other in self._findings:
             is_earlier = (other.site > 0) & (at < order)
-            finding = either(is_earlier, other, finding)
+            finding = chosen(is_earlier, other, finding)
             order = jnp.where(is_earlier, at, order)
         return finding
 
-    def _run(self, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+    def _run(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         rule = self.rules.get(eqn.primitive.name)
         if rule is not None:
-            return rule(self, eqn, operands, scope.of(eqn))
-        return self.opaque(eqn, operands, scope)
+            return rule(self, eqn, operands, context.of(eqn))
+        return self.opaque(eqn, operands, context)
 
-    def opaque(self, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+    def opaque(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         """Runs an equation, and checks what it gives."""
         outs = _bind(eqn, operands)
         if eqn.primitive.name in SAME_NUMBERS:
@@ -125,18 +127,18 @@ class Body:
                 if (known := self._rows.get(id(operand))) is not None:
                     self._rows[id(out)] = out, known[1]
         if can_fail(eqn):
-            self.check(self._site(eqn, scope.of(eqn)), outs, operands)
+            self.check(self._site(eqn, context.of(eqn)), outs, operands)
         return outs
 
-    def _site(self, eqn: Any, scope: Scope) -> Site:
-        types = [type_of(x.aval) for x in eqn.invars if is_array(x.aval)]
+    def _site(self, eqn: Any, context: Context) -> Site:
+        types = [type_text(x.aval) for x in eqn.invars if holds_numbers(x.aval)]
         return Site(
             eqn.primitive.name,
-            scope.place_of(eqn),
+            context.place_of(eqn),
             tuple(types),
-            scope.frames,
-            scope.is_backward,
-            scope.is_tangent,
+            context.frames,
+            context.is_backward,
+            context.is_tangent,
         )
 
     def _row(self, x: Any) -> int:
@@ -155,7 +157,7 @@ class Body:
         self._extents.append((low, high))
         return len(self._extents) - 1
 
-    def _own(self, scope: Scope) -> tuple[Any, Finding]:
+    def _own(self, context: Context) -> tuple[Any, Finding]:
         """The first check that failed, and when."""
         never = jnp.asarray(self._order + 1, jnp.int32)
         if not self._checks:
@@ -182,9 +184,9 @@ class Body:
         )
         found = Finding(jnp.where(any_failed, site, 0), nothing().iterations, ranges)
         indices = [check.index for check in self._checks]
-        if scope.has_position and any(index is not None for index in indices):
+        if context.has_position and any(index is not None for index in indices):
             known = [jnp.int32(-1) if index is None else index for index in indices]
-            found = found.at(len(scope.frames) - 1, jnp.stack(known)[which])
+            found = found.at(len(context.frames) - 1, jnp.stack(known)[which])
         return jnp.where(any_failed, order, never), found
 
 
@@ -199,4 +201,4 @@ def _bind(eqn: Any, operands: Arrays) -> Sequence[Any]:
 
 
 def _has_extent(x: Any) -> bool:
-    return hasattr(x, "dtype") and is_array(x)
+    return hasattr(x, "dtype") and holds_numbers(x)

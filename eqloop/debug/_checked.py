@@ -78,7 +78,7 @@ class Checked(Formula):
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         when, inputs = inputs
-        marks = tuple(map(_may_move, perturbed[1], inputs))
+        marks = inexact_only(perturbed[1], inputs)
         wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
         zeros = [zero_cotangent(aval) for aval in self.in_avals_flat]
         zeros_when, zeros = split(zeros, len(when))
@@ -116,10 +116,6 @@ def _is_traced(inputs: Arrays) -> bool:
     # In a program that is being traced, what is made of nothing is traced, too.
     made = lax.iota(jnp.int32, 1)
     return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
-
-
-def _may_move(is_perturbed: Any, x: Any) -> bool:
-    return bool(is_perturbed) and is_inexact(x)
 
 
 def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:

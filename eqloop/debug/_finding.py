@@ -52,10 +52,10 @@ def nothing() -> Finding:
 
 def first(one: Finding, other: Finding) -> Finding:
     """The earlier of two findings, of which `one` would be the earlier."""
-    return either(one.site > 0, one, other)
+    return chosen(one.site > 0, one, other)
 
 
-def either(is_one: Any, one: Finding, other: Finding) -> Finding:
+def chosen(is_one: Any, one: Finding, other: Finding) -> Finding:
     """One of two findings."""
     return jax.tree.map(lambda a, b: jnp.where(is_one, a, b), one, other)
 

@@ -16,33 +16,33 @@ from .._formula import Formula
 from .._loop_markers import loop_name, watched
 from .._partition import Arrays, split
 from ._body import Body, Rule
+from ._context import Context
 from ._finding import Finding, first, nothing, of_all_devices, varying
-from ._scope import Scope
 from ._sites import Frame, is_of_jax, is_ours
 
 
 def _call(param: str) -> Rule:
     """The program is run as part of the body that calls it."""
 
-    def rule(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+    def rule(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         program = close(eqn.params[param])
         if is_of_jax(program.jaxpr):
             # What JAX has traced it remembers, with the line that first called it.
-            scope = dataclasses.replace(scope, place=scope.place_of(eqn))
+            context = dataclasses.replace(context, place=context.place_of(eqn))
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             # What is computed again must not become one with what was computed first.
             operands = lax.optimization_barrier(list(operands))
-        return body.run(program.jaxpr, program.consts, operands, scope)
+        return body.run(program.jaxpr, program.consts, operands, context)
 
     return rule
 
 
-def _scan(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
-    params, frame = eqn.params, _frame(eqn, scope, "lax.scan")
+def _scan(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+    params, frame = eqn.params, _frame(eqn, context, "lax.scan")
     num_consts, num_carry = scan_counts(params)
     program, length, reverse = params["jaxpr"], params["length"], params["reverse"]
     consts, init, xs = split(operands, num_consts, num_carry)
-    inner, index = _inside(body, scope, frame, length)
+    inner, index = _inside(body, context, frame, length)
 
     def step(state: Any, x: list[Any]) -> Any:
         count, finding, carry = state
@@ -56,17 +56,17 @@ def _scan(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]
     (_, finding, carry), ys = lax.scan(
         step, state, xs, length, reverse=reverse, unroll=params["unroll"]
     )
-    body.note(finding, scope)
+    body.note(finding, context)
     return [*carry, *ys]
 
 
-def _while(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
-    params, frame = eqn.params, _frame(eqn, scope, "lax.while_loop")
+def _while(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+    params, frame = eqn.params, _frame(eqn, context, "lax.while_loop")
     cond, program = params["cond_jaxpr"], params["body_jaxpr"]
     of_cond, of_body, init = split(
         operands, params["cond_nconsts"], params["body_nconsts"]
     )
-    inner, index = _inside(body, scope, frame, None)
+    inner, index = _inside(body, context, frame, None)
 
     def goes_on(carry: Arrays) -> tuple[Any, Finding]:
         args = [*of_cond, *carry]
@@ -87,7 +87,7 @@ def _while(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any
     finding = varying(nothing(), operands)
     state = (jnp.int32(0), again, first(early, finding), init)
     _, _, finding, carry = lax.while_loop(lambda state: state[1].any(), step, state)
-    body.note(finding, scope)
+    body.note(finding, context)
     return carry
 
 
@@ -108,28 +108,30 @@ def _may_go_on(finding: Finding) -> Any:
     return finding.site == 0
 
 
-def _cond(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+def _cond(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
     index, *operands = operands
 
     def run(branch: Any) -> Callable[..., Any]:
         def evaluate(*args: Any) -> Any:
-            outs, found = body.inner(branch.jaxpr, branch.consts, args, scope)
+            outs, found = body.inner(branch.jaxpr, branch.consts, args, context)
             return outs, varying(found, args)
 
         return evaluate
 
     branches = [run(branch) for branch in eqn.params["branches"]]
     outs, finding = lax.switch(index.astype(jnp.int32), branches, *operands)
-    body.note(finding, scope)
+    body.note(finding, context)
     return outs
 
 
-def _shard_map(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+def _shard_map(
+    body: Body, eqn: Any, operands: Arrays, context: Context
+) -> Sequence[Any]:
     params = eqn.params
     program = close(params["jaxpr"])
 
     def run(*args: Any) -> Any:
-        outs, found = body.inner(program.jaxpr, program.consts, args, scope)
+        outs, found = body.inner(program.jaxpr, program.consts, args, context)
         return tuple(outs), of_all_devices(found)
 
     mapped = jax.shard_map(
@@ -141,67 +143,67 @@ def _shard_map(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence
         check_vma=params["check_vma"],
     )
     outs, finding = mapped(*operands)
-    body.note(finding, scope)
+    body.note(finding, context)
     return outs
 
 
-def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[Any]:
+def _formula(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
     """What a primitive of this library does is looked at, not the primitive."""
     formula = eqn.params["_prim"]
     if not isinstance(formula, Formula):
-        return body.opaque(eqn, operands, scope)
+        return body.opaque(eqn, operands, context)
     program = _expanded(formula, eqn.source_info)
-    label = loop_name(eqn.source_info.name_stack) or scope.label
+    label = loop_name(eqn.source_info.name_stack) or context.label
     if formula.unit is None:
-        inner = dataclasses.replace(scope, label=label, is_expanded=True)
+        inner = dataclasses.replace(context, label=label, is_expanded=True)
         return body.run(program.jaxpr, program.consts, operands, inner)
-    inner = scope.inside(
-        Frame(label or "the loop", scope.place_of(eqn), formula.unit),
+    inner = context.inside(
+        Frame(label or "the loop", context.place_of(eqn), formula.unit),
         has_position=True,
         is_expanded=True,
-        is_backward=scope.is_backward or formula.is_backward,
+        is_backward=context.is_backward or formula.is_backward,
     )
     outs, finding = body.inner(program.jaxpr, program.consts, operands, inner)
-    body.note(finding, scope)
+    body.note(finding, context)
     return outs
 
 
 def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
     """What a primitive does, with marks of the steps that it is at."""
     # So what it adds of its own is said to be where it was called.
-    context = source_info_util.user_context(
+    at_call = source_info_util.user_context(
         source_info.traceback, name_stack=source_info_util.new_name_stack()
     )
-    with watched(), context:
+    with watched(), at_call:
         return formula.expanded
 
 
 # Loops.
 
 
-def _frame(eqn: Any, scope: Scope, name: str) -> Frame | None:
+def _frame(eqn: Any, context: Context, name: str) -> Frame | None:
     """The loop that an equation is to the user; `None` if it is part of one."""
     label = loop_name(eqn.source_info.name_stack)
-    if label is None and scope.is_expanded and is_ours(eqn.source_info):
+    if label is None and context.is_expanded and is_ours(eqn.source_info):
         return None
-    return Frame(label or name, scope.place_of(eqn))
+    return Frame(label or name, context.place_of(eqn))
 
 
 def _inside(
-    body: Body, scope: Scope, frame: Frame | None, length: int | None
-) -> tuple[Scope, Callable[[Finding, Any], Finding]]:
-    """The scope in a loop, and what notes with a finding which step it was.
+    body: Body, context: Context, frame: Frame | None, length: int | None
+) -> tuple[Context, Callable[[Finding, Any], Finding]]:
+    """The context in a loop, and what notes with a finding which step it was.
 
     A loop that is none of the user's may be that over the steps of one block.
     """
-    depth, start = len(scope.frames), body.index
+    depth, start = len(context.frames), body.index
     if frame is not None:
-        scope = scope.inside(frame, has_position=False, is_expanded=False)
-        return scope, lambda finding, count: finding.at(depth, count)
+        context = context.inside(frame, has_position=False, is_expanded=False)
+        return context, lambda finding, count: finding.at(depth, count)
     if start is not None and length == body.count:
         note = lambda finding, count: finding.at(depth - 1, start + count)
-        return scope.at_once(1), note
-    return scope, lambda finding, count: finding
+        return context.at_once(1), note
+    return context, lambda finding, count: finding
 
 
 RULES: dict[str, Rule] = {

@@ -171,7 +171,7 @@ def _kind(low: float, high: float) -> str:
     return " and ".join(dict.fromkeys(infinite))
 
 
-def type_of(aval: Any) -> str:
+def type_text(aval: Any) -> str:
     """A type for an error message."""
     shape = ",".join(map(str, aval.shape))
     return f"{aval.dtype}[{shape}]"

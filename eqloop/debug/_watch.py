@@ -10,10 +10,10 @@ from .._nonfinite import NonFiniteError
 from .._partition import Arrays
 from .._tangents import is_inexact
 from ._body import Body
+from ._context import Context
 from ._finding import Finding, first, nothing
 from ._program import Program
 from ._rules import RULES
-from ._scope import Scope
 from ._sites import Argument, Site
 
 
@@ -30,10 +30,10 @@ class Watch:
     def __call__(self, args: Arrays) -> tuple[list[Any], Finding]:
         """Runs the program: its outputs, and what was found."""
         program = self.program
-        closed, scope = program.jaxpr, Scope(is_backward=program.is_backward)
+        closed, context = program.jaxpr, Context(is_backward=program.is_backward)
         body = Body(self._sites, RULES)
-        outs = body.run(closed.jaxpr, closed.consts, args, scope)
-        finding = first(body.finding(scope), self._given(body, args, outs))
+        outs = body.run(closed.jaxpr, closed.consts, args, context)
+        finding = first(body.finding(context), self._given(body, args, outs))
         return outs, finding
 
     def error(self, finding: Any) -> NonFiniteError:

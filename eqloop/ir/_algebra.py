@@ -6,7 +6,7 @@ infinity; and of complex numbers, whose products mix the parts, only signs are c
 the device: whether numbers so small that it takes them for zero survive a `x * 1.0`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax.extend.core as jex
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._equations import Rewrite, rewrite_everywhere
-from ._atoms import Closed, check_closed, dtype_of, is_array, is_complex, literal_value
+from .._tangents import is_complex
+from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
 from ._rewriter import Rewriter
 
-_Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
-_Rule: TypeAlias = Callable[[jex.JaxprEqn, _Definitions], Any]
+_Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]
 
 
 def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -68,26 +68,26 @@ def _simplify(jaxpr: Closed, rewrite: Rewrite) -> Closed:
 # What is known of operands.
 
 
-def _uniform(atom: Any, definitions: _Definitions) -> Any:
+def _uniform(atom: Any, definitions: Definitions) -> Any:
     """The number that every element of an operand is, or `None` if not known."""
     eqn = _definition(atom, definitions, "broadcast_in_dim")
     if eqn is not None:
         atom = eqn.invars[0]
-    if not isinstance(atom, jex.Literal) or is_complex(atom):
+    if not isinstance(atom, jex.Literal) or is_complex(atom.aval):
         return None
     values = np.ravel(literal_value(atom))
     # By their bytes, for which -0.0 is not 0.0.
     return values[0] if len({value.tobytes() for value in values}) == 1 else None
 
 
-def _is(atom: Any, number: float, definitions: _Definitions) -> bool:
+def _is(atom: Any, number: float, definitions: Definitions) -> bool:
     value = _uniform(atom, definitions)
     if value is None or value != number:
         return False
     return bool(np.signbit(float(value)) == np.signbit(float(number)))
 
 
-def _definition(atom: Any, definitions: _Definitions, name: str) -> jex.JaxprEqn | None:
+def _definition(atom: Any, definitions: Definitions, name: str) -> jex.JaxprEqn | None:
     """The equation that computes an operand, if it is of that primitive."""
     eqn = None if isinstance(atom, jex.Literal) else definitions.get(atom)
     return eqn if eqn is not None and eqn.primitive.name == name else None
@@ -103,7 +103,7 @@ def _is_float(atom: Any) -> bool:
 def _neutral(*, right: Callable[[bool], float], commutes: bool = True) -> _Rule:
     """`x op neutral = x`. The neutral number may differ between floats and others."""
 
-    def rule(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    def rule(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
         x, y = eqn.invars
         number = right(_is_float(eqn.outvars[0]))
         if _is(y, number, definitions):
@@ -115,7 +115,7 @@ def _neutral(*, right: Callable[[bool], float], commutes: bool = True) -> _Rule:
     return rule
 
 
-def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _inverse(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     """`f(f(x)) = x`."""
     before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
     if before is None or before.params != eqn.params:
@@ -123,22 +123,22 @@ def _inverse(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     return before.invars[0]
 
 
-def _idempotent(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _idempotent(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     """`f(f(x)) = f(x)`."""
-    if eqn.primitive.name == "sign" and is_complex(eqn.outvars[0]):
+    if eqn.primitive.name == "sign" and is_complex(eqn.outvars[0].aval):
         return None
     before = _definition(eqn.invars[0], definitions, eqn.primitive.name)
     same = before is not None and before.params == eqn.params
     return eqn.invars[0] if same else None
 
 
-def _same_twice(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _same_twice(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     """`x op x = x`."""
     x, y = eqn.invars
     return x if x is y else None
 
 
-def _first_power(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _first_power(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     if eqn.primitive.name == "integer_pow":
         return eqn.invars[0] if eqn.params["y"] == 1 else None
     x, y = eqn.invars
@@ -148,14 +148,14 @@ def _first_power(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
 def _part_of_complex(position: int) -> _Rule:
     """`real(complex(x, y)) = x` and `imag(complex(x, y)) = y`."""
 
-    def rule(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+    def rule(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
         made = _definition(eqn.invars[0], definitions, "complex")
         return None if made is None else made.invars[position]
 
     return rule
 
 
-def _selected(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _selected(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     which, *cases = eqn.invars
     index = _uniform(which, definitions)
     if index is not None:
@@ -166,7 +166,7 @@ def _selected(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     return cases[0] if same else None
 
 
-def _two_transposes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _two_transposes(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     before = _definition(eqn.invars[0], definitions, "transpose")
     if before is None:
         return None
@@ -177,7 +177,7 @@ def _two_transposes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     )
 
 
-def _two_reshapes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _two_reshapes(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     before = _definition(eqn.invars[0], definitions, "reshape")
     settings = ("dimensions", "sharding")
     if before is None or any(
@@ -187,7 +187,7 @@ def _two_reshapes(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
     return eqn.replace(invars=before.invars)
 
 
-def _two_conversions(eqn: jex.JaxprEqn, definitions: _Definitions) -> Any:
+def _two_conversions(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     """By way of a wider type is the same as directly."""
     before = _definition(eqn.invars[0], definitions, "convert_element_type")
     if before is None or before.params["sharding"] != eqn.params["sharding"]:

@@ -1,5 +1,6 @@
 """What jaxprs consist of: checked, counted, and told apart."""
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -13,6 +14,8 @@ from .._compat import is_open
 from .._equations import equations, rewritable_programs
 
 Closed: TypeAlias = jex.ClosedJaxpr
+# The equations that compute variables.
+Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 
 
 def count_equations(jaxpr: Closed) -> int:
@@ -44,11 +47,6 @@ def is_array(atom: Any) -> bool:
 def is_extended(atom: Any) -> bool:
     """Whether an atom is of a dtype that NumPy does not have, such as a PRNG key."""
     return jnp.issubdtype(dtype_of(atom), jax.dtypes.extended)
-
-
-def is_complex(atom: Any) -> bool:
-    """Whether an atom is an array of complex numbers."""
-    return jnp.issubdtype(dtype_of(atom), jnp.complexfloating)
 
 
 def dtype_of(atom: Any) -> Any:

@@ -7,7 +7,8 @@ import jax.core
 import jax.extend.core as jex
 
 from .._equations import Rewrite, rewrite_everywhere
-from ._atoms import Closed, check_closed, is_array, is_complex, literal_value
+from .._tangents import is_complex
+from ._atoms import Closed, check_closed, is_array, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
 from ._rewriter import Rewriter
 
@@ -79,7 +80,7 @@ def _key(eqn: jex.JaxprEqn) -> Hashable:
 
 
 def _commutes(eqn: jex.JaxprEqn) -> bool:
-    if eqn.primitive.name == "mul" and is_complex(eqn.outvars[0]):
+    if eqn.primitive.name == "mul" and is_complex(eqn.outvars[0].aval):
         return False  # in which order the four products are rounded is the device's
     return eqn.primitive.name in COMMUTATIVE
 

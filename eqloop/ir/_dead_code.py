@@ -7,7 +7,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from .._equations import Rewrite, rewritable_programs, rewrite_everywhere
-from .._partition import pick, split
+from .._partition import pick, split, union
 from .._programs import inputs_read
 from ._atoms import Closed, check_closed
 from ._rewriter import Rewriter
@@ -120,12 +120,12 @@ def _smaller_while(eqn: jex.JaxprEqn, used: list[bool]) -> jex.JaxprEqn:
     counts = params["cond_nconsts"], params["body_nconsts"]
     groups = split(eqn.invars, *counts)
     for_cond, by_cond = split(inputs_read(cond, [True]), counts[0])
-    used = _either(used, by_cond)
+    used = union(used, by_cond)
     while True:  # a carry that is needed may need others
         for_body, by_body = split(inputs_read(body, used), counts[1])
-        if _either(used, by_body) == used:
+        if union(used, by_body) == used:
             break
-        used = _either(used, by_body)
+        used = union(used, by_body)
     kept = for_cond, for_body, used
     if all(map(all, kept)):
         return eqn
@@ -150,7 +150,3 @@ def _restricted(jaxpr: Closed, outputs: list[bool], inputs: list[bool]) -> Close
     """A jaxpr with those outputs and inputs alone."""
     live, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, outputs, instantiate=inputs)
     return jex.ClosedJaxpr(live, jaxpr.consts)
-
-
-def _either(a: list[bool], b: list[bool]) -> list[bool]:
-    return [x or y for x, y in zip(a, b, strict=True)]

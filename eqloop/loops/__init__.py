@@ -3,10 +3,9 @@
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 """
 
+from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
 from ._for_loop import CheckpointedForLoop, ForLoop
-from ._frontier import frontier
-from ._loop import AbstractLoop
 from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers

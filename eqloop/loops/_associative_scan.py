@@ -26,7 +26,7 @@ from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
-from ._prefix_sweep import Prefixes, Sweep
+from ._prefix_sweep import Prefixes, PrefixSweep
 
 _NAME = "AssociativeScan"
 
@@ -132,7 +132,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         if (wider := elements.varying_as(step.y_types)) is not elements:
             elements = wider
             step, consts = self._trace(elements, 1, size)
-        sweep = Sweep(step, elements.xs.axes, length, size, self.reverse)
+        sweep = PrefixSweep(step, elements.xs.axes, length, size, self.reverse)
         inputs = list(map(strongly_typed, consts)), elements.xs.arrays
         in_avals = jax.tree.map(jax.typeof, inputs)
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))

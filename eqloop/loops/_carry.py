@@ -174,11 +174,11 @@ class Carry:
         )
 
 
-_Kept = TypeVar("_Kept")
+_Extra = TypeVar("_Extra")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settled(Generic[_Kept]):
+class Settled(Generic[_Extra]):
     """A step whose carry comes out as it went in.
 
     Attributes:
@@ -193,7 +193,7 @@ class Settled(Generic[_Kept]):
     consts: list[Any]
     carry: Carry
     new_carry: Any
-    kept: _Kept
+    kept: _Extra
 
     def final(self, arrays: list[Any]) -> Any:
         """The carry after the last step, from its leaves that vary."""
@@ -202,10 +202,10 @@ class Settled(Generic[_Kept]):
 
 def trace_settled(
     call: Callable[[Any, list[Any]], Any],
-    take: Callable[[Any], tuple[Any, list[Any], _Kept]],
+    take: Callable[[Any], tuple[Any, list[Any], _Extra]],
     carry: Carry,
     x_types: Sequence[Any],
-) -> Settled[_Kept]:
+) -> Settled[_Extra]:
     """Traces a step with this carry, or with what the carry has to be instead.
 
     Args:

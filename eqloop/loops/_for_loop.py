@@ -15,8 +15,8 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
+from ._abstract_loop import AbstractLoop
 from ._carry import Words
-from ._loop import AbstractLoop
 from ._open_loop import OpenedLoop
 
 

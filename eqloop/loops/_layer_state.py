@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from .._partition import as_arrays
 
-_Layer = TypeVar("_Layer")
+# A layer, or a stack of them as one tree.
+Layer = TypeVar("Layer")
 
 
-def with_array_state(layer: _Layer) -> _Layer:
+def with_array_state(layer: Layer) -> Layer:
     """A layer whose initial state is of arrays, so that it has axes to be stacked."""
 
     def convert(node: Any) -> Any:
@@ -25,7 +26,7 @@ def with_array_state(layer: _Layer) -> _Layer:
     return jax.tree.map(convert, layer, is_leaf=_is_index)
 
 
-def with_markers_of(first: Any, layer: _Layer) -> _Layer:
+def with_markers_of(first: Any, layer: Layer) -> Layer:
     """A layer whose states go by the names that those of the first layer have."""
     names = iter(filter(_is_index, jax.tree.leaves(first, is_leaf=_is_index)))
 

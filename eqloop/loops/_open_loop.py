@@ -2,7 +2,7 @@
 
 `LoopOpener.open` finds out which axes are scanned and how long they are, splits the
 keys, traces `f` into a step, and checks that the carry keeps its type. The result holds
-what `checkpointing.run` needs, and puts the arrays that it returns into their places.
+what `run_loop` needs, and puts the arrays that it returns into their places.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import AbstractSchedule, Loop, Step, hoist, run
+from ..checkpointing import AbstractSchedule, Loop, Step, hoist, run_loop
 from ..progress import Label, ProgressBar, make_meter
 from ._carry import OF_A_SCAN, Carry, Words, trace_settled
 
@@ -69,7 +69,7 @@ class OpenedLoop:
         """Runs the loop: the last carry and the outputs."""
         meter = make_meter(name, progress, self.loop.length, self.label)
         with loop_scope(name):
-            carry, ys = run(
+            carry, ys = run_loop(
                 self.step,
                 self.consts,
                 self.init,

@@ -29,7 +29,7 @@ Arguments = tuple[Arrays, Arrays]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
+class PrefixSweep:
     """Goes through the elements chunk by chunk.
 
     Attributes:
@@ -161,7 +161,7 @@ class Sweep:
             for ct, axis in zip(cts, self.axes, strict=True)
         ]
 
-    def pushed(self, moves: Flags) -> "Sweep":
+    def pushed(self, moves: Flags) -> "PrefixSweep":
         """The same with tangents, of marked consts and of all elements."""
         moving = tuple(map(is_inexact, self.step.y_types))
         jaxpr = pushed(self.step.jaxpr, (moves, moving, moving), (moving,))
@@ -172,7 +172,9 @@ class Sweep:
             axes=(*self.axes, *pick(self.axes, moving)),
         )
 
-    def batched(self, axis_data: Any, const_dims: Sequence[int | None]) -> "Sweep":
+    def batched(
+        self, axis_data: Any, const_dims: Sequence[int | None]
+    ) -> "PrefixSweep":
         """The sweep under `vmap`, whose arrays are batched along their first axis."""
         in_dims = (*const_dims, *[0] * len(self.step.x_types))
         out_dims = (0,) * len(self.step.y_types)
@@ -187,9 +189,9 @@ class Sweep:
 class Prefixes(Formula):
     """`(consts, xs) -> ys`, by a sweep."""
 
-    sweep: Sweep
+    sweep: PrefixSweep
 
-    def __init__(self, sweep: Sweep, in_avals: Arguments):
+    def __init__(self, sweep: PrefixSweep, in_avals: Arguments):
         self.in_avals = in_avals
         self.out_aval = list(self.in_avals[1])
         self.params = {"sweep": sweep}

@@ -17,7 +17,7 @@ import equinox as eqx
 from .._generics import Carry, NewCarry, NewY, Y
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._loop import AbstractLoop
+from ._abstract_loop import AbstractLoop
 from ._open_loop import OpenedLoop
 
 # A function, or a method, which `self` is bound to later.

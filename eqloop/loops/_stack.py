@@ -1,7 +1,7 @@
 """Equal layers as one: a module whose arrays have a leading axis, one entry a layer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,10 @@ from .._partition import (
     same_static,
 )
 from .._tree_differences import Difference, structure_differences
-from ._layer_state import with_array_state, with_markers_of
-
-_Layer = TypeVar("_Layer")
+from ._layer_state import Layer, with_array_state, with_markers_of
 
 
-def stack(owner: str, layers: Sequence[_Layer]) -> _Layer:
+def stack(owner: str, layers: Sequence[Layer]) -> Layer:
     """Stacks layers that are equal but for the values of their arrays.
 
     Args:
@@ -38,12 +36,12 @@ def stack(owner: str, layers: Sequence[_Layer]) -> _Layer:
     return jax.tree.map(_stack_leaves, first, *others)
 
 
-def layer_at(layers: _Layer, index: Any) -> _Layer:
+def layer_at(layers: Layer, index: Any) -> Layer:
     """One layer, or some of them, of those that are stacked."""
     return jax.tree.map(lambda leaf: leaf[index] if is_dynamic(leaf) else leaf, layers)
 
 
-def count(owner: str, layers: Any) -> int:
+def num_layers(owner: str, layers: Any) -> int:
     """How many layers are stacked.
 
     Raises:

@@ -19,19 +19,18 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan
+from ._abstract_loop import check_schedule, check_unroll
 from ._carry import Words
-from ._layer_state import check_returned, state_of, with_array_state
+from ._layer_state import Layer, check_returned, state_of, with_array_state
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._settings import check_schedule, check_unroll
-from ._stack import count, layer_at, stack
+from ._stack import layer_at, num_layers, stack
 
-_Layer = TypeVar("_Layer")
 _NewLayer = TypeVar("_NewLayer")
 _NAME = "StackedLayers"
 
 
 @final
-class StackedLayers(eqx.Module, Generic[_Layer]):
+class StackedLayers(eqx.Module, Generic[Layer]):
     """Layers, one applied after the other, that differ in their parameters alone.
 
     The layers are held as one, whose arrays have a leading axis with an entry for each
@@ -85,7 +84,7 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
         in Equinox's tricks.
     """
 
-    layers: _Layer
+    layers: Layer
     schedule: AbstractSchedule | None = eqx.field(
         default=None, static=True, kw_only=True
     )
@@ -100,7 +99,7 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
                 f"entry for each layer, but it is {describe(self.layers)}. To stack a "
                 f"list of layers, use `{_NAME}.from_layers`."
             )
-        count(_NAME, self.layers)
+        num_layers(_NAME, self.layers)
         check_schedule(_NAME, self.schedule)
         check_unroll(_NAME, self.unroll)
 
@@ -163,7 +162,7 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             raise ValueError(f"{_NAME}.from_layers: there is no layer to stack.")
         return StackedLayers(stack(f"{_NAME}.from_layers", layers), **settings)
 
-    def unstack(self) -> list[_Layer]:
+    def unstack(self) -> list[Layer]:
         """The layers, one by one.
 
         Returns:
@@ -179,13 +178,13 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
         return [layer_at(self.layers, i) for i in range(len(self))]
 
     def __len__(self) -> int:
-        return count(_NAME, self.layers)
+        return num_layers(_NAME, self.layers)
 
-    def __iter__(self) -> Iterator[_Layer]:
+    def __iter__(self) -> Iterator[Layer]:
         return iter(self.unstack())
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> _Layer: ...
+    def __getitem__(self, index: SupportsIndex) -> Layer: ...
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Any:

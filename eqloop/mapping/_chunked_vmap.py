@@ -14,7 +14,7 @@ from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
 from ._open_map import open_map
-from ._planner import AtMost, Planner, Within
+from ._planner import AtMost, ChunkPlanner, Within
 from ._reduce import check_reduce
 
 
@@ -151,7 +151,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         # `eqx.tree_at` may have put in the name of a policy.
         return call.run(self._planner(), as_policy(self.policy), self.progress)
 
-    def _planner(self) -> Planner:
+    def _planner(self) -> ChunkPlanner:
         if isinstance(self.chunk_size, Budget):
             return Within(self.chunk_size.nbytes, self.exact)
         return AtMost(self.chunk_size, self.exact)

@@ -12,13 +12,13 @@ class Chunks:
     up to less, there is one more chunk, which is shorter.
 
     Attributes:
-        rows: How many rows there are.
+        length: How many rows there are.
         size: How many of them are in each chunk.
         count: How many chunks there are of that size.
         rest: How many rows are in the shorter one.
     """
 
-    rows: int
+    length: int
     size: int
     count: int
     rest: int = 0
@@ -26,12 +26,12 @@ class Chunks:
     @property
     def overlap(self) -> int:
         """How many rows are in the last chunk and in the one before it as well."""
-        return self.count * self.size + self.rest - self.rows
+        return self.count * self.size + self.rest - self.length
 
     @property
     def last(self) -> int:
         """The first row of the last chunk of full size."""
-        return self.rows - self.rest - self.size
+        return self.length - self.rest - self.size
 
     @property
     def end(self) -> int:
@@ -39,7 +39,7 @@ class Chunks:
         return self.last + self.overlap
 
 
-def equal_chunks(rows: int, at_most: int, *, exact: bool = False) -> Chunks:
+def equal_chunks(length: int, at_most: int, *, exact: bool = False) -> Chunks:
     """The fewest chunks of at most so many rows, and of those the smallest ones.
 
     The fewest, since every chunk has its overhead. The smallest, since they take the
@@ -47,7 +47,7 @@ def equal_chunks(rows: int, at_most: int, *, exact: bool = False) -> Chunks:
     rows or more, in chunks of 100 or more, no more than one in a hundred is in two.
 
     Args:
-        rows: How many rows there are.
+        length: How many rows there are.
         at_most: How many may be in a chunk, at least 1.
         exact: Whether no row may be in two chunks, so that the last may be shorter.
 
@@ -56,16 +56,18 @@ def equal_chunks(rows: int, at_most: int, *, exact: bool = False) -> Chunks:
 
     Examples:
         >>> equal_chunks(1000, 300)
-        Chunks(rows=1000, size=250, count=4, rest=0)
+        Chunks(length=1000, size=250, count=4, rest=0)
         >>> equal_chunks(1001, 300).overlap
         3
         >>> equal_chunks(1001, 300, exact=True)
-        Chunks(rows=1001, size=251, count=3, rest=248)
+        Chunks(length=1001, size=251, count=3, rest=248)
     """
     if at_most == 1:
-        return Chunks(rows, 1, rows)  # of however many rows, also if that is symbolic
-    count = -(-rows // at_most)
-    size = -(-rows // count) if count else 0
+        return Chunks(
+            length, 1, length
+        )  # of however many rows, also if that is symbolic
+    count = -(-length // at_most)
+    size = -(-length // count) if count else 0
     if exact and size:
-        return Chunks(rows, size, *divmod(rows, size))
-    return Chunks(rows, size, count)
+        return Chunks(length, size, *divmod(length, size))
+    return Chunks(length, size, count)

@@ -27,10 +27,10 @@ from .._programs import has_backward_rules
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Saveable, Step, hoist, trace_step
 from ..progress import Meter, ProgressBar, make_meter
-from ._planner import Planner
+from ._chunk_function import ChunkFunction, ChunkTracer
+from ._planned_map import planned_map
+from ._planner import ChunkPlanner
 from ._reduce import Reduction, finish, resolve_reductions, total
-from ._row_map import map_rows
-from ._rows import Rows, RowsFunction
 
 _DEFAULT_AXES = eqx.if_array(0)
 VARYING = (
@@ -66,7 +66,7 @@ class Vectorised:
     def __call__(
         self, size: int, visits: Any, consts: Arrays, xs: Arrays
     ) -> tuple[list[Any], list[Any]]:
-        """The results for the rows of a chunk, see `Rows`: sums, and the others."""
+        """The results for a chunk: sums, and the others. See `ChunkFunction`."""
         results = zip(
             self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
         )
@@ -78,8 +78,10 @@ class Vectorised:
                 sums.append(total(y, visits, axis))
         return sums, ys
 
-    def rows(self, consts: Arrays, xs: Arrays, size: int, planner: Planner) -> Rows:
-        """The function as a map over rows takes it.
+    def chunk_function(
+        self, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
+    ) -> ChunkFunction:
+        """It as a map takes it, for chunks of any size.
 
         Args:
             consts: What is the same for every row.
@@ -91,8 +93,8 @@ class Vectorised:
             [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
         )
         y_axes = pick(self.y_axes, [how is None for how in self.reductions])
-        return Rows(
-            f=RowsFunction(self),
+        return ChunkFunction(
+            trace=ChunkTracer(self),
             length=size,
             const_types=tuple(const_types),
             x_types=tuple(
@@ -132,7 +134,7 @@ class OpenedMap:
 
     def run(
         self,
-        planner: Planner,
+        planner: ChunkPlanner,
         policy: Saveable = None,
         progress: ProgressBar | None = None,
     ) -> Any:
@@ -147,7 +149,7 @@ class OpenedMap:
         return self.outputs.join(self.results(planner, policy, meter), self.same)
 
     def results(
-        self, planner: Planner, policy: Saveable = None, meter: Meter | None = None
+        self, planner: ChunkPlanner, policy: Saveable = None, meter: Meter | None = None
     ) -> list[jax.Array]:
         """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
@@ -160,10 +162,14 @@ class OpenedMap:
         if planner.is_whole(self.size) and meter is None:
             sums, ys = f(self.size, None, consts, xs)
         else:
-            rows = f.rows(consts, xs, self.size, planner)
-            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter is not None)
+            chunked = f.chunk_function(consts, xs, self.size, planner)
+            chunked = dataclasses.replace(
+                chunked, meter=meter, is_guarded=meter is not None
+            )
             with loop_scope(self.name):
-                sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
+                sums, ys = planned_map(
+                    chunked, consts, xs, planner=planner, policy=policy
+                )
         sums, ys = iter(sums), iter(ys)
         return [
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)

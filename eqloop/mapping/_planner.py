@@ -16,15 +16,15 @@ from .._equations import equations
 from .._partition import pick, put
 from .._tangents import is_inexact
 from ..checkpointing import Saveable
+from ._chunk_derivatives import MarkPair
+from ._chunk_function import ChunkFunction
+from ._chunk_loop import ChunkLoop
 from ._chunks import equal_chunks
-from ._derivatives import Marks
 from ._fitting import largest_that_fits
-from ._rows import Rows
 from ._stored import run_stored
-from ._sweep import Sweep
 
 
-class Planner(Protocol):
+class ChunkPlanner(Protocol):
     """What a map needs to know in order to be run."""
 
     @property
@@ -32,7 +32,7 @@ class Planner(Protocol):
         """Whether the number of rows need not be known."""
         ...
 
-    def in_exact_chunks(self) -> "Planner":
+    def in_exact_chunks(self) -> "ChunkPlanner":
         """The same with each row in one chunk only.
 
         A row that is in two has half of its cotangent in each, which is for what is
@@ -45,14 +45,16 @@ class Planner(Protocol):
         ...
 
     def probe(self, length: int) -> tuple[int, bool]:
-        """A size of chunk of so many rows, and whether it has `visits`, see `Rows`."""
+        """A size of chunk, and whether it has `visits`, see `ChunkFunction`."""
         ...
 
-    def sweep(self, rows: Rows) -> Sweep:
+    def loop(self, f: ChunkFunction) -> ChunkLoop:
         """How to run a map."""
         ...
 
-    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
+    def loop_storing(
+        self, f: ChunkFunction, policy: Saveable, marks: MarkPair
+    ) -> ChunkLoop:
         """The same, for the gradient of the marked inputs, where a policy stores."""
         ...
 
@@ -79,12 +81,14 @@ class AtMost:
         chunks = equal_chunks(length, self.size, exact=self.exact)
         return chunks.size, chunks.overlap > 0
 
-    def sweep(self, rows: Rows) -> Sweep:
-        chunks = equal_chunks(rows.length, self.size, exact=self.exact)
-        return Sweep(rows, chunks, self.unroll)
+    def loop(self, f: ChunkFunction) -> ChunkLoop:
+        chunks = equal_chunks(f.length, self.size, exact=self.exact)
+        return ChunkLoop(f, chunks, self.unroll)
 
-    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
-        return self.sweep(rows)
+    def loop_storing(
+        self, f: ChunkFunction, policy: Saveable, marks: MarkPair
+    ) -> ChunkLoop:
+        return self.loop(f)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,34 +114,36 @@ class Within:
     def probe(self, length: int) -> tuple[int, bool]:
         return length, False
 
-    def sweep(self, rows: Rows) -> Sweep:
-        return self._largest(rows, lambda sweep: (sweep.run, rows.in_types), "run")
+    def loop(self, f: ChunkFunction) -> ChunkLoop:
+        return self._largest(f, lambda loop: (loop.run, f.in_types), "run")
 
-    def sweep_storing(self, rows: Rows, policy: Saveable, marks: Marks) -> Sweep:
-        def program(sweep: Sweep) -> _Program:
-            cts = [list(filter(is_inexact, group)) for group in rows.out_types]
+    def loop_storing(
+        self, f: ChunkFunction, policy: Saveable, marks: MarkPair
+    ) -> ChunkLoop:
+        def program(loop: ChunkLoop) -> _Measured:
+            cts = [list(filter(is_inexact, group)) for group in f.out_types]
 
             def gradient(consts: Any, xs: Any, cts: Any) -> Any:
                 def run(*marked: Any) -> Any:
                     merged = map(put, (consts, xs), marks, marked)
-                    out, *_ = run_stored(sweep, policy, *merged)
+                    out, *_ = run_stored(loop, policy, *merged)
                     return [list(filter(is_inexact, group)) for group in out]
 
                 return jax.vjp(run, *map(pick, (consts, xs), marks))[1](cts)
 
-            return gradient, (*rows.in_types, cts)
+            return gradient, (*f.in_types, cts)
 
-        return self._largest(rows, program, (policy, marks))
+        return self._largest(f, program, (policy, marks))
 
     def _largest(
-        self, rows: Rows, program: Callable[[Sweep], "_Program"], kind: Any
-    ) -> Sweep:
+        self, f: ChunkFunction, program: Callable[[ChunkLoop], "_Measured"], kind: Any
+    ) -> ChunkLoop:
         search = _Search(
-            str(rows.program(*rows.probe)),
-            (rows.length, rows.x_axes, rows.y_axes, rows.shares, kind),
+            str(f.program(*f.probe)),
+            (f.length, f.x_axes, f.y_axes, f.shares, kind),
             jax.default_backend(),
             self,
-            rows,
+            f,
             program,
         )
         size, least = _found(search)
@@ -147,14 +153,14 @@ class Within:
                 f"{least} bytes and the least that would do, but the budget is "
                 f"{format_bytes(self.nbytes)}."
             )
-        return self.in_chunks_of(size, rows)
+        return self.in_chunks_of(size, f)
 
-    def in_chunks_of(self, size: int, rows: Rows) -> Sweep:
+    def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
-        return AtMost(size, self.exact).sweep(rows)
+        return AtMost(size, self.exact).loop(f)
 
 
-_Program = tuple[Callable[..., Any], tuple[Any, ...]]
+_Measured = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,8 +171,8 @@ class _Search:
     layout: tuple[Any, ...]
     backend: str
     within: Within
-    rows: Rows = dataclasses.field(compare=False)
-    program: Callable[[Sweep], _Program] = dataclasses.field(compare=False)
+    f: ChunkFunction = dataclasses.field(compare=False)
+    program: Callable[[ChunkLoop], _Measured] = dataclasses.field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
@@ -174,14 +180,14 @@ def _found(search: _Search) -> tuple[int, int]:
     """The largest size that fits, or 0, and the bytes that it or the least takes."""
 
     def bytes_of(size: int) -> int:
-        sweep = search.within.in_chunks_of(size, search.rows)
-        run, types = search.program(sweep)
+        loop = search.within.in_chunks_of(size, search.f)
+        run, types = search.program(loop)
         measured = temporary_bytes(run, *types)
         if measured is None:
             return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
         return measured
 
-    return largest_that_fits(search.rows.length, search.within.nbytes, bytes_of)
+    return largest_that_fits(search.f.length, search.within.nbytes, bytes_of)
 
 
 def _intermediate_bytes(jaxpr: Any) -> int:

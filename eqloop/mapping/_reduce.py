@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from .._axes import broadcast_prefix
 from .._partition import describe, flatten, is_dynamic, is_scalar, paths
 from .._tangents import is_inexact
-from ._derivatives import halved
-from ._rows import along
+from ._chunk_derivatives import halved
+from ._chunk_function import along
 
 Reduction = str | None
 _HALF = (jnp.float16, jnp.bfloat16)

@@ -24,7 +24,7 @@ from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
 from ._padding import padded, without_padding
-from ._planner import AtMost, Planner, Within
+from ._planner import AtMost, ChunkPlanner, Within
 from ._vmap import Vmap
 
 _NAME = "ParallelMap"
@@ -137,7 +137,7 @@ class SplitRows:
         return OpenedCall(lambda x: [x], call, lambda ys: (ys, row.kept))
 
     @property
-    def _planner(self) -> Planner:
+    def _planner(self) -> ChunkPlanner:
         if isinstance(self.chunk_size, Budget):
             return Within(self.chunk_size.nbytes, exact=False)
         return AtMost(self.chunk_size or max(self.share, 1), exact=False)

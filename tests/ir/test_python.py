@@ -17,7 +17,7 @@ from jax import lax
 
 import eqloop as el
 from eqloop import ir
-from eqloop.ir.codegen import _derivatives, _handlers, _layout
+from eqloop.ir.codegen import _derivatives, _handlers, _lines
 
 X = jnp.linspace(-1.0, 1.0, 3)
 
@@ -339,17 +339,17 @@ def test_an_application_has_its_function_and_no_updates():
     assert "jnp.full" not in text.split("scatter_apply")[0].split("return")[0]
 
 
-def a_node(draw, depth):
+def a_text(draw, depth):
     if depth == 0 or draw.random() < 0.3:
         return "x" * draw.randint(1, 12)
-    items = [a_node(draw, depth - 1) for _ in range(draw.randint(0, 5))]
+    items = [a_text(draw, depth - 1) for _ in range(draw.randint(0, 5))]
     kind = draw.randint(0, 2)
     if kind == 0:
-        return _layout.tuple_of(items)
+        return _lines.tuple_of(items)
     if kind == 1:
-        return _layout.list_of(items)
-    named = {f"k{i}": a_node(draw, depth - 1) for i in range(draw.randint(0, 2))}
-    return _layout.call("f" * draw.randint(1, 20), *items, **named)
+        return _lines.list_of(items)
+    named = {f"k{i}": a_text(draw, depth - 1) for i in range(draw.randint(0, 2))}
+    return _lines.call("f" * draw.randint(1, 20), *items, **named)
 
 
 def test_lines_are_broken_as_ruff_breaks_them(tmp_path):
@@ -361,14 +361,14 @@ def test_lines_are_broken_as_ruff_breaks_them(tmp_path):
     draw = random.Random(0)
     lines = []
     for _ in range(300):
-        node = a_node(draw, 4)
-        lines += _layout.lines(node, prefix="a = ")
+        text = a_text(draw, 4)
+        lines += _lines.lines(text, prefix="a = ")
         lines += ["", "", "def f():"]
         bare = (
-            dataclasses.is_dataclass(node) and not node.is_call and len(node.items) > 1
+            dataclasses.is_dataclass(text) and not text.is_call and len(text.items) > 1
         )
-        node = dataclasses.replace(node, bare=node.opening == "(") if bare else node
-        lines += [*_layout.lines(node, indent=1, prefix="return "), "", ""]
+        text = dataclasses.replace(text, bare=text.opening == "(") if bare else text
+        lines += [*_lines.lines(text, indent=1, prefix="return "), "", ""]
     path = tmp_path / "lines.py"
     path.write_text("\n".join(lines).rstrip() + "\n")
     found = subprocess.run(

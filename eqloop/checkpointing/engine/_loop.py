@@ -174,3 +174,8 @@ def stack_type(aval: Any, size: int) -> Any:
 def stack_of(x: Any, size: int) -> Any:
     """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
     return lax.broadcast(x, (size,))
+
+
+def with_batch_axis(x: Any, dim: int | None, size: int) -> Any:
+    """`x` with its batch axis in front, or with one if it has none."""
+    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

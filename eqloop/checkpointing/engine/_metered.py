@@ -13,12 +13,12 @@ from jax import lax
 
 from ..._partition import Arrays
 from ...progress import Gauge, tied
+from ._kept_rows import ScanBody, scan
 from ._loop import Loop
-from ._scan import Body, scan
 
 
 def metered_scan(
-    body: Body,
+    body: ScanBody,
     state: Any,
     xs: Arrays,
     loop: Loop,

@@ -19,7 +19,7 @@ from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Formula, Static
 from ..._partition import Arrays, Flags, pick
-from ..._tangents import instantiated, is_zero, zero_cotangent
+from ..._tangents import inexact_only, instantiated, is_zero, zero_cotangent
 from ...progress import tied
 from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
@@ -39,7 +39,6 @@ from ._problem import (
     Problem,
     activity,
     all_active,
-    inexact_only,
     merge,
     select,
     settled_problem,

@@ -7,13 +7,13 @@ under `vmap`. They keep the schedule, and are planned anew.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._axes import refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
-from ..._tangents import is_inexact
+from ..._tangents import inexact_only
 from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
 from ._layout import Layout
@@ -270,11 +270,4 @@ def merge(groups: Any, active: Active, marked: Any) -> tuple[list[Any], ...]:
     """All leaves, with the marked ones replaced."""
     return tuple(
         put(g, flags, new) for g, flags, new in zip(groups, active, marked, strict=True)
-    )
-
-
-def inexact_only(flags: Sequence[bool], leaves: Sequence[Any]) -> Flags:
-    """The marks of those leaves that can have a tangent."""
-    return tuple(
-        flag and is_inexact(leaf) for flag, leaf in zip(flags, leaves, strict=True)
     )

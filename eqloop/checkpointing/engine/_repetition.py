@@ -8,13 +8,11 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax.numpy as jnp
-
 from ..._formula import Formula
 from ..._partition import Arrays
 from . import _forward
 from ._forward import Active
-from ._loop import stack_of
+from ._loop import with_batch_axis
 from ._problem import Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
@@ -130,7 +128,7 @@ class Counted(AbstractRepetition):
         problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
         consts, init, xs = args
         init = [
-            _lead(c, dim, axis_data.size) if flag else c
+            with_batch_axis(c, dim, axis_data.size) if flag else c
             for c, dim, flag in zip(init, dims[1], carry, strict=True)
         ]
         args = (list(consts), init, list(xs))
@@ -143,8 +141,3 @@ class Counted(AbstractRepetition):
         self, problem: Problem, back: "Back", step: Step, inputs: Any, ends: Any
     ) -> "Taken":
         return there_and_back(back, step, problem.loop, inputs, ends)
-
-
-def _lead(x: Any, dim: int | None, size: int) -> Any:
-    """`x` with its batch axis in front, or with one if it has none."""
-    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -30,7 +30,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     loop = _of_length(problem.loop, order.length)
     fixed = dataclasses.replace(problem, loop=loop, planner=_Fixed(stand_in))
     measured = _measured(
-        _Program(
+        _MeasuredLoop(
             _text(problem.step),
             (jax.default_backend(), jax.config.read("jax_enable_x64")),
             loop,
@@ -74,7 +74,7 @@ class _Fixed:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _MeasuredLoop:
     """A loop under a layout. Steps that print alike take the same memory."""
 
     text: str
@@ -87,7 +87,7 @@ class _Program:
 
 
 @functools.lru_cache(maxsize=512)
-def _measured(program: _Program) -> int | None:
+def _measured(program: _MeasuredLoop) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     problem, active = program.problem, program.active
     step, loop = problem.step, problem.loop

@@ -20,6 +20,7 @@ from jax import lax
 from ..._effects import refuse_callbacks
 from ..._partition import Arrays, split
 from ..._reaching import mixes_examples
+from ..engine._loop import with_batch_axis
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import make_step
 
@@ -47,7 +48,7 @@ def joint_loop(
         "Map over the examples one by one (`el.Map`)",
     )
     size = axis_data.size
-    init = [_lead(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
+    init = [with_batch_axis(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Any] = []
     # Examples that depend on each other cannot borrow: those that have stopped take
     # part in what the others do, as in `jax.lax.while_loop`.
@@ -104,7 +105,3 @@ def _borrow(runs: Any, x: Any) -> Any:
 def _select(mask: Any, x: Any, other: Any) -> Any:
     """`x` where the mask holds along the leading axis, and elsewhere the other."""
     return jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)), x, other)
-
-
-def _lead(x: Any, dim: int | None, size: int) -> Any:
-    return lax.broadcast(x, (size,)) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -12,7 +12,7 @@ from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._until import State, run_until, start
+from ._until import State, first_state, run_until
 from ._while_order import AbstractWhileOrder
 
 
@@ -50,7 +50,7 @@ class Bounded(AbstractWhileOrder):
             return run_until(step, consts, state, stop), kept
 
         stops = constant([*self.order.starts[1:], self.max_steps])
-        (count, carry), slots = lax.scan(segment, start(init), stops)
+        (count, carry), slots = lax.scan(segment, first_state(init), stops)
         return carry, [count, *slots]
 
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:

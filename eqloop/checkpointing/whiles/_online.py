@@ -18,7 +18,7 @@ from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._spread import Spread, appended, full, move_on
-from ._until import State, goes_on, next_carry, run_until, start
+from ._until import State, first_state, goes_on, next_carry, run_until
 from ._while_order import UNLIMITED, AbstractWhileOrder
 
 # No step is run again more often than this, however long the loop and few the slots;
@@ -82,7 +82,7 @@ class Online(AbstractWhileOrder):
             return (position + 1, next_carry(step, consts)(carry)), carries
 
         has_room = lambda whole: goes_on(whole[0], most)
-        state, carries = lax.while_loop(has_room, fill, (start(init), carries))
+        state, carries = lax.while_loop(has_room, fill, (first_state(init), carries))
         spread = jax.tree.map(lambda x: vary(x, axes_of(init[0])), full(self))
         if self.checkpoints == 1:
             state = run_until(step, consts, state, self.max_steps)

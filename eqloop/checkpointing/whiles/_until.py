@@ -24,10 +24,10 @@ def run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[
     if max_steps == UNLIMITED and not is_watched():
         again = lambda carry: carry[0]
         return lax.while_loop(again, next_carry(step, consts), list(init))
-    return run_until(step, consts, start(init), max_steps)[1]
+    return run_until(step, consts, first_state(init), max_steps)[1]
 
 
-def start(init: Arrays) -> State:
+def first_state(init: Arrays) -> State:
     """Before the first step."""
     return vary(zero(), axes_of(init[0])), list(init)
 

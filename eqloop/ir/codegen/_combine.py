@@ -8,8 +8,8 @@ import jax.extend.core as jex
 from ..._compat import close
 from ..._partition import split
 from .._atoms import shape_of
-from ._control import Statement, function_name, returned
-from ._layout import Node, call, structure
+from ._control import Statement, returned, traced_name
+from ._lines import Text, call, structure
 from ._operations import call_by_settings
 from ._reads import reads_updates
 from ._scope import Scope
@@ -36,7 +36,7 @@ def _reduce_window(scope: Scope, eqn: jex.JaxprEqn) -> None:
     scope.assign(eqn.outvars, value)
 
 
-def _combined(scope: Scope, eqn: jex.JaxprEqn) -> list[Node]:
+def _combined(scope: Scope, eqn: jex.JaxprEqn) -> list[Text]:
     """What is reduced, what it starts with, and the function that combines two."""
     arrays, starts = split(scope.arguments(eqn.invars), len(eqn.invars) // 2)
     groups = [(name, len(arrays)) for name in ("x", "y")]
@@ -54,7 +54,7 @@ def _scatter(scope: Scope, eqn: jex.JaxprEqn) -> None:
         scope.assign(eqn.outvars, _applied(scope, eqn))
 
 
-def _applied(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _applied(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """A scatter that applies a function to what is there."""
     params = eqn.params
     operand, indices = scope.arguments(eqn.invars[:2])
@@ -79,11 +79,11 @@ def _function(
 ) -> str:
     """Writes a function of numbers, of which JAX has none that close over arrays."""
     jaxpr = close(program)
-    name = function_name(jaxpr)
+    name = traced_name(jaxpr)
     return scope.local_function(name, default, jaxpr, (), groups, returned)
 
 
-STATEMENTS: dict[str, Statement] = {
+COMBINING: dict[str, Statement] = {
     "reduce": _reduce,
     "reduce_window": _reduce_window,
     "scatter": _scatter,

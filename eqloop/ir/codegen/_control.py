@@ -16,7 +16,7 @@ from ..._loop_markers import watched
 from ..._partition import split
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
-from ._layout import Brackets, Node, call, one_line, structure, tuple_of
+from ._lines import Brackets, Text, call, one_line, structure, tuple_of
 from ._reads import is_report, reads_index
 from ._scope import Scope
 from ._values import UnprintableError, parameter
@@ -24,7 +24,7 @@ from ._values import UnprintableError, parameter
 Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
 
 
-def function_name(jaxpr: Closed) -> str:
+def traced_name(jaxpr: Closed) -> str:
     """What the function was called that was traced; empty for a lambda."""
     info = jaxpr.jaxpr.debug_info
     name = (info.func_src_info or "").split(" ")[0] if info is not None else ""
@@ -37,19 +37,19 @@ def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
     num_consts, num_carry = scan_counts(params)
     consts, init, xs = split(scope.arguments(eqn.invars), num_consts, num_carry)
 
-    def result(outputs: list[str]) -> Node:
+    def result(outputs: list[str]) -> Text:
         carry, ys = split(outputs, num_carry)
         return tuple_of((structure(carry), _or_none(ys)), bare=True)
 
     step = scope.local_function(
-        function_name(body),
+        traced_name(body),
         "step",
         body,
         consts,
         [("carry", num_carry), ("x", len(xs))],
         result,
     )
-    settings: dict[str, Node] = {"length": str(params["length"])}
+    settings: dict[str, Text] = {"length": str(params["length"])}
     if params["reverse"]:
         settings["reverse"] = "True"
     if params["unroll"] != 1:
@@ -62,7 +62,7 @@ def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
 def _while(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    wishes = function_name(cond), function_name(body)
+    wishes = traced_name(cond), traced_name(body)
     cond_consts, body_consts, init = split(
         scope.arguments(eqn.invars), params["cond_nconsts"], params["body_nconsts"]
     )
@@ -138,24 +138,22 @@ def _branches(scope: Scope, eqn: jex.JaxprEqn, defaults: Sequence[str]) -> list[
     """Writes the branches, and gives their names."""
     groups = [("operand", 1)] * (len(eqn.invars) - 1)
     return [
-        scope.local_function(
-            function_name(branch), default, branch, (), groups, returned
-        )
+        scope.local_function(traced_name(branch), default, branch, (), groups, returned)
         for branch, default in zip(eqn.params["branches"], defaults, strict=True)
     ]
 
 
 def _call(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
-    name = eqn.params.get("name") or function_name(callee)
+    name = eqn.params.get("name") or traced_name(callee)
     function = scope.module.function(callee, name, "@jax.jit")
     scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
 
 
 def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
-    function = scope.module.function(callee, function_name(callee))
-    settings: dict[str, Node] = {}
+    function = scope.module.function(callee, traced_name(callee))
+    settings: dict[str, Text] = {}
     if not eqn.params["prevent_cse"]:
         settings["prevent_cse"] = "False"
     policy = eqn.params["policy"]
@@ -241,7 +239,7 @@ def _unstack(scope: Scope, eqn: jex.JaxprEqn) -> None:
 def _sort(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     operands = structure(scope.arguments(eqn.invars))
-    settings: dict[str, Node] = {
+    settings: dict[str, Text] = {
         "is_stable": repr(params["is_stable"]),
         "num_keys": str(params["num_keys"]),
     }
@@ -268,12 +266,12 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def returned(outputs: Sequence[str]) -> Node:
+def returned(outputs: Sequence[str]) -> Text:
     """What a function returns: one value, or several as a tuple."""
     return structure(outputs, bare=True)
 
 
-def _or_none(items: Sequence[str]) -> Node:
+def _or_none(items: Sequence[str]) -> Text:
     return structure(items) if items else "None"
 
 
@@ -281,7 +279,7 @@ def _assign_groups(
     scope: Scope, groups: Sequence[Sequence[jex.Var]], value: Brackets
 ) -> None:
     """Writes `(a, b), c = value`."""
-    targets: list[Node] = []
+    targets: list[Text] = []
     for group in groups:
         if not group:
             targets.append("_")
@@ -294,7 +292,7 @@ def _assign_groups(
     scope.statement(value, f"{one_line(tuple_of(targets, bare=True))} = ")
 
 
-STATEMENTS: dict[str, Statement] = {
+CONTROL: dict[str, Statement] = {
     **dict.fromkeys(CALLS, _call),
     "cond": _cond,
     "custom_linear_solve": _linear_solve,

@@ -24,8 +24,8 @@ from .._atoms import Closed
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
-from ._control import Statement, expansion, function_name
-from ._layout import Brackets, Node, call, lines, structure, tuple_of
+from ._control import Statement, expansion, traced_name
+from ._lines import Brackets, Text, call, lines, structure, tuple_of
 from ._scope import Module, Scope
 from ._values import parameter
 
@@ -40,7 +40,7 @@ class _NoRuleError(Exception):
 def _called(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
     """What an equation calls, and a name for it."""
     (callee,) = rewritable_programs(eqn)
-    return callee, function_name(callee)
+    return callee, traced_name(callee)
 
 
 def _custom(
@@ -157,7 +157,7 @@ def _function(
     name: str,
     parameters: Sequence[str],
     assignment: tuple[str, Brackets],
-    result: Sequence[Node],
+    result: Sequence[Text],
 ) -> list[str]:
     """A function that computes one thing and returns a tuple of its parts."""
     target, value = assignment
@@ -224,7 +224,7 @@ def _float0(aval: Any) -> Any:
     return np.zeros(aval.shape, jax.dtypes.float0)
 
 
-def _zeros(aval: Any) -> Node:
+def _zeros(aval: Any) -> Text:
     shape = tuple_of(map(str, aval.shape))
     return call("np.zeros", shape, "jax.dtypes.float0")
 
@@ -248,7 +248,7 @@ def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
     scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
 
 
-STATEMENTS: dict[str, Statement] = {
+DERIVATIVES: dict[str, Statement] = {
     "call_hi_primitive": _formula,
     "custom_jvp_call": _custom("jvp", _write_jvp),
     "custom_vjp_call": _custom("vjp", _write_vjp),

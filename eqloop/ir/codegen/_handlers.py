@@ -5,11 +5,17 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
-from . import _combine, _control, _derivatives, _operations, _random
-from ._layout import Node, call
+from ._combine import COMBINING
+from ._control import CONTROL
+from ._derivatives import DERIVATIVES
+from ._lines import Text, call
+from ._operations import OPERATIONS
+from ._random import RANDOM
 from ._scope import Scope
 from ._values import UnprintableError, parameter
 
+_STATEMENTS = COMBINING | CONTROL | DERIVATIVES
+_EXPRESSIONS = OPERATIONS | RANDOM
 _registered: dict[str, Callable[[jex.JaxprEqn, Sequence[str]], str]] = {}
 
 
@@ -57,15 +63,14 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
     Raises:
         ValueError: It is not known how.
     """
-    statement = None if eqn.primitive.name in _registered else _statement(eqn)
+    name = eqn.primitive.name
     try:
-        if statement is not None:
-            statement(scope, eqn)
+        if name in _STATEMENTS and name not in _registered:
+            _STATEMENTS[name](scope, eqn)
         else:
             one = not eqn.primitive.multiple_results
             scope.assign(eqn.outvars, _expression(scope, eqn), one_is_bare=one)
     except UnprintableError as error:
-        name = eqn.primitive.name
         raise ValueError(
             f"to_python: no Python is known for the operation `{name}`, with the "
             f"parameters {', '.join(eqn.params)}. Say what to write with "
@@ -74,24 +79,16 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
         ) from error
 
 
-def _statement(eqn: jex.JaxprEqn) -> _control.Statement | None:
-    for known in (_combine, _control, _derivatives):
-        if eqn.primitive.name in known.STATEMENTS:
-            return known.STATEMENTS[eqn.primitive.name]
-    return None
-
-
-def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     name = eqn.primitive.name
     if name in _registered:
         return _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
-    for known in (_operations.EXPRESSIONS, _random.EXPRESSIONS):
-        if name in known:
-            return known[name](scope, eqn)
+    if name in _EXPRESSIONS:
+        return _EXPRESSIONS[name](scope, eqn)
     return _bound(scope, eqn)
 
 
-def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _bound(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """An operation without a function that has just its parameters: as JAX binds it."""
     name = f"{eqn.primitive.name}_p"
     if getattr(primitives, name, None) is not eqn.primitive:

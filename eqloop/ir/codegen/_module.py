@@ -16,7 +16,7 @@ from .._atoms import Closed, check_closed, has_known_shape
 from .._dead_code import eliminate_dead_code
 from .._parts import function_name
 from ._handlers import write_equation
-from ._layout import INDENT
+from ._lines import INDENT
 from ._scope import Module
 
 CONSTANT_LIMIT = 2**20

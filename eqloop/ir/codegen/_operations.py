@@ -9,11 +9,11 @@ import numpy as np
 
 from .._atoms import dtype_of, is_extended
 from .._primitives import BINARY, UNARY
-from ._layout import Node, call, list_of, tuple_of
+from ._lines import Text, call, list_of, tuple_of
 from ._scope import Scope
 from ._values import UnprintableError, array, dtype_text, parameter
 
-Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Node]
+Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Text]
 
 # The parameters of an operation that say what a function of `jax.lax` takes, in its
 # order. One that is `name=default` is left out where it has that value.
@@ -126,7 +126,7 @@ _FUNCTIONS = {
 }
 
 
-def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """A call of the function of `jax.lax` that `_CALLS` names."""
     function, positional, keywords = _CALLS[eqn.primitive.name]
     given = {
@@ -139,7 +139,7 @@ def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call(f"lax.{function}", *operands, *rest, **given)
 
 
-def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _elementwise(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     symbol = _operator(eqn)
     if symbol is None:
         function = _FUNCTIONS.get(eqn.primitive.name, eqn.primitive.name)
@@ -164,7 +164,7 @@ def _operator(eqn: jex.JaxprEqn) -> str | None:
 
 
 def _negation(symbol: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
         (x,) = eqn.invars
         if isinstance(x, jex.Literal):
             return _elementwise(scope, eqn)
@@ -174,7 +174,7 @@ def _negation(symbol: str) -> Expression:
 
 
 def _extremum(function: str) -> Expression:
-    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+    def expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
         literals = all(isinstance(atom, jex.Literal) for atom in eqn.invars)
         read = scope.argument if literals else scope.read
         return call(f"jnp.{function}", *map(read, eqn.invars))
@@ -182,7 +182,7 @@ def _extremum(function: str) -> Expression:
     return expression
 
 
-def _where(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _where(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     which, *cases = eqn.invars
     if dtype_of(which) != np.bool_ or len(cases) != 2:
         return call("lax.select_n", *scope.arguments(eqn.invars))
@@ -192,7 +192,7 @@ def _where(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call("jnp.where", scope.argument(which), then, otherwise)
 
 
-def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     (x,) = eqn.invars[:1]
     number = scope.read(x) if isinstance(x, jex.Literal) and np.ndim(x.val) == 0 else ""
     if not number:
@@ -201,7 +201,7 @@ def _broadcast(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call("jnp.full", shape, number, dtype)
 
 
-def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     params = eqn.params
     dtype, shape = dtype_text(params["dtype"]), params["shape"]
     if len(shape) == 1:
@@ -211,19 +211,19 @@ def _iota(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     )
 
 
-def _concatenate(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _concatenate(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     operands = list_of(scope.arguments(eqn.invars))
     return call("lax.concatenate", operands, str(eqn.params["dimension"]))
 
 
-def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _argument_of_extremum(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     (axis,) = eqn.params["axes"]
     dtype = dtype_text(eqn.params["index_dtype"])
     operands = scope.arguments(eqn.invars)
     return call(f"lax.{eqn.primitive.name}", *operands, str(axis), dtype)
 
 
-def _dynamic_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _dynamic_slice(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     x, *starts = scope.arguments(eqn.invars)
     sizes = parameter(eqn.params["slice_sizes"])
     # Indices from the end have become indices from the start while tracing.
@@ -236,7 +236,7 @@ def _dynamic_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     )
 
 
-def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     x, update, *starts = scope.arguments(eqn.invars)
     return call(
         "lax.dynamic_update_slice",
@@ -247,22 +247,22 @@ def _dynamic_update_slice(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     )
 
 
-def _stack(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _stack(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     operands = list_of(scope.arguments(eqn.invars))
     return call("jnp.stack", operands, str(eqn.params["axis"]))
 
 
-def _tile(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _tile(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     reps = parameter(eqn.params["reps"])
     return call("jnp.tile", scope.argument(eqn.invars[0]), reps)
 
 
-def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     shape, dtype = parameter(eqn.params["shape"]), dtype_text(eqn.params["dtype"])
     return call("jnp.empty", shape, dtype)
 
 
-def _constant(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """Integers that this library's loops are planned with."""
     if eqn.params.keys() != {"numbers", "shape"}:
         raise UnprintableError(eqn.primitive)  # somebody else's
@@ -270,16 +270,16 @@ def _constant(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return array(numbers.reshape(eqn.params["shape"]))
 
 
-def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jnp.copy", scope.argument(eqn.invars[0]))
 
 
-def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     name = parameter(eqn.params["name"])
     return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
 
 
-EXPRESSIONS: dict[str, Expression] = {
+OPERATIONS: dict[str, Expression] = {
     **dict.fromkeys(UNARY | BINARY, _elementwise),
     **dict.fromkeys(_CALLS, call_by_settings),
     "add_any": _elementwise,

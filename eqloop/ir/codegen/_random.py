@@ -3,13 +3,13 @@
 import jax.extend.core as jex
 
 from .._atoms import shape_of
-from ._layout import Node, call
+from ._lines import Text, call
 from ._operations import Expression
 from ._scope import Scope
 from ._values import parameter
 
 
-def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     (seeds,), (keys,) = scope.arguments(eqn.invars), eqn.outvars
     impl, depth = _impl(eqn), len(shape_of(keys))
     if depth == 0:
@@ -18,20 +18,20 @@ def _seed(scope: Scope, eqn: jex.JaxprEqn) -> Node:
     return call(f"{'jax.vmap(' * depth}{one}{')' * depth}", seeds)
 
 
-def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _wrap(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     data = scope.argument(eqn.invars[0])
     return call("jax.random.wrap_key_data", data, impl=_impl(eqn))
 
 
-def _unwrap(scope: Scope, eqn: jex.JaxprEqn) -> Node:
+def _unwrap(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jax.random.key_data", scope.argument(eqn.invars[0]))
 
 
-def _impl(eqn: jex.JaxprEqn) -> Node:
+def _impl(eqn: jex.JaxprEqn) -> Text:
     return parameter(eqn.params["impl"].name)
 
 
-EXPRESSIONS: dict[str, Expression] = {
+RANDOM: dict[str, Expression] = {
     "random_seed": _seed,
     "random_unwrap": _unwrap,
     "random_wrap": _wrap,

@@ -1,19 +1,17 @@
 """Which equations are written, and what of their operands the text reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax.core
 import jax.extend.core as jex
 import numpy as np
 
 from ... import progress
-from .._atoms import Closed, dtype_of
-
-_Definitions = Mapping[jex.Var, jex.JaxprEqn]
+from .._atoms import Closed, Definitions, dtype_of
 
 
 def written(
-    jaxpr: Closed, definitions: _Definitions
+    jaxpr: Closed, definitions: Definitions
 ) -> tuple[list[jex.JaxprEqn], set[jex.Var]]:
     """The equations of which something is read, and the variables that are read.
 
@@ -68,7 +66,7 @@ def is_report(eqn: jex.JaxprEqn) -> bool:
     return getattr(function, "__module__", "").startswith(progress.__name__)
 
 
-def _operands(eqn: jex.JaxprEqn, definitions: _Definitions) -> Sequence[jax.core.Atom]:
+def _operands(eqn: jex.JaxprEqn, definitions: Definitions) -> Sequence[jax.core.Atom]:
     first = eqn.invars[0] if eqn.invars else None
     index = definitions.get(first) if isinstance(first, jex.Var) else None
     if index is not None and not reads_index(eqn, index):

@@ -12,11 +12,11 @@ import numpy as np
 from ..._partition import describe
 from .._atoms import Closed, dtype_of
 from . import _values
-from ._layout import (
+from ._lines import (
     INDENT,
     WIDTH,
     Item,
-    Node,
+    Text,
     call,
     lines,
     one_line,
@@ -184,7 +184,7 @@ class Scope:
         return names
 
     def assign(
-        self, variables: Sequence[jex.Var], value: Node, *, one_is_bare: bool = True
+        self, variables: Sequence[jex.Var], value: Text, *, one_is_bare: bool = True
     ) -> None:
         """Writes `a, b = value`.
 
@@ -199,7 +199,7 @@ class Scope:
         self.unpack(variables, value, one_is_bare=one_is_bare)
 
     def unpack(
-        self, variables: Sequence[jex.Var], value: Node, *, one_is_bare: bool = True
+        self, variables: Sequence[jex.Var], value: Text, *, one_is_bare: bool = True
     ) -> None:
         """Writes `a, b = value`, or if they are many `a = value`, read as `a[0]`."""
         if len(variables) == 1 and one_is_bare:
@@ -240,7 +240,7 @@ class Scope:
         jaxpr: Closed,
         consts: Sequence[str],
         groups: Sequence[tuple[str, int]],
-        result: Callable[[list[str]], Node],
+        result: Callable[[list[str]], Text],
     ) -> str:
         """Writes a function inside this one, and gives its name.
 
@@ -296,7 +296,7 @@ def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
     return [decorator, *head] if decorator else head
 
 
-def _constant(value: Any) -> Node:
+def _constant(value: Any) -> Text:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = _values.array(jax.random.key_data(value))
         impl = f'"{jax.random.key_impl(value)}"'

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from ._layout import Node, call, list_of, tuple_of
+from ._lines import Text, call, list_of, tuple_of
 
 # Arrays of at most so many elements are written as lists of numbers, larger ones as
 # text that encodes their bytes.
@@ -59,7 +59,7 @@ def typed_number(value: Any) -> str:
     return f"{dtype_text(value.dtype)}({text})"
 
 
-def array(value: Any) -> Node:
+def array(value: Any) -> Text:
     """An array as an expression."""
     value = np.asarray(value)
     if value.ndim == 0:
@@ -74,7 +74,7 @@ def array(value: Any) -> Node:
     return call("jnp.array", call("np.reshape", flat, shape))
 
 
-def parameter(value: Any) -> Node:
+def parameter(value: Any) -> Text:
     """A parameter of an operation as an expression.
 
     Raises:
@@ -113,7 +113,7 @@ def parameter(value: Any) -> Node:
     raise UnprintableError(value)
 
 
-def _nested(value: np.ndarray) -> Node:
+def _nested(value: np.ndarray) -> Text:
     if value.ndim == 0:
         return number(value) or _exact(value)
     return list_of(map(_nested, value))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqloop.checkpointing import Loop, StoreAll, run, trace_step
+from eqloop.checkpointing import Loop, StoreAll, run_loop, trace_step
 from eqloop.checkpointing.engine._step import reaching
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
@@ -32,7 +32,7 @@ def test_tracers_become_consts():
         step, consts = traced(lambda c, x: ([c[0] * w + x[0]], []), 1)
         loop = Loop(length=3, x_axes=(0,))
         init, xs = [jnp.zeros(())], [jnp.ones(3)]
-        (carry,), _ = run(step, consts, init, xs, loop=loop, schedule=StoreAll())
+        (carry,), _ = run_loop(step, consts, init, xs, loop=loop, schedule=StoreAll())
         return carry
 
     # 1 + w + w**2

@@ -7,7 +7,7 @@ from ._sites import Frame, Place, place_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Scope:
+class Context:
     """What is around an equation.
 
     Attributes:
@@ -32,7 +32,7 @@ class Scope:
     around: Place | None = None
 
     def of(self, eqn: Any) -> Self:
-        """The scope inside an equation."""
+        """The context inside an equation."""
         stack = str(eqn.source_info.name_stack)
         is_backward = self.is_backward or "transpose(" in stack
         is_tangent = self.is_tangent or "jvp(" in stack
@@ -44,12 +44,12 @@ class Scope:
         )
 
     def inside(self, frame: Frame, **changes: Any) -> Self:
-        """The scope in a loop."""
+        """The context in a loop."""
         frames = (*self.frames, frame)
         return dataclasses.replace(self, frames=frames, label=None, **changes)
 
     def at_once(self, count: int) -> Self:
-        """The scope where so many steps of the innermost loop are done at once."""
+        """The context where so many steps of the innermost loop are done at once."""
         *outer, frame = self.frames
         frame = dataclasses.replace(frame, count=count)
         return dataclasses.replace(self, frames=(*outer, frame))

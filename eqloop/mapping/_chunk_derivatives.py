@@ -1,6 +1,6 @@
-"""The derivatives of a function of rows, and the function under `vmap`.
+"""The derivatives of what is run on a chunk, and the same under `vmap`.
 
-All are functions of rows again. A row that is in two chunks must count once. It will
+All are chunk functions again. A row that is in two chunks must count once. It will
 not do to leave out the cotangent of one of the two, as zero times an infinite
 derivative is not a number: where a row is given the same value twice, each of the two
 gets half of the cotangent, and from there on, what is linear in it adds up.
@@ -28,41 +28,43 @@ from .._programs import (
     traced,
 )
 from .._tangents import cotangent_types, tangent_types
-from ._rows import Rows, along, visits_type
+from ._chunk_function import ChunkFunction, along, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
-Marks = tuple[Flags, Flags]
+MarkPair = tuple[Flags, Flags]
 
 
 @functools.lru_cache(maxsize=128)
-def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
+def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
     """The outputs, and the tangents of some of them, from inputs and their tangents."""
 
-    def push(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        program = rows.program(size, has_visits)
-        return pushed(program, rows.marks(has_visits, *moves), out)
+    def push(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        program = f.program(size, has_visits)
+        return pushed(program, f.marks(has_visits, *moves), out)
 
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
-        rows,
-        f=push,
-        const_types=(*rows.const_types, *tangent_types(rows.const_types, moves[0])),
-        x_types=(*rows.x_types, *tangent_types(rows.x_types, moves[1])),
-        x_axes=twofold(rows.x_axes, moves[1]),
-        y_axes=twofold(rows.y_axes, out[1]),
-        shares=twofold(rows.shares, out[1]),
-        num_sums=rows.num_sums + sum(out[0]),
-        meter=rows.meter and rows.meter.tangents,
+        f,
+        trace=push,
+        const_types=(*f.const_types, *tangent_types(f.const_types, moves[0])),
+        x_types=(*f.x_types, *tangent_types(f.x_types, moves[1])),
+        x_axes=twofold(f.x_axes, moves[1]),
+        y_axes=twofold(f.y_axes, out[1]),
+        shares=twofold(f.shares, out[1]),
+        num_sums=f.num_sums + sum(out[0]),
+        meter=f.meter and f.meter.tangents,
     )
 
 
 @functools.lru_cache(maxsize=128)
-def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
+def pulled_function(
+    f: ChunkFunction, marks: MarkPair, wanted: MarkPair
+) -> ChunkFunction:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
-    axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
-    again = rows.again(backward=False)
+    axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
+    again = f.again(backward=False)
 
-    def pull(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         moves = again.marks(has_visits, *marks)
         program = pulled(again.program(size, has_visits), moves, wanted)
         if not has_visits:
@@ -79,37 +81,39 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
 
         return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
 
-    y_axes = tuple(pick(rows.x_axes, marks[1]))
+    y_axes = tuple(pick(f.x_axes, marks[1]))
     return dataclasses.replace(
-        rows,
-        f=pull,
-        const_types=(*rows.const_types, *cotangent_types(rows.out_types[0], wanted[0])),
-        x_types=(*rows.x_types, *cotangent_types(rows.y_types, wanted[1])),
-        x_axes=(*rows.x_axes, *axes),
+        f,
+        trace=pull,
+        const_types=(*f.const_types, *cotangent_types(f.out_types[0], wanted[0])),
+        x_types=(*f.x_types, *cotangent_types(f.y_types, wanted[1])),
+        x_axes=(*f.x_axes, *axes),
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
         num_sums=sum(marks[0]),
         uses_visits=True,
-        meter=rows.meter and rows.meter.backward,
+        meter=f.meter and f.meter.backward,
         is_again=False,
     )
 
 
 @functools.lru_cache(maxsize=128)
-def settled_rows(rows: Rows, marks: Marks, reverse: bool) -> Rows:
+def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkFunction:
     """What is left of the function when it has been differentiated, see `settled`."""
-    if not has_rules(rows.program(*rows.probe)):
-        return rows
+    if not has_rules(f.program(*f.probe)):
+        return f
 
-    def settle(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        flags = joined(rows.marks(has_visits, *marks))
-        return settled(rows.program(size, has_visits), flags, reverse)
+    def settle(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        flags = joined(f.marks(has_visits, *marks))
+        return settled(f.program(size, has_visits), flags, reverse)
 
-    return dataclasses.replace(rows, f=settle)
+    return dataclasses.replace(f, trace=settle)
 
 
 @functools.lru_cache(maxsize=128)
-def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
+def batched_function(
+    f: ChunkFunction, axis_data: Any, dims: Any
+) -> tuple[ChunkFunction, MarkPair]:
     """The function under `vmap`, with which outputs it batches: along their first axis.
 
     To batch what is done to a chunk, and not the loop over them, leaves one accumulator
@@ -117,26 +121,26 @@ def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     """
     const_dims, x_dims = map(tuple, dims)
     is_batched = [[dim is not None for dim in group] for group in dims]
-    marks = rows.reached(*is_batched, axis_name=axis_data.name)
+    marks = f.reached(*is_batched, axis_name=axis_data.name)
 
-    def batch(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        of_visits = [None] * rows.num_visits(has_visits)
+    def batch(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        of_visits = [None] * f.num_visits(has_visits)
         in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
         # Nobody has traced chunks of this size before, and rows may use the axis.
-        program = along_axis(lambda: rows.program(size, has_visits), axis_data)
+        program = along_axis(lambda: f.program(size, has_visits), axis_data)
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
-    x_axes, of_row = batched_axes(rows.x_axes, x_dims)
+    x_axes, of_row = batched_axes(f.x_axes, x_dims)
     size = axis_data.size
-    grown_rows = dataclasses.replace(
-        rows,
-        f=batch,
-        const_types=tuple(batched_types(rows.const_types, const_dims, size)),
-        x_types=tuple(batched_types(rows.x_types, of_row, size)),
+    grown = dataclasses.replace(
+        f,
+        trace=batch,
+        const_types=tuple(batched_types(f.const_types, const_dims, size)),
+        x_types=tuple(batched_types(f.x_types, of_row, size)),
         x_axes=x_axes,
-        y_axes=tuple(map(int.__add__, rows.y_axes, map(int, marks[1]))),
+        y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
     )
-    return grown_rows, marks
+    return grown, marks
 
 
 def halved(y: Any, visits: Any, axis: int) -> Any:

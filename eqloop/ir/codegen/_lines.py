@@ -36,27 +36,27 @@ class Keyword:
     value: "str | Brackets"
 
 
-Node: TypeAlias = str | Brackets
-Item: TypeAlias = Node | Keyword
+Text: TypeAlias = str | Brackets
+Item: TypeAlias = Text | Keyword
 
 
-def call(function: str, *arguments: Item, **keywords: Node) -> Brackets:
+def call(function: str, *arguments: Item, **keywords: Text) -> Brackets:
     """`function(*arguments, **keywords)`."""
     named = [Keyword(name, value) for name, value in keywords.items()]
     return Brackets(f"{function}(", (*arguments, *named), ")", is_call=True)
 
 
-def tuple_of(items: Iterable[Node], *, bare: bool = False) -> Brackets:
+def tuple_of(items: Iterable[Text], *, bare: bool = False) -> Brackets:
     """`(a, b)`, or `a, b` on one line if it is bare."""
     return Brackets("(", tuple(items), ")", bare=bare)
 
 
-def list_of(items: Iterable[Node]) -> Brackets:
+def list_of(items: Iterable[Text]) -> Brackets:
     """`[a, b]`."""
     return Brackets("[", tuple(items), "]")
 
 
-def structure(items: Iterable[Node], *, bare: bool = False) -> Node:
+def structure(items: Iterable[Text], *, bare: bool = False) -> Text:
     """One item as it is; several, or none, as a tuple."""
     items = list(items)
     return items[0] if len(items) == 1 else tuple_of(items, bare=bare)

@@ -5,7 +5,7 @@ A map takes `consts`, which are the same for every row, and `xs`, which have row
 of these: with a tangent for each input and output. So is its derivative in reverse
 mode: the cotangents of `consts` are sums over the rows, and those of `xs` have rows.
 So derivatives of any order take the memory of one chunk, with one accumulator for each
-const, and nothing is stored from the one sweep for the other but the inputs.
+const, and nothing is stored for the way back but the inputs.
 
 How the rows are cut is planned where the map is run, after it has been differentiated
 and batched.
@@ -23,29 +23,34 @@ from .._doubled import Doubled, recall
 from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put
-from .._tangents import instantiated, is_inexact, nonzero, tangent_types
+from .._tangents import inexact_only, instantiated, is_inexact, nonzero, tangent_types
 from ..checkpointing import Saveable, policies
 from ..progress import open_back, tied
-from ._derivatives import (
-    Marks,
-    batched_rows,
+from ._chunk_derivatives import (
+    MarkPair,
+    batched_function,
     in_front,
-    pulled_rows,
-    pushed_rows,
-    settled_rows,
+    pulled_function,
+    pushed_function,
+    settled_function,
 )
-from ._planner import Planner
-from ._rows import Rows
+from ._chunk_function import ChunkFunction
+from ._planner import ChunkPlanner
 from ._stored import run_stored
 
 
-def map_rows(
-    rows: Rows, consts: Arrays, xs: Arrays, *, planner: Planner, policy: Saveable
+def planned_map(
+    f: ChunkFunction,
+    consts: Arrays,
+    xs: Arrays,
+    *,
+    planner: ChunkPlanner,
+    policy: Saveable,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Maps a function over rows, chunk by chunk.
 
     Args:
-        rows: The function.
+        f: The function.
         consts: What is the same for every row.
         xs: What has rows.
         planner: How the rows are cut.
@@ -57,34 +62,36 @@ def map_rows(
     """
     inputs = (list(map(strongly_typed, consts)), list(map(strongly_typed, xs)))
     policy = None if policy == policies.save_nothing else policy
-    row_map = RowMap(rows, planner, policy, jax.tree.map(jax.typeof, inputs))
-    refuse_checks(row_map.effects)
-    return row_map.apply(*inputs)
+    formula = PlannedMap(f, planner, policy, jax.tree.map(jax.typeof, inputs))
+    refuse_checks(formula.effects)
+    return formula.apply(*inputs)
 
 
-class RowMap(Formula):
-    """`(consts, xs) -> (sums, ys)`, by a sweep.
+class PlannedMap(Formula):
+    """`(consts, xs) -> (sums, ys)`, by a loop over chunks.
 
     Attributes:
         policy: What to store of all rows for the backward pass; `None` where nothing
             is to be stored but the inputs.
     """
 
-    rows: Rows
-    planner: Planner
+    f: ChunkFunction
+    planner: ChunkPlanner
     policy: Saveable
     unit = "row"
 
-    def __init__(self, rows: Rows, planner: Planner, policy: Saveable, in_avals: Any):
+    def __init__(
+        self, f: ChunkFunction, planner: ChunkPlanner, policy: Saveable, in_avals: Any
+    ):
         self.in_avals = in_avals
-        self.out_aval = rows.out_types
-        self.params = {"rows": rows, "planner": planner, "policy": policy}
-        self.effects = rows.program(*rows.probe).effects
+        self.out_aval = f.out_types
+        self.params = {"f": f, "planner": planner, "policy": policy}
+        self.effects = f.program(*f.probe).effects
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
         known = recall(self, self.flat_in(inputs))
-        return self.planner.sweep(self.rows).run(*inputs) if known is None else known
+        return self.planner.loop(self.f).run(*inputs) if known is None else known
 
     def doubled(self, moves: Flags) -> Doubled:
         moves_in = _flags(self.in_tree.unflatten(moves))
@@ -93,8 +100,8 @@ class RowMap(Formula):
             [*avals, *tangent_types(avals, flags)]
             for avals, flags in zip(self.in_avals, moves_in, strict=True)
         )
-        rows = pushed_rows(self.rows, moves_in, gives)
-        formula = RowMap(rows, self.planner, self.policy, in_avals)
+        f = pushed_function(self.f, moves_in, gives)
+        formula = PlannedMap(f, self.planner, self.policy, in_avals)
         return Doubled.of(formula, moves_in, gives)
 
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
@@ -105,16 +112,16 @@ class RowMap(Formula):
         )
         if self.policy is None:
             return super().sweep_forward(perturbed, *inputs)
-        marks = _flags(map(_may_move, perturbed, self.in_avals))
+        marks = _flags(map(inexact_only, perturbed, self.in_avals))
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
-        sweep = self.planner.sweep_storing(self.rows, self.policy, marks)
+        loop = self.planner.loop_storing(self.f, self.policy, marks)
 
         def run(back: Any, *marked: Arrays) -> tuple[Any, Any]:
             merged = map(put, inputs, marks, marked)
-            out, back, here = run_stored(sweep, self.policy, *merged, back=back)
+            out, back, here = run_stored(loop, self.policy, *merged, back=back)
             return (back, *map(pick, out, moving)), (out, here)
 
-        back = None if self.rows.meter is None else jnp.zeros((), jnp.float32)
+        back = None if self.f.meter is None else jnp.zeros((), jnp.float32)
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
         moves_out = self.moves_out([*marks[0], *marks[1]])
@@ -127,52 +134,52 @@ class RowMap(Formula):
         static, (pull, here) = res
         marks, moving = static.value
         cts = instantiated(list(map(pick, outgrad, moving)))
-        number = open_back(self.rows.meter, here, [*cts[0], *cts[1]])
+        number = open_back(self.f.meter, here, [*cts[0], *cts[1]])
         number, *cts = pull((number, *cts))
         return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        marks = _flags(map(_may_move, perturbed, self.in_avals))
-        wanted = _flags(map(_may_move, nonzero(cts), self.out_aval))
+        marks = _flags(map(inexact_only, perturbed, self.in_avals))
+        wanted = _flags(map(inexact_only, nonzero(cts), self.out_aval))
         zeros = self.zero_cts()
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
-        rows = pulled_rows(self.rows, marks, wanted)
+        f = pulled_function(self.f, marks, wanted)
         inputs = tuple(map(_with, inputs, cts, wanted))
         in_avals = jax.tree.map(jax.typeof, inputs)
-        out = RowMap(rows, self.planner, None, in_avals)(*inputs)
+        out = PlannedMap(f, self.planner, None, in_avals)(*inputs)
         return tuple(map(put, zeros, marks, out))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         marks = _flags(self.in_tree.unflatten(moves))
-        return self.with_params(rows=settled_rows(self.rows, marks, reverse))
+        return self.with_params(f=settled_function(self.f, marks, reverse))
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         consts, xs = self.in_tree.unflatten(moves_in)
-        sums, ys = self.rows.reached(consts, xs, is_derivative=True)
+        sums, ys = self.f.reached(consts, xs, is_derivative=True)
         return [*sums, *ys]
 
     def batched(
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
-        rows, marks = batched_rows(self.rows, axis_data, tuple(map(tuple, dims)))
+        f, marks = batched_function(self.f, axis_data, tuple(map(tuple, dims)))
         in_avals = jax.tree.map(jax.typeof, args)
-        formula = RowMap(rows, self.planner, self.policy, in_avals)
+        formula = PlannedMap(f, self.planner, self.policy, in_avals)
         return formula, args, in_front((*marks[0], *marks[1]))
 
     @property
     def jaxprs(self) -> list[Any]:
         # Chunks of another size are traced later, whatever comes of it: if there is a
         # collective, that must be under the `vmap` that it is for.
-        return [self.rows.program(*self.rows.probe)]
+        return [self.f.program(*self.f.probe)]
 
     def muted(self, backward: bool) -> Self:
-        return self.with_params(rows=self.rows.again(backward))
+        return self.with_params(f=self.f.again(backward))
 
     def guarded(self) -> Self:
-        return self.with_params(rows=dataclasses.replace(self.rows, is_guarded=True))
+        return self.with_params(f=dataclasses.replace(self.f, is_guarded=True))
 
-    def _out_marks(self, flat: Sequence[bool]) -> Marks:
+    def _out_marks(self, flat: Sequence[bool]) -> MarkPair:
         return _flags(self.out_tree.unflatten(flat))
 
 
@@ -184,10 +191,6 @@ def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> 
     return [*values, *instantiated(pick(more, flags))]
 
 
-def _flags(groups: Any) -> Marks:
+def _flags(groups: Any) -> MarkPair:
     first, second = (tuple(map(bool, group)) for group in groups)
     return first, second
-
-
-def _may_move(flags: Sequence[Any], avals: Sequence[Any]) -> list[bool]:
-    return [bool(f) and is_inexact(a) for f, a in zip(flags, avals, strict=True)]

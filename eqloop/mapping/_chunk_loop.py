@@ -1,7 +1,7 @@
-"""Runs a function of rows over all rows, chunk by chunk.
+"""Runs a function on all rows, chunk by chunk.
 
-Plain JAX on lists of arrays. Nothing here is differentiated by JAX: the derivatives of
-a sweep are sweeps again, of the functions in `_derivatives.py`.
+Plain JAX on lists of arrays. JAX differentiates nothing here: the derivatives of such a
+loop are loops over chunks again, of the functions in `_chunk_derivatives.py`.
 """
 
 import dataclasses
@@ -12,26 +12,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._array_types import axes_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
 from ..progress import tied
+from ._chunk_function import ChunkFunction, along
 from ._chunks import Chunks
-from ._rows import Rows, along
 
 _State = tuple[list[Any], list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sweep:
-    """A function of rows, evaluated on all rows with the memory of one chunk.
+class ChunkLoop:
+    """A function, evaluated on all rows with the memory of one chunk.
 
     Attributes:
-        rows: The function.
+        f: The function.
         chunks: How the rows are cut.
         unroll: How many chunks one iteration of the compiled loop has.
     """
 
-    rows: Rows
+    f: ChunkFunction
     chunks: Chunks
     unroll: int = 1
 
@@ -42,8 +43,8 @@ class Sweep:
         into blocks beforehand would copy them.
         """
         chunks, number = self.chunks, self.open(consts, xs)
-        if chunks.size == chunks.rows:
-            state = self.rows(chunks.size, None, consts, xs)
+        if chunks.size == chunks.length:
+            state = self.f(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
 
         def body(index: Any, told: tuple[Any, _State]) -> tuple[Any, _State]:
@@ -52,14 +53,14 @@ class Sweep:
             state = self._visit(first, chunks.size, state, consts, xs)
             return self.tell(number, first, chunks.size, state), state
 
-        sum_types, y_types = self.rows.out_types
+        sum_types, y_types = self.f.out_types
         state = (
             [zeros(aval) for aval in sum_types],
-            [varying(lax.empty(y.shape, y.dtype), y) for y in y_types],
+            [vary(lax.empty(y.shape, y.dtype), axes_of(y)) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
-            start = chunks.rows - chunks.rest
+            start = chunks.length - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
             number = self.tell(number, start, chunks.rest, state)
         return tied(number, state)
@@ -68,29 +69,29 @@ class Sweep:
 
     def open(self, consts: Arrays, xs: Arrays) -> Any:
         """Has the bar shown: its number."""
-        return self.rows.gauge and self.rows.gauge.open([*consts, *xs])
+        return self.f.gauge and self.f.gauge.open([*consts, *xs])
 
     def tell(self, number: Any, first: Any, size: int, state: _State) -> Any:
         """Has the bar move by a chunk."""
-        if self.rows.gauge is None:
+        if self.f.gauge is None:
             return number
         sums, ys = state
-        done = jnp.minimum(first + size, self.chunks.rows)
-        return self.rows.gauge.report_if_due(number, done, size, [*sums, *ys])
+        done = jnp.minimum(first + size, self.chunks.length)
+        return self.f.gauge.report_if_due(number, done, size, [*sums, *ys])
 
     def watch(self, back: Any, first: Any, size: int) -> Any:
         """Has the bar of the backward sweep move by a chunk, see `Gauge.watch`."""
-        if back is None or self.rows.meter is None:
+        if back is None or self.f.meter is None:
             return back
-        return self.rows.meter.back.watch(back, self.chunks.rows - first, size)
+        return self.f.meter.back.watch(back, self.chunks.length - first, size)
 
     def visits(self, first: Any) -> Any:
-        """The `visits` of the chunk whose first new row is this one, see `Rows`."""
+        """The `visits` of the chunk with this first new row, see `ChunkFunction`."""
         chunks = self.chunks
-        if not (chunks.overlap and self.rows.uses_visits):
+        if not (chunks.overlap and self.f.uses_visits):
             return None
-        rows = jnp.arange(chunks.size, dtype=jnp.int32)
-        row = jnp.minimum(first, chunks.last) + rows
+        offsets = jnp.arange(chunks.size, dtype=jnp.int32)
+        row = jnp.minimum(first, chunks.last) + offsets
         is_twice = (chunks.last <= row) & (row < chunks.end)
         visits = jnp.where(is_twice, jnp.where(row < first, 2, 1), 0)
         return visits.astype(jnp.int8)
@@ -101,29 +102,24 @@ class Sweep:
         """Adds what the chunk whose first new row is this one gives."""
         sums, ys = state
         visits = self.visits(first)
-        start = jnp.minimum(first, self.chunks.rows - size)
+        start = jnp.minimum(first, self.chunks.length - size)
         mark(start, size)
         parts = [
             _read(x, start, size, axis)
-            for x, axis in zip(xs, self.rows.x_axes, strict=True)
+            for x, axis in zip(xs, self.f.x_axes, strict=True)
         ]
-        more, new = self.rows(size, visits, consts, parts)
+        more, new = self.f(size, visits, consts, parts)
         return [a + b for a, b in zip(sums, more, strict=True)], [
             _write(y, part, start, axis, visits if shares else None)
             for y, part, axis, shares in zip(
-                ys, new, self.rows.y_axes, self.rows.shares, strict=True
+                ys, new, self.f.y_axes, self.f.shares, strict=True
             )
         ]
 
 
 def zeros(aval: Any) -> jax.Array:
     """What a sum starts with."""
-    return varying(jnp.zeros(aval.shape, aval.dtype), aval)
-
-
-def varying(x: jax.Array, aval: Any) -> jax.Array:
-    """`x`, in `shard_map` varying over the axes of the mesh that its type does."""
-    return lax.pcast(x, tuple(aval.mat.varying), to="varying")
+    return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
 
 
 def _repeat(

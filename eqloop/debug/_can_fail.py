@@ -39,7 +39,7 @@ _SAFE = SAME_NUMBERS | _MOVES | _ELSEWHERE | _BOUNDED
 
 def can_fail(eqn: jex.JaxprEqn) -> bool:
     """Whether what an equation gives is to be checked."""
-    if not any(is_inexact(out.aval) for out in eqn.outvars if is_array(out.aval)):
+    if not any(is_inexact(out.aval) for out in eqn.outvars if holds_numbers(out.aval)):
         return False
     match eqn.primitive.name:
         case "gather":  # out of bounds it may give NaN
@@ -51,7 +51,7 @@ def can_fail(eqn: jex.JaxprEqn) -> bool:
             return name not in _SAFE
 
 
-def is_array(aval: Any) -> bool:
+def holds_numbers(aval: Any) -> bool:
     """Whether values of a type are arrays of numbers; not so PRNG keys."""
     return hasattr(aval, "dtype") and not jnp.issubdtype(
         aval.dtype, jax.dtypes.extended

@@ -1,4 +1,4 @@
-"""What the settings of derivatives may be."""
+"""Settings of derivatives that are numbers: of directions, as a rule."""
 
 import operator
 from typing import Any, SupportsIndex

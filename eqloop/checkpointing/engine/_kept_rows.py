@@ -17,10 +17,10 @@ from ..._partition import Arrays
 from ._loop import Loop, stack_of, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
-Body = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
+ScanBody = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
 
 
-def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
+def scan(body: ScanBody, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
     """Runs a loop.
 
     Args:
@@ -56,7 +56,7 @@ def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]
 class _Steps:
     """Steps that are run for their outputs or without."""
 
-    body: Body
+    body: ScanBody
     xs: Arrays
     loop: Loop
 

@@ -1,4 +1,4 @@
-"""A function of rows, on lists of arrays: traced for chunks of any size."""
+"""What is run on each chunk of rows: traced for chunks of any size."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from ..progress import Gauge, Meter, guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class ChunkFunction:
     """`(visits, consts, xs) -> (sums, ys)`, for any number of rows.
 
     `visits` is a vector with an entry for each of them: 0 if only this chunk has the
@@ -25,7 +25,7 @@ class Rows:
     left out if no row is in two.
 
     Attributes:
-        f: What traces the function, given these rows, a number of rows, and whether
+        trace: What traces it, given this object, a number of rows, and whether
             there are `visits`: `[*visits, *consts, *xs] -> [*sums, *ys]`.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
@@ -43,7 +43,7 @@ class Rows:
         is_guarded: Whether its callbacks close all bars when they raise.
     """
 
-    f: Callable[["Rows", int, bool], jex.ClosedJaxpr]
+    trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
     length: int
     const_types: tuple[Any, ...]
     x_types: tuple[Any, ...]
@@ -57,7 +57,7 @@ class Rows:
     is_again: bool = False
     is_guarded: bool = False
 
-    def again(self, backward: bool) -> "Rows":
+    def again(self, backward: bool) -> "ChunkFunction":
         """The same to be run again: without its bars and those of loops in it.
 
         Args:
@@ -70,7 +70,7 @@ class Rows:
 
     @property
     def gauge(self) -> Gauge | None:
-        """The bar of this sweep, if it has one."""
+        """The bar of this loop, if it has one."""
         return None if self.meter is None else self.meter.here
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
@@ -125,17 +125,17 @@ class Rows:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-    program = rows.f(rows, size, has_visits)
-    if rows.is_guarded:
+def _program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    program = f.trace(f, size, has_visits)
+    if f.is_guarded:
         program = guarded(program)
-    if rows.is_again:
+    if f.is_again:
         program = muted(program, backward=False)
     return pruned(program)
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsFunction:
+class ChunkTracer:
     """Traces `f(size, visits, consts, xs) -> (sums, ys)`, which closes over no tracers.
 
     `visits` is `None` if no row is in two chunks.
@@ -143,17 +143,19 @@ class RowsFunction:
 
     f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
 
-    def __call__(self, rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    def __call__(
+        self, function: ChunkFunction, size: int, has_visits: bool
+    ) -> jex.ClosedJaxpr:
         visits = [visits_type(size)] if has_visits else []
 
         def flat(*inputs: Any) -> list[Any]:
-            counts = len(visits), len(rows.const_types)
+            counts = len(visits), len(function.const_types)
             visits_, consts, xs = split(inputs, *counts)
             sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
             return [*sums, *ys]
 
-        xs = stacked(rows.x_types, size, rows.x_axes)
-        return traced(flat, [*visits, *rows.const_types, *xs])
+        xs = stacked(function.x_types, size, function.x_axes)
+        return traced(flat, [*visits, *function.const_types, *xs])
 
 
 def visits_type(size: int) -> Any:
@@ -169,6 +171,6 @@ def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:
     ]
 
 
-def along(rows: Any, axis: int, like: Any) -> Any:
+def along(entries: Any, axis: int, like: Any) -> Any:
     """A vector of one entry a row, to broadcast against arrays with rows at an axis."""
-    return lax.broadcast_in_dim(rows, like.shape, (axis,))
+    return lax.broadcast_in_dim(entries, like.shape, (axis,))

@@ -1,6 +1,7 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
+import inspect
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -9,11 +10,17 @@ import equinox as eqx
 from .._axes import hashable_axes
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree
-from ..checkpointing import AbstractSchedule, Plan, as_policy, normal_form
+from .._typecheck import PyTree, typed, without_annotations
+from ..checkpointing import (
+    AbstractSchedule,
+    Frontier,
+    Plan,
+    as_policy,
+    frontier_of,
+    normal_form,
+)
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._settings import check_schedule, check_unroll
 
 
 class AbstractLoop(AbstractTransform):
@@ -121,3 +128,65 @@ class AbstractLoop(AbstractTransform):
                 f"{name}: `f_transform` must be a function from f to f, or None, not "
                 f"{self.f_transform!r}."
             )
+
+
+def check_schedule(owner: str, schedule: Any) -> None:
+    """Sees to it that `schedule` is one, or `None`."""
+    if not isinstance(schedule, AbstractSchedule | None):
+        raise TypeError(
+            f"{owner}: `schedule` must be a schedule, such as `el.Recursive(16)`, not "
+            f"{schedule!r}."
+        )
+
+
+def check_unroll(owner: str, unroll: Any) -> None:
+    """Sees to it that `unroll` says how many steps to run at once."""
+    if not isinstance(unroll, int):
+        raise TypeError(f"{owner}: `unroll` must be an int or a bool, not {unroll!r}.")
+    if unroll < 1 and unroll is not False:
+        raise ValueError(
+            f"{owner}: `unroll` must be at least 1, but it is {unroll}. To unroll the "
+            f"whole loop, pass `unroll=True`."
+        )
+
+
+@typed
+def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
+    """The trade-off between memory and time for a gradient of a loop.
+
+    Nothing is run; the programs of a few plans are compiled. Time is estimated.
+
+    Args:
+        loop: A scan, or any other loop that has a `plan`.
+        *args: What the loop is called with, such as `init` and `xs`;
+            `jax.ShapeDtypeStruct`s will do for arrays.
+        **kwargs: What it is called with by keyword, such as `length` and `key`.
+
+    Returns:
+        Plans from the least memory to the least time: of those that a
+        [`Budget`][eqloop.Budget] searches, the ones that no other one beats in both.
+        `frontier(...).plot()` draws them, with that of the loop's own schedule marked.
+
+    Raises:
+        TypeError: As the call of the loop does.
+        ValueError: As the call of the loop does, and if its schedule cannot be met.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None))
+        >>> plans = el.frontier(scan, jnp.zeros(100), jnp.zeros((64, 100)))
+        >>> plans[-1].relative_time <= plans[0].relative_time
+        True
+        >>> plans[0].peak_bytes < plans.chosen.peak_bytes
+        True
+    """
+    signature = inspect.signature(loop.plan)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
+            f"{without_annotations(signature)}."
+        ) from None
+    return frontier_of(**loop._problem(*args, **kwargs))
