@@ -21,6 +21,7 @@ from .._nonfinite import raise_inside
 from .._partition import Arrays, Flags, pick, put, split
 from .._programs import settled
 from .._tangents import (
+    inexact_only,
     instantiated,
     is_inexact,
     is_zero,
