@@ -5,7 +5,7 @@ from typing import Any, SupportsIndex
 
 from .._partition import describe
 from .._settings import check_least
-from ..checkpointing import Budget
+from ..checkpointing import Budget, is_budget
 
 
 def as_int(count: SupportsIndex | Budget | None) -> Any:
@@ -26,7 +26,7 @@ def check_count(owner: str, name: str, what: str, count: Any) -> None:
 
 def check_chunk_size(owner: str, chunk_size: Any) -> None:
     """Raises unless this says how many directions are to be followed at once."""
-    if chunk_size is None or isinstance(chunk_size, Budget):
+    if chunk_size is None or is_budget(chunk_size):
         return
     what = "how many directions to follow at once, or a `Budget`, or None for all"
     check_count(owner, "chunk_size", what, chunk_size)

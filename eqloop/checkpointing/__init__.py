@@ -5,6 +5,7 @@ sees: those turn a call into a `Step`, hand it to `run_loop` and turn the arrays
 """
 
 from . import _policies as policies
+from ._budget import Budget, is_budget
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._policies import as_policy, name
@@ -14,7 +15,6 @@ from ._run_while import run_while
 from ._schedule import (
     AbstractSchedule,
     Binomial,
-    Budget,
     Chunked,
     Offload,
     Recursive,
@@ -56,6 +56,7 @@ __all__ = [
     "as_policy",
     "frontier_of",
     "hoist",
+    "is_budget",
     "make_step",
     "name",
     "normal_form",

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+from ._budget import Budget
 from ._plan import Plan, plan, plan_of
-from ._schedule import AbstractSchedule, Budget
+from ._schedule import AbstractSchedule
 from .engine._forward import Saveable
 from .engine._loop import Loop
 from .engine._problem import Problem, all_active

@@ -5,7 +5,7 @@ from typing import Any
 from .._array_types import strongly_typed
 from .._effects import refuse_checks, without_derivatives
 from .._partition import Arrays
-from ._schedule import AbstractSchedule, StoreAll
+from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
@@ -45,7 +45,7 @@ def run_loop(
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and loop.meter is None
-    if isinstance(schedule, StoreAll) and is_plain:
+    if schedule._by_jax and is_plain:
         return stored(step, loop, policy, consts, init, xs)
     form = normal_form(step, keeps_carry=loop.meter is not None)
     refuse_checks(form.step.jaxpr.effects)

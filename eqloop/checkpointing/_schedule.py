@@ -3,11 +3,8 @@
 import abc
 import dataclasses
 import operator
-from typing import Any, final
+from typing import Any, ClassVar, final
 
-from .._axes import refuse_symbolic
-from .._bytes import format_bytes, parse_bytes
-from ._plan import plan_of
 from .engine._all_at_once import AllAtOnce
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
@@ -15,8 +12,6 @@ from .engine._levels import Nest, nests
 from .engine._nested import Nested
 from .engine._problem import LoopSpec
 from .engine._revolved import Revolved
-from .engine._step import Step
-from .planning._choice import fastest, smallest
 
 
 class AbstractSchedule(abc.ABC):
@@ -44,6 +39,9 @@ class AbstractSchedule(abc.ABC):
         >>> plan.slots, plan.evaluations
         (503, 2998)
     """
+
+    # Whether `lax.scan` as JAX differentiates it does what the schedule asks for.
+    _by_jax: ClassVar[bool] = False
 
     @abc.abstractmethod
     def layout(self, loop: LoopSpec) -> Layout:
@@ -78,6 +76,8 @@ class StoreAll(AbstractSchedule):
         >>> scan.plan(0.0, jnp.ones(1000)).evaluations
         1000
     """
+
+    _by_jax: ClassVar[bool] = True
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored, of a loop of any length, even of an unknown one."""
@@ -250,74 +250,6 @@ class Binomial(AbstractSchedule):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Budget(AbstractSchedule):
-    """Of the plans it searches, the one that should be fastest within so much memory.
-
-    Chosen from are storing everything, storing every carry, nested levels of any
-    lengths, and the least recomputation with any number of slots; each with the
-    residuals of single steps or of blocks of them. The budget is for what the gradient
-    of the loop allocates, beside its inputs and outputs, on the backend in use; under
-    `vmap` it is for the whole batch. To find out, the programs of a few plans are
-    compiled, once, and never run.
-
-    Plans that run each step more than a hundred times again are left out. Ask for
-    these by [`Binomial`][eqloop.Binomial].
-
-    Time is estimated, from the work of a step and the rates of the backend. The plan is
-    made when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
-    and for one example in the `vmap` of a gradient.
-
-    It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
-
-    Args:
-        nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
-
-    Raises:
-        TypeError: If `nbytes` is neither an int nor a string.
-        ValueError: If it is no amount of memory. Where the loop is differentiated, if
-            nothing fits: the error says how much would do, and for which plan.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> import eqloop as el
-        >>> scan = el.Scan(
-        ...     lambda h, x: (jnp.sin(h) + x, None), schedule=el.Budget("64KiB")
-        ... )
-        >>> plan = scan.plan(jnp.zeros(100), jnp.zeros((1000, 100)))
-        >>> plan.peak_bytes <= 64 * 1024
-        True
-
-    References:
-        What is stored beside carries follows J. R. Maddison, *Step-based checkpointing
-        with high-level algorithmic differentiation*,
-        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568).
-    """
-
-    nbytes: int
-
-    def __init__(self, nbytes: int | str) -> None:
-        object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The fastest layout that fits."""
-        problem, active = loop.problem, loop.active
-        if loop.length == 0:
-            return Layout(AllAtOnce(0))
-        _refuse_symbolic_shapes(problem.step)
-        if (layout := fastest(problem, active, self.nbytes)) is not None:
-            return layout
-        least = plan_of(problem, active, smallest(problem, active))
-        least = dataclasses.replace(least, schedule=Budget(least.peak_bytes))
-        raise ValueError(
-            f"Budget: the gradient of this loop does not fit into "
-            f"{format_bytes(self.nbytes)}. The least that would do is "
-            f"{format_bytes(least.peak_bytes)}, which is {least.peak_bytes} bytes, "
-            f"with this plan:\n\n{least}"
-        )
-
-
-@final
-@dataclasses.dataclass(frozen=True)
 class Offload(AbstractSchedule):
     """The carries of another schedule are stored in the memory of the host.
 
@@ -381,14 +313,6 @@ class Offload(AbstractSchedule):
         if layout.stores_residuals:
             return layout
         return dataclasses.replace(layout, slots=HostSlots())
-
-
-def _refuse_symbolic_shapes(step: Step) -> None:
-    """Sees to it that the bytes of a step are known."""
-    for aval in (*step.jaxpr.in_avals, *step.jaxpr.out_avals):
-        for size in aval.shape:
-            instead = "Use a schedule that does not ask for bytes, such as Recursive"
-            refuse_symbolic("Budget", size, "the size of an array in the step", instead)
 
 
 def _check_count(schedule: Any, name: str, least: int = 1) -> None:

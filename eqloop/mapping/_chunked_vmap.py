@@ -7,22 +7,20 @@ import equinox as eqx
 
 from .._axes import axes_tree, hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._settings import as_count, check_bool
+from .._settings import check_bool
 from .._transform import setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
 from ._open_map import open_map
-from ._planner import AtMost, ChunkPlanner, Within
+from ._planner import as_chunk_size, planner_for
 from ._reduce import check_reduce
 
 
 def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
-    if isinstance(size, Budget):
-        return size
     what = "the number of rows to map at once, or a `Budget`"
-    return as_count("ChunkedVmap", "chunk_size", what, size)
+    return as_chunk_size("ChunkedVmap", what, size)
 
 
 @final
@@ -149,9 +147,5 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             reduce=axes_tree(self.reduce),
         )
         # `eqx.tree_at` may have put in the name of a policy.
-        return call.run(self._planner(), as_policy(self.policy), self.progress)
-
-    def _planner(self) -> ChunkPlanner:
-        if isinstance(self.chunk_size, Budget):
-            return Within(self.chunk_size.nbytes, self.exact)
-        return AtMost(self.chunk_size, self.exact)
+        policy = as_policy(self.policy)
+        return call.run(planner_for(self.chunk_size, self.exact), policy, self.progress)

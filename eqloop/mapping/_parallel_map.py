@@ -10,13 +10,13 @@ from jax.sharding import Mesh
 
 from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._settings import as_count
 from .._transform import setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
 from ._open_map import open_arguments
+from ._planner import as_chunk_size
 from ._split_rows import SplitRows
 
 
@@ -40,10 +40,10 @@ def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
 
 
 def _as_chunk_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
-    if size is None or isinstance(size, Budget):
-        return size
+    if size is None:
+        return None
     what = "the number of rows that a device maps at once, or a `Budget`"
-    return as_count("ParallelMap", "chunk_size", what, size)
+    return as_chunk_size("ParallelMap", what, size)
 
 
 @final

@@ -14,8 +14,9 @@ from .._bytes import format_bytes
 from .._compiled import temporary_bytes
 from .._equations import equations
 from .._partition import pick, put
+from .._settings import as_count
 from .._tangents import is_inexact
-from ..checkpointing import Saveable
+from ..checkpointing import Budget, Saveable, is_budget
 from ._chunk_derivatives import MarkPair
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop
@@ -158,6 +159,16 @@ class Within:
     def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
         return AtMost(size, self.exact).loop(f)
+
+
+def as_chunk_size(owner: str, what: str, size: Any) -> int | Budget:
+    """Makes an `int` of a number of rows, and takes a `Budget` as it is."""
+    return size if is_budget(size) else as_count(owner, "chunk_size", what, size)
+
+
+def planner_for(size: int | Budget, exact: bool) -> ChunkPlanner:
+    """The planner for a `chunk_size` as the user gives it."""
+    return AtMost(size, exact) if isinstance(size, int) else Within(size.nbytes, exact)
 
 
 _Measured = tuple[Callable[..., Any], tuple[Any, ...]]

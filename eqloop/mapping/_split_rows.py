@@ -24,7 +24,7 @@ from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
 from ._padding import padded, without_padding
-from ._planner import AtMost, ChunkPlanner, Within
+from ._planner import ChunkPlanner, planner_for
 from ._vmap import Vmap
 
 _NAME = "ParallelMap"
@@ -138,9 +138,7 @@ class SplitRows:
 
     @property
     def _planner(self) -> ChunkPlanner:
-        if isinstance(self.chunk_size, Budget):
-            return Within(self.chunk_size.nbytes, exact=False)
-        return AtMost(self.chunk_size or max(self.share, 1), exact=False)
+        return planner_for(self.chunk_size or max(self.share, 1), exact=False)
 
     def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
         """One program for all rows."""
@@ -170,7 +168,7 @@ class SplitRows:
                 f"give fewer `devices`."
             )
         size = self.chunk_size
-        if isinstance(size, Budget) or (size is not None and size < self.share):
+        if not self._planner.is_whole(self.share):
             raise ValueError(
                 f"{_NAME}: {name} need all rows at once, but chunk_size={size} and "
                 f"each device has {self.share} rows. Leave out chunk_size, or reduce "

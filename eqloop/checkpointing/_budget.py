@@ -1,0 +1,95 @@
+"""`Budget`: the schedule that finds the fastest plan within so much memory."""
+
+import dataclasses
+from typing import Any, TypeGuard, final
+
+from .._axes import refuse_symbolic
+from .._bytes import format_bytes, parse_bytes
+from ._plan import plan_of
+from ._schedule import AbstractSchedule
+from .engine._all_at_once import AllAtOnce
+from .engine._layout import Layout
+from .engine._problem import LoopSpec
+from .engine._step import Step
+from .planning._choice import fastest, smallest
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Budget(AbstractSchedule):
+    """Of the plans it searches, the one that should be fastest within so much memory.
+
+    Chosen from are storing everything, storing every carry, nested levels of any
+    lengths, and the least recomputation with any number of slots; each with the
+    residuals of single steps or of blocks of them. The budget is for what the gradient
+    of the loop allocates, beside its inputs and outputs, on the backend in use; under
+    `vmap` it is for the whole batch. To find out, the programs of a few plans are
+    compiled, once, and never run.
+
+    Plans that run each step more than a hundred times again are left out. Ask for
+    these by [`Binomial`][eqloop.Binomial].
+
+    Time is estimated, from the work of a step and the rates of the backend. The plan is
+    made when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
+    and for one example in the `vmap` of a gradient.
+
+    It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
+
+    Args:
+        nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
+
+    Raises:
+        TypeError: If `nbytes` is neither an int nor a string.
+        ValueError: If it is no amount of memory. Where the loop is differentiated, if
+            nothing fits: the error says how much would do, and for which plan.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(
+        ...     lambda h, x: (jnp.sin(h) + x, None), schedule=el.Budget("64KiB")
+        ... )
+        >>> plan = scan.plan(jnp.zeros(100), jnp.zeros((1000, 100)))
+        >>> plan.peak_bytes <= 64 * 1024
+        True
+
+    References:
+        What is stored beside carries follows J. R. Maddison, *Step-based checkpointing
+        with high-level algorithmic differentiation*,
+        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568).
+    """
+
+    nbytes: int
+
+    def __init__(self, nbytes: int | str) -> None:
+        object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The fastest layout that fits."""
+        problem, active = loop.problem, loop.active
+        if loop.length == 0:
+            return Layout(AllAtOnce(0))
+        _refuse_symbolic_shapes(problem.step)
+        if (layout := fastest(problem, active, self.nbytes)) is not None:
+            return layout
+        least = plan_of(problem, active, smallest(problem, active))
+        least = dataclasses.replace(least, schedule=Budget(least.peak_bytes))
+        raise ValueError(
+            f"Budget: the gradient of this loop does not fit into "
+            f"{format_bytes(self.nbytes)}. The least that would do is "
+            f"{format_bytes(least.peak_bytes)}, which is {least.peak_bytes} bytes, "
+            f"with this plan:\n\n{least}"
+        )
+
+
+def is_budget(setting: Any) -> TypeGuard[Budget]:
+    """Whether a setting that may be a number of something is a budget instead."""
+    return isinstance(setting, Budget)
+
+
+def _refuse_symbolic_shapes(step: Step) -> None:
+    """Sees to it that the bytes of a step are known."""
+    for aval in (*step.jaxpr.in_avals, *step.jaxpr.out_avals):
+        for size in aval.shape:
+            instead = "Use a schedule that does not ask for bytes, such as Recursive"
+            refuse_symbolic("Budget", size, "the size of an array in the step", instead)
