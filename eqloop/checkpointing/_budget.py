@@ -1,16 +1,15 @@
 """`Budget`: the schedule that finds the fastest plan within so much memory."""
 
 import dataclasses
+import itertools
 from typing import Any, TypeGuard, final
 
 from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedule import AbstractSchedule
-from .engine._all_at_once import AllAtOnce
 from .engine._layout import Layout
 from .engine._problem import LoopSpec
-from .engine._step import Step
 from .planning._choice import fastest, smallest
 
 
@@ -67,9 +66,7 @@ class Budget(AbstractSchedule):
     def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
-        if loop.length == 0:
-            return Layout(AllAtOnce(0))
-        _refuse_symbolic_shapes(problem.step)
+        _refuse_symbolic_sizes(loop)
         if (layout := fastest(problem, active, self.nbytes)) is not None:
             return layout
         least = plan_of(problem, active, smallest(problem, active))
@@ -87,9 +84,10 @@ def is_budget(setting: Any) -> TypeGuard[Budget]:
     return isinstance(setting, Budget)
 
 
-def _refuse_symbolic_shapes(step: Step) -> None:
-    """Sees to it that the bytes of a step are known."""
-    for aval in (*step.jaxpr.in_avals, *step.jaxpr.out_avals):
-        for size in aval.shape:
-            instead = "Use a schedule that does not ask for bytes, such as Recursive"
-            refuse_symbolic("Budget", size, "the size of an array in the step", instead)
+def _refuse_symbolic_sizes(loop: LoopSpec) -> None:
+    """Sees to it that the bytes of a loop are known."""
+    jaxpr = loop.problem.step.jaxpr
+    shapes = [aval.shape for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
+    instead = "Use a schedule that does not ask for bytes, such as Recursive"
+    for size in (loop.length, *itertools.chain(*shapes)):
+        refuse_symbolic("Budget", size, "the size of an array in the step", instead)

@@ -132,8 +132,6 @@ class Recursive(AbstractSchedule):
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
-        if length == 0:
-            return Layout(AllAtOnce(0))
         block = min(self.base, length) if loop.has_policy else 1
         # Slots for no carry take no memory, and spare all that would be run again.
         base = self.base if loop.has_carry else length
@@ -186,8 +184,6 @@ class Chunked(AbstractSchedule):
         """Chunks of equal size, and one nest for what they leave over."""
         length = loop.length
         chunk = min(self.chunk_size, length)
-        if length == 0:
-            return Layout(AllAtOnce(0))
         count, rest = divmod(length, chunk)
         if not loop.has_policy:
             levels = (chunk,) if chunk == length else (count, chunk)
@@ -243,8 +239,6 @@ class Binomial(AbstractSchedule):
     def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
         length = loop.length
-        if length == 0:
-            return Layout(AllAtOnce(0))
         return Layout(Revolved(length, self.checkpoints, min(self.block, length)))
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..._axes import refuse_symbolic
+from ..._axes import is_symbolic, refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
@@ -20,7 +20,6 @@ from ._layout import Layout
 from ._loop import Loop
 from ._order import AbstractSlotOrder
 from ._segmented import Segmented
-from ._slots import DeviceSlots
 from ._step import Step, reaching
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ class Problem:
 
     def layout(self, active: Active) -> Layout:
         """How its planner has it stored and reversed."""
+        if not is_symbolic(self.loop.length) and self.loop.length == 0:
+            return Layout(AllAtOnce(0))  # no schedule has to think of it
         return self.planner.layout(LoopSpec(self, active))
 
     def muted(self, backward: bool) -> "Problem":
@@ -155,8 +156,6 @@ class LoopSpec:
                 f"{lengths or 'none'}."
             )
         parts = [(len(list(same)), order) for order, same in itertools.groupby(orders)]
-        if not parts:
-            return Layout(AllAtOnce(0))
         return Layout(Segmented(tuple(parts)))
 
     def _order_of(self, count: Any, schedule: Any) -> AbstractSlotOrder:
@@ -177,7 +176,8 @@ class LoopSpec:
         loop = self.problem.loop.part(count)
         problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
         layout = problem.layout(self.active)
-        if layout.slots != DeviceSlots():
+        # All that a segment has of a layout is the order.
+        if layout != Layout(layout.order):
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "
                 f"those of {schedule!r}. Pass the schedule without it to `loop.cut`, "
