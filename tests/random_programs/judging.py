@@ -64,10 +64,13 @@ def _is_refused(case: Case, error: Exception) -> bool:
     from its own last step do not meet where collectives would join them. JAX 0.10 does
     not transpose a scan that hands on integers on the host, which offloaded slots are.
     A carry is differentiated if it starts so, as that of `lax.scan` is, whether or not
-    steps keep to it; then a rule without a forward mode may be asked for one.
+    steps keep to it; then a rule without a forward mode may be asked for one. And
+    `jax.checkpoint` cannot save complex residuals.
     """
     if not isinstance(error, ValueError | TypeError):
         return False
+    if "reduce_precision does not accept dtype complex" in str(error):
+        return True
     if not hasattr(hijax, "HiPrim") and "type float0<host>" in str(error):
         return True
     if "forward-mode autodiff (jvp) to a custom_vjp" in str(error):
