@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
@@ -62,6 +63,12 @@ def _weakly_typed(leaf: jax.Array) -> Any:
     return primitives.convert_element_type_p.bind(
         leaf, new_dtype=np.dtype(leaf.dtype), weak_type=True, sharding=None
     )
+
+
+def where_leading(mask: Any, x: Any, other: Any) -> Any:
+    """`x` where a mask of its leading axes holds, and elsewhere the other."""
+    shape = mask.shape + (1,) * (x.ndim - mask.ndim)
+    return jnp.where(mask.reshape(shape), x, other)
 
 
 def axes_of(x: Any) -> frozenset[str]:

@@ -17,13 +17,13 @@ def parse_bytes(owner: str, value: Any) -> int:
         TypeError: If it is neither.
         ValueError: If the string cannot be read, or the number is not positive.
     """
-    count = _read(owner, value)
+    count = _count_of(owner, value)
     if count < 1:
         raise ValueError(f"{owner}: there must be at least 1 byte, not {value!r}.")
     return count
 
 
-def _read(owner: str, value: Any) -> int:
+def _count_of(owner: str, value: Any) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
         if match is None or match[2].lower() not in _UNIT_OF:

@@ -158,11 +158,11 @@ def close(program: Any) -> jex.ClosedJaxpr:
 
     It is the same object each time, so that what is called twice stays shared.
     """
-    return _close(program) if is_open(program) else program
+    return _close_open(program) if is_open(program) else program
 
 
 @functools.lru_cache(maxsize=1024)
-def _close(program: jex.Jaxpr) -> jex.ClosedJaxpr:
+def _close_open(program: jex.Jaxpr) -> jex.ClosedJaxpr:
     return jex.ClosedJaxpr(program, ())
 
 

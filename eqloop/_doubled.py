@@ -118,15 +118,17 @@ class Leftover:
             kept = [_refer_to(x) if _is_tracer(x) else _hold(x) for x in leaves]
         else:
             return  # arrays, which nothing would let go of if no primal follows
-        self._known = _Known(formula, list(map(refer, inputs)), _trace(), kept, tree)
+        self._known = _Known(
+            formula, list(map(refer, inputs)), _trace_state(), kept, tree
+        )
 
     def take(self, formula: Any, inputs: Sequence[Any]) -> Any | None:
         """The outputs of the formula, if they were left for these inputs; but once."""
         known, self._known = self._known, None
-        if known is None or known.trace != _trace() or known.formula != formula:
+        if known is None or known.trace != _trace_state() or known.formula != formula:
             return None
         kept, mine = [refer() for refer in known.inputs], list(map(identity, inputs))
-        if len(mine) != len(kept) or not all(map(_same, mine, kept)):
+        if len(mine) != len(kept) or not all(map(_is_same_input, mine, kept)):
             return None
         return known.tree.unflatten([output() for output in known.outputs])
 
@@ -230,7 +232,7 @@ def _refer_to(x: Any) -> Callable[[], Any]:
         return _hold(x)
 
 
-def _same(mine: Any, kept: Any) -> bool:
+def _is_same_input(mine: Any, kept: Any) -> bool:
     """Whether two inputs are one. A number is made anew each time that it is read."""
     if not (_is_number(mine) and _is_number(kept)):
         return mine is kept
@@ -249,5 +251,5 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, np.ndarray) and not x.ndim
 
 
-def _trace() -> Any:
+def _trace_state() -> Any:
     return jex.get_opaque_trace_state(convention="eqloop")

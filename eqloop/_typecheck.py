@@ -140,7 +140,7 @@ def _enforce(fn: types.FunctionType) -> Callable[..., Any] | None:
     hints = {
         name: hint
         for name, annotation in getattr(fn, "__annotations__", {}).items()
-        if _mentions_jaxtyping(hint := _evaluate(annotation, fn))
+        if _mentions_jaxtyping(hint := _evaluate_hint(annotation, fn))
     }
     if not hints:
         return None
@@ -169,7 +169,7 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=empty)
 
 
-def _evaluate(annotation: Any, fn: types.FunctionType) -> Any:
+def _evaluate_hint(annotation: Any, fn: types.FunctionType) -> Any:
     # One by one, so that one which names something local does not lose us the others.
     holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:

@@ -154,13 +154,13 @@ class Axes:
 
 _axes: contextvars.ContextVar[Axes | None]
 _axes = contextvars.ContextVar("_axes", default=None)
-_numbers = itertools.count()
+_axes_numbers = itertools.count()
 
 
 @contextlib.contextmanager
 def new_axes(count: int) -> Iterator[Axes]:
     """The axes for so many directions, which each `SofoLoss` called herein sees."""
-    number = next(_numbers)
+    number = next(_axes_numbers)
     axes = Axes(f"sofo_rows_{number}", f"sofo_columns_{number}", count)
     token = _axes.set(axes)
     try:

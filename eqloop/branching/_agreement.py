@@ -88,13 +88,13 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         TypeError: If they differ in structure, in a shape or in a dtype.
         ValueError: If they differ in a leaf that is no array.
     """
-    if lines := _structure_lines(outcomes):
+    if lines := _structures_by_branch(outcomes):
         raise TypeError(_disagreement(owner, "the same structure", lines))
     leaves = [flatten(outcome.tree)[0] for outcome in outcomes]
     columns: list[Column] = list(zip(*leaves, strict=True))
-    if lines := _leaf_lines(outcomes, columns, _type_differs):
+    if lines := _leaves_by_branch(outcomes, columns, _type_differs):
         raise TypeError(_disagreement(owner, "the same shapes and dtypes", lines))
-    if lines := _leaf_lines(outcomes, columns, _static_differs):
+    if lines := _leaves_by_branch(outcomes, columns, _static_differs):
         raise ValueError(
             _disagreement(owner, "the same leaves, where they are no arrays", lines)
         )
@@ -107,17 +107,17 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
 # Where they disagree.
 
 
-def _structure_lines(outcomes: Sequence[Outcome]) -> list[str]:
+def _structures_by_branch(outcomes: Sequence[Outcome]) -> list[str]:
     first = outcomes[0]
     return [
-        _structure_line(difference, first.branch, other.branch)
+        _structure_by_branch(difference, first.branch, other.branch)
         for other in outcomes[1:]
         if flatten(first.tree)[1] != flatten(other.tree)[1]
         for difference in structure_differences(first.tree, other.tree, "out")
     ]
 
 
-def _structure_line(difference: Difference, first: str, other: str) -> str:
+def _structure_by_branch(difference: Difference, first: str, other: str) -> str:
     path, one, two = difference.path, difference.one, difference.other
     if one == two:
         return (
@@ -126,7 +126,7 @@ def _structure_line(difference: Difference, first: str, other: str) -> str:
     return f"  {path}: {one or 'nothing'} from {first}, {two or 'nothing'} from {other}"
 
 
-def _leaf_lines(
+def _leaves_by_branch(
     outcomes: Sequence[Outcome],
     columns: Sequence[Column],
     differs: Callable[[Any, Any], bool],

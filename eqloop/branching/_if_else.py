@@ -78,7 +78,7 @@ class IfElse(eqx.Module, Generic[R]):
         # `argmax` finds the first of several, so what is last holds if no other does.
         index = jnp.argmax(holds.at[-1].set(True))
         if self.check_conditions:
-            index = _check(index, holds)
+            index = _check_exactly_one(index, holds)
         return run_one("IfElse", named(self.branches), index, operands, keywords)
 
 
@@ -103,7 +103,7 @@ def _as_conditions(conditions: Any, count: int) -> jax.Array:
     return vector
 
 
-def _check(index: jax.Array, holds: jax.Array) -> jax.Array:
+def _check_exactly_one(index: jax.Array, holds: jax.Array) -> jax.Array:
     count = jnp.sum(holds)
     return eqx.branched_error_if(
         index,

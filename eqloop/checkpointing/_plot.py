@@ -28,7 +28,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
             f"step, and at least one, can be drawn, and this one takes "
             f"{plan.evaluations}. Draw the plan of a shorter loop."
         )
-    ax = _axes(ax)
+    ax = _axes_to_draw_on(ax)
     stored = [plan.layout.order.event_bytes(plan.cost, event) for event in events]
     # What does not depend on the place in the sweep: buffers that come and go.
     rest = max(plan.peak_bytes - max(stored), 0)
@@ -68,7 +68,7 @@ def _plot_positions(ax: "Axes", events: list[Event]) -> None:
 
 def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
     """Draws time against memory, with the chosen plan marked."""
-    ax = _axes(ax)
+    ax = _axes_to_draw_on(ax)
     at = lambda plans: (
         [plan.peak_bytes for plan in plans],
         [plan.relative_time for plan in plans],
@@ -89,7 +89,7 @@ def _format(value: float, _: Any) -> str:
     return format_bytes(round(value))
 
 
-def _axes(ax: "Axes | None") -> "Axes":
+def _axes_to_draw_on(ax: "Axes | None") -> "Axes":
     if ax is not None:
         return ax
     try:

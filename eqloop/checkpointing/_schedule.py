@@ -127,7 +127,7 @@ class Recursive(AbstractSchedule):
     base: int = 16
 
     def __post_init__(self) -> None:
-        _check_count(self, "base", least=2)
+        _make_count(self, "base", least=2)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
@@ -178,7 +178,7 @@ class Chunked(AbstractSchedule):
     chunk_size: int
 
     def __post_init__(self) -> None:
-        _check_count(self, "chunk_size")
+        _make_count(self, "chunk_size")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
@@ -233,8 +233,8 @@ class Binomial(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_count(self, "checkpoints")
-        _check_count(self, "block")
+        _make_count(self, "checkpoints")
+        _make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
@@ -309,7 +309,7 @@ class Offload(AbstractSchedule):
         return dataclasses.replace(layout, slots=HostSlots())
 
 
-def _check_count(schedule: Any, name: str, least: int = 1) -> None:
+def _make_count(schedule: Any, name: str, least: int = 1) -> None:
     """Makes a field an int, if it is one of some kind, and not too small."""
     owner, value = type(schedule).__name__, getattr(schedule, name)
     try:

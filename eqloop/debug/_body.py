@@ -121,7 +121,7 @@ class Body:
 
     def opaque(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         """Runs an equation, and checks what it gives."""
-        outs = _bind(eqn, operands)
+        outs = _bind_again(eqn, operands)
         if eqn.primitive.name in SAME_NUMBERS:
             for out, operand in zip(outs, operands, strict=False):
                 if (known := self._rows.get(id(operand))) is not None:
@@ -190,7 +190,7 @@ class Body:
         return jnp.where(any_failed, order, never), found
 
 
-def _bind(eqn: Any, operands: Arrays) -> Sequence[Any]:
+def _bind_again(eqn: Any, operands: Arrays) -> Sequence[Any]:
     """What an equation gives."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback

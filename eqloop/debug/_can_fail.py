@@ -21,7 +21,7 @@ SAME_NUMBERS = _named(
 )
 
 # Some of the numbers, or of several arrays, or but another sign.
-_MOVES = _named(
+_MOVED = _named(
     """abs all_gather all_to_all argmax argmin bitcast_convert_type ceil clamp
     concatenate conj cummax cummin device_put dynamic_slice dynamic_update_slice
     empty floor imag iota max min neg pad pmax pmin ppermute real reduce_max
@@ -34,7 +34,7 @@ _ELSEWHERE = _named("psum psum_invariant reduce_scatter unreduced_psum")
 # Of any number, these give one between bounds.
 _BOUNDED = _named("atan atan2 erf erfc logistic random_bits tanh")
 
-_SAFE = SAME_NUMBERS | _MOVES | _ELSEWHERE | _BOUNDED
+_SAFE = SAME_NUMBERS | _MOVED | _ELSEWHERE | _BOUNDED
 
 
 def can_fail(eqn: jex.JaxprEqn) -> bool:

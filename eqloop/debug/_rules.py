@@ -1,6 +1,7 @@
 """What is done for equations that run programs of their own."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
+from .._array_types import where_leading
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
 from .._loop_markers import loop_name, watched
@@ -21,7 +23,7 @@ from ._finding import Finding, first, nothing, of_all_devices, varying
 from ._sites import Frame, is_of_jax, is_ours
 
 
-def _call(param: str) -> Rule:
+def _watch_call(param: str) -> Rule:
     """The program is run as part of the body that calls it."""
 
     def rule(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
@@ -37,12 +39,14 @@ def _call(param: str) -> Rule:
     return rule
 
 
-def _scan(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+def _watch_scan(
+    body: Body, eqn: Any, operands: Arrays, context: Context
+) -> Sequence[Any]:
     params, frame = eqn.params, _frame(eqn, context, "lax.scan")
     num_consts, num_carry = scan_counts(params)
     program, length, reverse = params["jaxpr"], params["length"], params["reverse"]
     consts, init, xs = split(operands, num_consts, num_carry)
-    inner, index = _inside(body, context, frame, length)
+    inner, index = _inside_loop(body, context, frame, length)
 
     def step(state: Any, x: list[Any]) -> Any:
         count, finding, carry = state
@@ -60,13 +64,15 @@ def _scan(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[
     return [*carry, *ys]
 
 
-def _while(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+def _watch_while(
+    body: Body, eqn: Any, operands: Arrays, context: Context
+) -> Sequence[Any]:
     params, frame = eqn.params, _frame(eqn, context, "lax.while_loop")
     cond, program = params["cond_jaxpr"], params["body_jaxpr"]
     of_cond, of_body, init = split(
         operands, params["cond_nconsts"], params["body_nconsts"]
     )
-    inner, index = _inside(body, context, frame, None)
+    inner, index = _inside_loop(body, context, frame, None)
 
     def goes_on(carry: Arrays) -> tuple[Any, Finding]:
         args = [*of_cond, *carry]
@@ -78,7 +84,9 @@ def _while(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence
         args = [*of_body, *before]
         after, new = body.inner(program.jaxpr, program.consts, args, inner)
         # Under `vmap`, examples that have stopped keep their carry.
-        carry = [_select(again, *pair) for pair in zip(after, before, strict=True)]
+        carry = after
+        if again.shape:
+            carry = list(map(functools.partial(where_leading, again), after, before))
         again, late = goes_on(carry)
         finding = first(finding, index(first(new, late), count))
         return count + 1, again & _may_go_on(finding), finding, carry
@@ -91,13 +99,6 @@ def _while(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence
     return carry
 
 
-def _select(mask: Any, x: Any, other: Any) -> Any:
-    if not mask.shape:
-        return x
-    shape = mask.shape + (1,) * (x.ndim - mask.ndim)
-    return jnp.where(mask.reshape(shape), x, other)
-
-
 def _may_go_on(finding: Finding) -> Any:
     """Whether a loop should go on: where there are infinities, it might for ever.
 
@@ -108,7 +109,9 @@ def _may_go_on(finding: Finding) -> Any:
     return finding.site == 0
 
 
-def _cond(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+def _watch_cond(
+    body: Body, eqn: Any, operands: Arrays, context: Context
+) -> Sequence[Any]:
     index, *operands = operands
 
     def run(branch: Any) -> Callable[..., Any]:
@@ -124,7 +127,7 @@ def _cond(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[
     return outs
 
 
-def _shard_map(
+def _watch_shard_map(
     body: Body, eqn: Any, operands: Arrays, context: Context
 ) -> Sequence[Any]:
     params = eqn.params
@@ -147,7 +150,9 @@ def _shard_map(
     return outs
 
 
-def _formula(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+def _watch_formula(
+    body: Body, eqn: Any, operands: Arrays, context: Context
+) -> Sequence[Any]:
     """What a primitive of this library does is looked at, not the primitive."""
     formula = eqn.params["_prim"]
     if not isinstance(formula, Formula):
@@ -189,7 +194,7 @@ def _frame(eqn: Any, context: Context, name: str) -> Frame | None:
     return Frame(label or name, context.place_of(eqn))
 
 
-def _inside(
+def _inside_loop(
     body: Body, context: Context, frame: Frame | None, length: int | None
 ) -> tuple[Context, Callable[[Finding, Any], Finding]]:
     """The context in a loop, and what notes with a finding which step it was.
@@ -207,11 +212,11 @@ def _inside(
 
 
 RULES: dict[str, Rule] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "call_hi_primitive": _formula,
-    "shard_map": _shard_map,
-    **{name: _call(param) for name, param in CALLS.items()},
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _call("call_jaxpr")),
+    "scan": _watch_scan,
+    "while": _watch_while,
+    "cond": _watch_cond,
+    "call_hi_primitive": _watch_formula,
+    "shard_map": _watch_shard_map,
+    **{name: _watch_call(param) for name, param in CALLS.items()},
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _watch_call("call_jaxpr")),
 }

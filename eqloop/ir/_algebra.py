@@ -53,7 +53,7 @@ def _simplify(jaxpr: Closed, rewrite: Rewrite) -> Closed:
     definitions: dict[jex.Var, jex.JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         eqn = rewriter.enter(eqn, rewrite)
-        rule = _RULES.get(eqn.primitive.name)
+        rule = _RULES_BY_NAME.get(eqn.primitive.name)
         if rule is not None and all(map(is_array, [*eqn.invars, *eqn.outvars])):
             simpler = rule(eqn, definitions)
             if isinstance(simpler, jex.JaxprEqn):
@@ -193,7 +193,7 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     if before is None or before.params["sharding"] != eqn.params["sharding"]:
         return None
     first, between = before.invars[0], before.outvars[0]
-    if not _holds(dtype_of(between), dtype_of(first)):
+    if not _holds_all_of(dtype_of(between), dtype_of(first)):
         return None
     # Denormal numbers may be lost on the way, which only this one would notice.
     if _is_float(first) and dtype_of(eqn.outvars[0]) == np.bool_:
@@ -203,7 +203,7 @@ def _two_conversions(eqn: jex.JaxprEqn, definitions: Definitions) -> Any:
     return eqn.replace(invars=before.invars)
 
 
-def _holds(wide: Any, narrow: Any) -> bool:
+def _holds_all_of(wide: Any, narrow: Any) -> bool:
     """Whether one dtype has every value of another of its kind.
 
     It is read off their limits: under strict promotion there is no order among them.
@@ -221,7 +221,7 @@ def _holds(wide: Any, narrow: Any) -> bool:
     return b.bits >= 16 and a.nmant >= b.nmant and a.nexp >= b.nexp
 
 
-_RULES: dict[str, _Rule] = {
+_RULES_BY_NAME: dict[str, _Rule] = {
     "abs": _idempotent,
     "add": _neutral(right=lambda is_float: -0.0 if is_float else 0),
     "and": _same_twice,

@@ -43,7 +43,7 @@ def eqns_to_jaxpr(
         invars = [var for var in read if var not in given]
     if outvars is None:
         outvars = [var for var in computed if var not in read]
-    _check(eqns, [*constvars, *invars], outvars)
+    _check_known(eqns, [*constvars, *invars], outvars)
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = jex.DebugInfo("eqns_to_jaxpr", "eqns_to_jaxpr", None, None)
     return jex.Jaxpr(
@@ -117,7 +117,7 @@ def _reads_and_computes(
     return read, computed
 
 
-def _check(
+def _check_known(
     eqns: Sequence[jex.JaxprEqn],
     inputs: Sequence[jex.Var],
     outvars: Sequence[jax.core.Atom],

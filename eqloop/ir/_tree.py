@@ -22,10 +22,10 @@ def _equations(jaxpr: Closed) -> Iterator[str]:
         ins, outs = ([atom.aval for atom in v] for v in (eqn.invars, eqn.outvars))
         yield f"{'└' if is_last else '├'}── {title(eqn)}: {_types(ins, outs)}"
         margin = "    " if is_last else "│   "
-        yield from (f"{margin}{line}" for line in _inside(eqn))
+        yield from (f"{margin}{line}" for line in _lines_inside(eqn))
 
 
-def _inside(eqn: jex.JaxprEqn) -> Iterator[str]:
+def _lines_inside(eqn: jex.JaxprEqn) -> Iterator[str]:
     found = parts(eqn)
     if len(found) == 1:
         yield from _equations(found[0].jaxpr)

@@ -185,7 +185,9 @@ class _Elements:
             )
         along = AlongAxes.of(xs, axes, length)
         impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]
-        raw = dataclasses.replace(along, arrays=list(map(_raw, along.arrays)))
+        raw = dataclasses.replace(
+            along, arrays=list(map(_without_key_type, along.arrays))
+        )
         return cls(raw, tuple(impls))
 
     def types(self, size: int) -> list[Any]:
@@ -228,7 +230,7 @@ class _Combine:
             out = as_arrays(enforce_annotations(self.f)(a, b))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
-        return [_raw(jnp.asarray(x)) for x, is_taken in taken if is_taken]
+        return [_without_key_type(jnp.asarray(x)) for x, is_taken in taken if is_taken]
 
     def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
         """Elements, the first of which is combined with the prefix before it."""
@@ -265,7 +267,7 @@ def _is_keys(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _raw(x: jax.Array) -> jax.Array:
+def _without_key_type(x: jax.Array) -> jax.Array:
     """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
     return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
 

@@ -287,10 +287,10 @@ def static_changes(leaves: Sequence[Change]) -> list[str]:
 def structure_changes(before: Any, after: Any, name: str) -> list[str]:
     """Where two trees of different structure part, from the top down."""
     differences = structure_differences(before, after, name)
-    return [_structure_line(d.path, d.one, d.other) for d in differences]
+    return [_structure_change(d.path, d.one, d.other) for d in differences]
 
 
-def _structure_line(name: str, before: str | None, after: str | None) -> str:
+def _structure_change(name: str, before: str | None, after: str | None) -> str:
     if after is None:
         return f"  {name} came in, but did not come out"
     if before is None:

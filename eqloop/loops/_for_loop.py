@@ -107,14 +107,14 @@ def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
 
-def _call(_: Any, xs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def _call_of_f(_: Any, xs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     names = ["x"] if len(xs) == 1 else [f"x{i}" for i in range(len(xs))]
     call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
     lines = [f"  {n} = {eqx.tree_pformat(x)}" for n, x in zip(names, xs, strict=True)]
     return "\n".join([f"`f({call})`" + " with" * bool(lines), *lines])
 
 
-_WORDS = Words("the carry", "carry", "f", "step", _call)
+_WORDS = Words("the carry", "carry", "f", "step", _call_of_f)
 
 
 @final

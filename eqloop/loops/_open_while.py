@@ -23,7 +23,7 @@ from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 
 
-def _call(function: str, carry: Any) -> str:
+def _call_on_carry(function: str, carry: Any) -> str:
     return f"`{function}(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
 
 
@@ -32,7 +32,7 @@ _WORDS = Words(
     path="carry",
     f="body",
     step="step",
-    call=lambda carry, x, keywords: _call("body", carry),
+    call=lambda carry, x, keywords: _call_on_carry("body", carry),
 )
 
 
@@ -81,7 +81,7 @@ def open_while(
     )
     step, carry = settled.step, settled.carry
     cond_step, cond_consts = _trace_cond(owner, cond, carry, is_bounded)
-    holds = _holds(cond_step, cond_consts, carry.arrays)
+    holds = _evaluate_cond(cond_step, cond_consts, carry.arrays)
     parts = (cond, body, carry.tree)
     if not all(axes_of(holds) <= axes_of(leaf) for leaf in partition(parts)[0]):
         # Devices stop at different times, so whatever the steps compute is different.
@@ -93,7 +93,7 @@ def open_while(
     ) -> tuple[list[Any], list[Any]]:
         of_body, of_cond = split(consts, len(settled.consts))
         carry, _ = step(of_body, carry[1:], x)
-        return [_holds(cond_step, of_cond, carry), *carry], []
+        return [_evaluate_cond(cond_step, of_cond, carry), *carry], []
 
     consts, init = [*settled.consts, *cond_consts], [holds, *carry.arrays]
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
@@ -126,7 +126,7 @@ def _trace_cond(
     return trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays])
 
 
-def _holds(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
+def _evaluate_cond(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
     # What is not differentiated need not be differentiable.
     consts, carry = without_derivatives((consts, carry))
     _, (holds,) = cond(consts, [], carry)
@@ -153,5 +153,5 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
 
 
 def _explained(owner: str, name: str, f: Callable[..., Any], carry: Any) -> Any:
-    with explained(owner, _call(name, carry)):
+    with explained(owner, _call_on_carry(name, carry)):
         return enforce_annotations(f)(carry)

@@ -162,7 +162,7 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         return Bounded(self.max_steps, self.base)
 
     def __check_init__(self) -> None:
-        _check_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
+        _check_static_count("BoundedWhileLoop", "max_steps", self.max_steps, at_least=0)
         Recursive(self.base)  # raises, should `base` not be valid
 
 
@@ -225,7 +225,7 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         for name, at_least in (("checkpoints", 1), ("max_steps", 0)):
             value = getattr(self, name)
             if value is not None:
-                _check_count("CheckpointedWhileLoop", name, value, at_least)
+                _check_static_count("CheckpointedWhileLoop", name, value, at_least)
 
 
 def _slots_for(steps: int) -> int:
@@ -233,7 +233,7 @@ def _slots_for(steps: int) -> int:
     return (math.isqrt(8 * steps + 8) - 1) // 2
 
 
-def _check_count(owner: str, name: str, value: Any, at_least: int) -> None:
+def _check_static_count(owner: str, name: str, value: Any, at_least: int) -> None:
     try:
         count = operator.index(value)
     except TypeError:  # a tracer has an `__index__`, too, which raises

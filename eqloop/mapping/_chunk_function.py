@@ -75,7 +75,7 @@ class ChunkFunction:
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
-        return _program(self, size, has_visits and self.uses_visits)
+        return _chunk_program(self, size, has_visits and self.uses_visits)
 
     def __call__(
         self, size: int, visits: Any, consts: Arrays, xs: Arrays
@@ -125,7 +125,7 @@ class ChunkFunction:
 
 
 @functools.lru_cache(maxsize=256)
-def _program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+def _chunk_program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
     program = f.trace(f, size, has_visits)
     if f.is_guarded:
         program = guarded(program)

@@ -39,7 +39,7 @@ def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
     return devices
 
 
-def _as_chunk_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
+def _as_share_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
     if size is None:
         return None
     what = "the number of rows that a device maps at once, or a `Budget`"
@@ -115,7 +115,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
     axis_name: Hashable = setting(default=None)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
-    chunk_size: int | Budget | None = setting(default=None, converter=_as_chunk_size)
+    chunk_size: int | Budget | None = setting(default=None, converter=_as_share_size)
 
     if TYPE_CHECKING:
 

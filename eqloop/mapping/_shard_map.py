@@ -118,7 +118,9 @@ class ShardMap(AbstractTransform, Generic[R]):
         in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
         if axes == set(mesh.axis_names):
             leaves = place(leaves, mesh, in_specs)
-        on_device = OpenedCall(rest.join, _call, functools.partial(self._take, axes))
+        on_device = OpenedCall(
+            rest.join, _call_with, functools.partial(self._take, axes)
+        )
         run = jax.shard_map(
             on_device.on_arrays,
             mesh=mesh,
@@ -176,7 +178,7 @@ class ShardMap(AbstractTransform, Generic[R]):
         return eqx.partition(out, is_dynamic)
 
 
-def _call(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call_with(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
     with explained("ShardMap", what):
         return enforce_annotations(f)(*args)

@@ -45,7 +45,7 @@ def resolve_specs(
         paths(tree, tree_name), flatten(tree)[0], prefix, strict=True
     ):
         if is_dynamic(leaf):
-            _check(path, leaf, spec, spec_path, axes)
+            _check_spec(path, leaf, spec, spec_path, axes)
             resolved[path] = leaf, spec
     return resolved
 
@@ -88,7 +88,7 @@ def check_replicated(resolved: Resolved, axes: Collection[Any]) -> None:
         )
 
 
-def _check(path: str, leaf: Any, spec: Any, spec_path: str, axes: Any) -> None:
+def _check_spec(path: str, leaf: Any, spec: Any, spec_path: str, axes: Any) -> None:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(
             f"ShardMap: {spec_path} must be a jax.sharding.PartitionSpec, but for "

@@ -50,13 +50,15 @@ def run_stored(
         number = loop.tell(number, first, chunks.size, (sums, ys))
         return (number, back, sums), ys
 
-    blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)]
+    blocks = [
+        _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
+    ]
     sums = [zeros(aval) for aval in f.out_types[0]]
     state = (loop.open(consts, xs), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
     state, ys = lax.scan(body, state, (indices, blocks))
     number, back, sums = state
-    ys = [_join(y, axis, chunks) for y, axis in zip(ys, f.y_axes, strict=True)]
+    ys = [_join_chunks(y, axis, chunks) for y, axis in zip(ys, f.y_axes, strict=True)]
     if chunks.rest:
         start = chunks.length - chunks.rest
         parts = list(map(functools.partial(_slice, start, chunks.length), xs, f.x_axes))
@@ -71,7 +73,7 @@ def run_stored(
     return (list(sums), ys), back, number
 
 
-def _cut(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
+def _cut_into_chunks(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     """The chunks of full size of an array, along a new leading axis."""
     if chunks.overlap:
         last = _slice(chunks.last, chunks.length, x, axis)
@@ -81,7 +83,7 @@ def _cut(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
-def _join(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
+def _join_chunks(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     """The rows, from chunks along a leading axis."""
     y = jnp.moveaxis(y, 0, axis)
     y = y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])

@@ -70,11 +70,11 @@ def _compute(eqn: Any, outs: _Many) -> _Many:
     return [asked] * len(eqn.invars)
 
 
-def _call(param: str) -> Callable[[Any, _Many], _Many]:
+def _usage_of_call(param: str) -> Callable[[Any, _Many], _Many]:
     return lambda eqn, outs: _asked_of_inputs(eqn.params[param], outs)
 
 
-def _scan(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_scan(eqn: Any, outs: _Many) -> _Many:
     body = eqn.params["jaxpr"]
     num_consts, num_carry = scan_counts(eqn.params)
     carry, ys = split(outs, num_carry)
@@ -93,10 +93,10 @@ def _scan(eqn: Any, outs: _Many) -> _Many:
     return [*consts, *carry, *xs]
 
 
-def _while(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_while(eqn: Any, outs: _Many) -> _Many:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    stays = [at == num_body + i for i, at in enumerate(_handed_on(body))]
+    stays = [at == num_body + i for i, at in enumerate(_inputs_handed_on(body))]
 
     def of_cond(carry: _Many) -> tuple[_Many, _Many]:
         # How often the body runs matters to what it changes, and to its effects.
@@ -115,17 +115,17 @@ def _while(eqn: Any, outs: _Many) -> _Many:
     return [*by_cond, *by_body, *carry]
 
 
-def _cond(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_cond(eqn: Any, outs: _Many) -> _Many:
     branches = eqn.params["branches"]
     operands = [_asked_of_inputs(branch, outs) for branch in branches]
     # Which branch it is does not matter to what all of them hand on alike.
-    sources = zip(*map(_handed_on, branches), strict=True)
+    sources = zip(*map(_inputs_handed_on, branches), strict=True)
     differs = [None in source or len(set(source)) > 1 for source in sources]
     index = _compute(eqn, pick(outs, differs))[:1]
     return [*index, *map(max, *operands)]
 
 
-def _handed_on(jaxpr: Any) -> list[int | None]:
+def _inputs_handed_on(jaxpr: Any) -> list[int | None]:
     """For each output of a jaxpr, which input it is, if it is one."""
     jaxpr = close(jaxpr).jaxpr
     at = {variable: i for i, variable in enumerate(jaxpr.invars)}
@@ -143,10 +143,12 @@ def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:
 
 
 _RULES: dict[str, Callable[[Any, _Many], _Many]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "shard_map": _call("jaxpr"),
-    **{name: _call(param) for name, param in CALLS.items()},
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _call("call_jaxpr")),
+    "scan": _usage_of_scan,
+    "while": _usage_of_while,
+    "cond": _usage_of_cond,
+    "shard_map": _usage_of_call("jaxpr"),
+    **{name: _usage_of_call(param) for name, param in CALLS.items()},
+    **dict.fromkeys(
+        ("custom_jvp_call", "custom_vjp_call"), _usage_of_call("call_jaxpr")
+    ),
 }

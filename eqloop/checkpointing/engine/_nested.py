@@ -127,7 +127,7 @@ class Nested(AbstractSlotOrder):
         return "nested", self.block == 1, depth
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
-        nests = tuple(_shallow(nest) for nest in self.nests)
+        nests = tuple(_with_few_levels(nest) for nest in self.nests)
         deeper = sum(
             len(nest.levels) - len(small.levels)
             for nest, small in zip(self.nests, nests, strict=True)
@@ -169,14 +169,14 @@ def _reverse_level(
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within = Nest(tuple(inner), nest.block)
-        filled = _fill(sweep, carry, position, within)
+        filled = _fill_nest(sweep, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, nest.levels[0])
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
-def _fill(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
+def _fill_nest(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
     """The carries at the start of each outermost segment of a nest."""
 
     def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
@@ -213,7 +213,7 @@ def _nest_time(
     return total + segments * reversal.block_time(cost, nest.block, rate)
 
 
-def _shallow(nest: Nest) -> Nest:
+def _with_few_levels(nest: Nest) -> Nest:
     """Fewer levels with as many slots: those between hold the same leaves."""
     if len(nest.levels) <= _DEEPEST:
         return nest

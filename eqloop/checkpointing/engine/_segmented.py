@@ -119,13 +119,13 @@ def _reverse_part(
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         within = sweep.part(start + segment * order.length)
-        filled = _fill(within, order, carries.read(row + segment))
+        filled = _fill_segment(within, order, carries.read(row + segment))
         return order.reverse(within, filled, cts)
 
     return lax.fori_loop(0, count, body, cts)
 
 
-def _fill(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carries:
+def _fill_segment(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carries:
     """The carries that an order starts from, given the first of them."""
     stride, starts = _stride(order), constant(order.starts)
 

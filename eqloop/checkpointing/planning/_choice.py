@@ -35,7 +35,7 @@ def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
         if layout is None:
             break
         left = [item for item in left if item[1] != layout]
-        if _measured(problem, active, layout, guess) <= nbytes:
+        if _bytes_learned(problem, active, layout, guess) <= nbytes:
             found, limit = layout, _WORTHWHILE * _duration(problem, active, layout)
     if found is None:
         least = smallest(problem, active)
@@ -53,7 +53,7 @@ def smallest(problem: Problem, active: Active) -> Layout:
     for _ in range(_MOST_TRIALS):
         if guess.knows(least):
             break
-        _measured(problem, active, least, guess)
+        _bytes_learned(problem, active, least, guess)
         least = min(among, key=guess)
     return least
 
@@ -67,14 +67,14 @@ def pareto(problem: Problem, active: Active) -> list[tuple[Layout, int]]:
     """
     guess = _guess(problem, active)
     least = smallest(problem, active)
-    _measured(problem, active, least, guess)
+    _bytes_learned(problem, active, least, guess)
     every = [layout for _, layout in _by_duration(problem, active)]
     chosen = _beaten_by_none(every, guess)
     for _ in range(_MOST_TRIALS):
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
         if not unknown:
             break
-        _measured(problem, active, unknown[len(unknown) // 2], guess)
+        _bytes_learned(problem, active, unknown[len(unknown) // 2], guess)
         chosen = _beaten_by_none(every, guess)
     floor = guess(least)
     larger = [layout for layout in chosen if guess(layout) > floor]
@@ -96,7 +96,9 @@ def _guess(problem: Problem, active: Active) -> Guess:
     return Guess(step_cost(problem, active))
 
 
-def _measured(problem: Problem, active: Active, layout: Layout, guess: Guess) -> int:
+def _bytes_learned(
+    problem: Problem, active: Active, layout: Layout, guess: Guess
+) -> int:
     """The bytes that a layout takes, from which others are guessed better."""
     size = peak_bytes(problem, active, layout)
     guess.learn(layout, size)

@@ -31,7 +31,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     fixed = dataclasses.replace(problem, loop=loop, planner=_Fixed(stand_in))
     measured = _measured(
         _MeasuredLoop(
-            _text(problem.step),
+            _printed(problem.step),
             (jax.default_backend(), jax.config.read("jax_enable_x64")),
             loop,
             problem.policy,
@@ -59,7 +59,7 @@ def _of_length(loop: Loop, length: int) -> Loop:
 
 
 @functools.lru_cache(maxsize=128)
-def _text(step: Step) -> str:
+def _printed(step: Step) -> str:
     return str(step.jaxpr)
 
 

@@ -21,7 +21,7 @@ def orders(length: int) -> Iterator[AbstractOrder]:
     """
     yield AllAtOnce(length)
     for block in _blocks(length):
-        yield from _nested(length, block)
+        yield from _nested_orders(length, block)
         yield from _revolved(length, block)
 
 
@@ -41,7 +41,7 @@ def _revolved(length: int, block: int) -> Iterator[AbstractOrder]:
             yield order
 
 
-def _nested(length: int, block: int) -> Iterator[AbstractOrder]:
+def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
     """One level, and up to four more within it, of unequal lengths."""
     blocks = length // block
     for inner in dict.fromkeys(_inner_levels(blocks)):

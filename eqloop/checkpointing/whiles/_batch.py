@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import where_leading
 from ..._effects import refuse_callbacks
 from ..._partition import Arrays, split
 from ..._reaching import mixes_examples
@@ -76,11 +77,12 @@ def _joint_problem(
     ) -> tuple[list[Any], list[Any]]:
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
+        where_active = functools.partial(where_leading, is_active)
         safe = before
         if is_guarded:
-            safe = [_select(is_active, *c) for c in zip(before, guards, strict=True)]
+            safe = list(map(where_active, before, guards))
         (goes_on, *after), _ = batched.step(consts, [is_active, *safe], x)
-        carry = [_select(is_active, *c) for c in zip(after, before, strict=True)]
+        carry = list(map(where_active, after, before))
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], []
 
@@ -99,9 +101,4 @@ def _joint_problem(
 def _borrow(runs: Any, x: Any) -> Any:
     """`x` in which the examples that never run have that of one which does."""
     lender = lax.dynamic_index_in_dim(x, jnp.argmax(runs), 0)
-    return _select(runs, x, lax.stop_gradient(lender))
-
-
-def _select(mask: Any, x: Any, other: Any) -> Any:
-    """`x` where the mask holds along the leading axis, and elsewhere the other."""
-    return jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)), x, other)
+    return where_leading(runs, x, lax.stop_gradient(lender))

@@ -40,7 +40,7 @@ def _combined(scope: Scope, eqn: jex.JaxprEqn) -> list[Text]:
     """What is reduced, what it starts with, and the function that combines two."""
     arrays, starts = split(scope.arguments(eqn.invars), len(eqn.invars) // 2)
     groups = [(name, len(arrays)) for name in ("x", "y")]
-    combine = _function(scope, eqn.params["jaxpr"], "combine", groups)
+    combine = _function_of_numbers(scope, eqn.params["jaxpr"], "combine", groups)
     return [structure(arrays), structure(starts), combine]
 
 
@@ -67,14 +67,14 @@ def _applied(scope: Scope, eqn: jex.JaxprEqn) -> Text:
         "lax.scatter_apply",
         operand,
         indices,
-        _function(scope, params["update_jaxpr"], "apply", [("x", 1)]),
+        _function_of_numbers(scope, params["update_jaxpr"], "apply", [("x", 1)]),
         parameter(params["dimension_numbers"]),
         update_shape=parameter(shape_of(eqn.invars[2])),
         **settings,
     )
 
 
-def _function(
+def _function_of_numbers(
     scope: Scope, program: Any, default: str, groups: Sequence[tuple[str, int]]
 ) -> str:
     """Writes a function of numbers, of which JAX has none that close over arrays."""

@@ -31,7 +31,7 @@ def traced_name(jaxpr: Closed) -> str:
     return name if name.isidentifier() else ""
 
 
-def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
+def _write_scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     (body,) = rewritable_programs(eqn)
     num_consts, num_carry = scan_counts(params)
@@ -59,7 +59,7 @@ def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
     _assign_groups(scope, [carry, ys], loop)
 
 
-def _while(scope: Scope, eqn: jex.JaxprEqn) -> None:
+def _write_while(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     wishes = traced_name(cond), traced_name(body)
@@ -112,7 +112,7 @@ def _for_all_examples(cond: Closed, body: Closed, count: int) -> tuple[Closed, C
     return jax.make_jaxpr(some)(*cond.in_avals), jax.make_jaxpr(step_some)(*inputs)
 
 
-def _cond(scope: Scope, eqn: jex.JaxprEqn) -> None:
+def _write_cond(scope: Scope, eqn: jex.JaxprEqn) -> None:
     index, *operands = eqn.invars
     definition = scope.definition(index)
     arguments = scope.arguments(operands)
@@ -143,7 +143,7 @@ def _branches(scope: Scope, eqn: jex.JaxprEqn, defaults: Sequence[str]) -> list[
     ]
 
 
-def _call(scope: Scope, eqn: jex.JaxprEqn) -> None:
+def _write_call(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
     name = eqn.params.get("name") or traced_name(callee)
     function = scope.module.function(callee, name, "@jax.jit")
@@ -293,15 +293,15 @@ def _assign_groups(
 
 
 CONTROL: dict[str, Statement] = {
-    **dict.fromkeys(CALLS, _call),
-    "cond": _cond,
+    **dict.fromkeys(CALLS, _write_call),
+    "cond": _write_cond,
     "custom_linear_solve": _linear_solve,
     "debug_print": _debug_print,
     "optimization_barrier": _barrier,
     "pure_callback": _callback,
     "remat2": _checkpoint,
-    "scan": _scan,
+    "scan": _write_scan,
     "sort": _sort,
     "unstack": _unstack,
-    "while": _while,
+    "while": _write_while,
 }

@@ -81,7 +81,7 @@ def _custom(
 
 
 def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
-    run, ins, outs = _runs(eqn)
+    run, ins, outs = _can_run(eqn)
     in_moves, out_moves = _moves(ins), _moves(outs)
 
     def rule(*leaves: Any) -> list[Any]:
@@ -94,10 +94,10 @@ def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     flat = _rule(module, rule, [*ins, *moving], f"{name}_rule")
     read = [f"tangents[{i}]" for i, moves in enumerate(in_moves) if moves]
     rows = _rows("outputs", len(outs) + sum(out_moves))
-    zeros = [_zeros(aval) for aval in outs]
+    zeros = [_zeros_text(aval) for aval in outs]
     tangents_out = put(zeros, out_moves, rows[len(outs) :])
     module.functions.append(
-        _function(
+        _function_lines(
             f"@{name}.defjvp",
             module.names.claim(f"{name}_jvp", "jvp"),
             ("primals", "tangents"),
@@ -108,7 +108,7 @@ def _write_jvp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
 
 
 def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
-    run, ins, outs = _runs(eqn)
+    run, ins, outs = _can_run(eqn)
     in_moves, out_moves = _moves(ins), _moves(outs)
     pulls: list[Any] = []
 
@@ -140,8 +140,8 @@ def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     pair = structure(rows), f"outputs[{len(outs)}:]"
     value = call(flat_fwd, "*primals")
     module.functions += [
-        _function("", names[0], ("*primals",), ("outputs", value), pair),
-        _function(
+        _function_lines("", names[0], ("*primals",), ("outputs", value), pair),
+        _function_lines(
             "",
             names[1],
             ("residuals", "cts"),
@@ -152,7 +152,7 @@ def _write_vjp(module: Module, eqn: jex.JaxprEqn, name: str) -> None:
     ]
 
 
-def _function(
+def _function_lines(
     decorator: str,
     name: str,
     parameters: Sequence[str],
@@ -199,7 +199,7 @@ def _traced(rule: Callable[..., Any], avals: Sequence[Any]) -> Closed:
     return jaxpr
 
 
-def _runs(
+def _can_run(
     eqn: jex.JaxprEqn,
 ) -> tuple[Callable[..., Any], list[jax.core.AbstractValue], list[Any]]:
     """A function that runs an equation, and the types of its operands and results."""
@@ -224,7 +224,7 @@ def _float0(aval: Any) -> Any:
     return np.zeros(aval.shape, jax.dtypes.float0)
 
 
-def _zeros(aval: Any) -> Text:
+def _zeros_text(aval: Any) -> Text:
     shape = tuple_of(map(str, aval.shape))
     return call("np.zeros", shape, "jax.dtypes.float0")
 
@@ -232,7 +232,7 @@ def _zeros(aval: Any) -> Text:
 _of_others = _custom("jvp", _write_jvp, expansion)
 
 
-def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
+def _write_formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
     """A primitive that says itself what it expands to, and what its derivatives are.
 
     Those of this library's are the derivatives of what they expand to.
@@ -249,7 +249,7 @@ def _formula(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 
 DERIVATIVES: dict[str, Statement] = {
-    "call_hi_primitive": _formula,
+    "call_hi_primitive": _write_formula,
     "custom_jvp_call": _custom("jvp", _write_jvp),
     "custom_vjp_call": _custom("vjp", _write_vjp),
 }

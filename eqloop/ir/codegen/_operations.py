@@ -17,7 +17,7 @@ Expression: TypeAlias = Callable[[Scope, jex.JaxprEqn], Text]
 
 # The parameters of an operation that say what a function of `jax.lax` takes, in its
 # order. One that is `name=default` is left out where it has that value.
-_CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+_LAX_CALLS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "bitcast_convert_type": ("bitcast_convert_type", ("new_dtype",), {}),
     "broadcast_in_dim": ("broadcast_in_dim", ("shape", "broadcast_dimensions"), {}),
     "clamp": ("clamp", (), {}),
@@ -128,7 +128,7 @@ _FUNCTIONS = {
 
 def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """A call of the function of `jax.lax` that `_CALLS` names."""
-    function, positional, keywords = _CALLS[eqn.primitive.name]
+    function, positional, keywords = _LAX_CALLS[eqn.primitive.name]
     given = {
         name: parameter(eqn.params[name])
         for name, default in keywords.items()
@@ -262,7 +262,7 @@ def _empty(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     return call("jnp.empty", shape, dtype)
 
 
-def _constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
+def _array_constant(scope: Scope, eqn: jex.JaxprEqn) -> Text:
     """Integers that this library's loops are planned with."""
     if eqn.params.keys() != {"numbers", "shape"}:
         raise UnprintableError(eqn.primitive)  # somebody else's
@@ -281,13 +281,13 @@ def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
 
 OPERATIONS: dict[str, Expression] = {
     **dict.fromkeys(UNARY | BINARY, _elementwise),
-    **dict.fromkeys(_CALLS, call_by_settings),
+    **dict.fromkeys(_LAX_CALLS, call_by_settings),
     "add_any": _elementwise,
     "argmax": _argument_of_extremum,
     "argmin": _argument_of_extremum,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
-    "constant": _constant,
+    "constant": _array_constant,
     "copy": _copy,
     "copy_p": _copy,
     "dynamic_slice": _dynamic_slice,

@@ -63,7 +63,7 @@ class Module:
                     f"it an argument of the function, or raise `constant_limit`."
                 )
             name = self.names.claim("CONSTANT", "CONSTANT")
-            self.constants += lines(_constant(value), prefix=f"{name} = ")
+            self.constants += lines(_constant_text(value), prefix=f"{name} = ")
             self._written[id(value)] = value, name
         return self._written[id(value)][1]
 
@@ -296,7 +296,7 @@ def _head(decorator: str, name: str, parameters: Sequence[str]) -> list[str]:
     return [decorator, *head] if decorator else head
 
 
-def _constant(value: Any) -> Text:
+def _constant_text(value: Any) -> Text:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = _values.array(jax.random.key_data(value))
         impl = f'"{jax.random.key_impl(value)}"'
