@@ -62,7 +62,7 @@ from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
 from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 
-# What JAX says of where an operation comes from is to point at the user's line.
+# Where JAX says where an operation comes from, it should name the user's line.
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 
 __all__ = [

@@ -59,7 +59,7 @@ def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
 def _weakly_typed(leaf: jax.Array) -> Any:
     if is_weak(leaf):
         return leaf
-    # `lax.convert_element_type` makes no weak types.
+    # `lax.convert_element_type` cannot make weak types.
     return primitives.convert_element_type_p.bind(
         leaf, new_dtype=np.dtype(leaf.dtype), weak_type=True, sharding=None
     )

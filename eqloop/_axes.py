@@ -210,7 +210,7 @@ def is_symbolic(size: Any) -> bool:
 
 
 def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
-    """Sees to it that a size is known.
+    """Checks that a size is known.
 
     Args:
         owner: The name of what needs to know it, for error messages.

@@ -1,4 +1,4 @@
-"""What a program takes, from compiling it: nothing is run."""
+"""How much memory a program takes, found by compiling it; nothing is run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def temporary_bytes(run: Callable[..., Any], *types: Any) -> int | None:
         The number, or `None` if it cannot be known: what has a collective, say, cannot
         be compiled outside of its mesh.
     """
-    # Memory is assigned before code is generated, so that need not be good code.
+    # Memory is assigned before code is generated, so the code need not be fast.
     options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
     try:
         analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()

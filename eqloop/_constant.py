@@ -1,4 +1,4 @@
-"""Integers that are part of a program, and no inputs of it.
+"""Integers that are part of a program rather than inputs of it.
 
 An array that a primitive is expanded with becomes an argument of the program around it,
 and JAX 0.10 loses count of such arguments within `shard_map`. So these are an equation
@@ -25,7 +25,7 @@ def _array(numbers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _type(numbers: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    # A type names the mesh in use, so it is best that JAX makes it.
+    # Traced, since the type must name the mesh that is in use.
     return jax.make_jaxpr(lambda: jnp.zeros(shape, jnp.int32))().out_avals[0]
 
 

@@ -111,8 +111,8 @@ class Leftover:
         if self._is_differentiating:
             refer, kept = _hold, list(map(_hold, leaves))
         elif tracers := list(filter(_is_tracer, leaves)):
-            # The program that holds this outlives the trace, so it must not hold the
-            # tracers. An equation that reads them does, as long as there is the trace.
+            # The program that holds this outlives the trace, so it must not keep the
+            # tracers alive. The equations that read them do, while the trace lasts.
             lax.optimization_barrier(tracers)
             refer = _refer_to
             kept = [_refer_to(x) if _is_tracer(x) else _hold(x) for x in leaves]

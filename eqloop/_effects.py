@@ -36,7 +36,7 @@ def without_derivatives(tree: Any) -> Any:
 
 
 def refuse_refs(owner: str, tree: Any, name: str) -> None:
-    """Sees to it that there are no references in an argument.
+    """Checks that there are no references in an argument.
 
     Args:
         owner: The name of the transform, for error messages.
@@ -56,7 +56,7 @@ def refuse_refs(owner: str, tree: Any, name: str) -> None:
 
 
 def refuse_checks(effects: Iterable[Any]) -> None:
-    """Sees to it that there is no `checkify.check` in a step.
+    """Checks that there is no `checkify.check` in a step.
 
     Raises:
         ValueError: If there is one.
@@ -70,7 +70,7 @@ def refuse_checks(effects: Iterable[Any]) -> None:
 
 
 def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
-    """Sees to it that no callback with effects is called more often than it should.
+    """Checks that no callback with effects is called more often than it should.
 
     Args:
         effects: The effects of a step.
@@ -89,7 +89,7 @@ def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
 
 
 def refuse_refs_in_rules(program: Any, instead: str) -> None:
-    """Sees to it that no backward rule of a user's writes to a reference.
+    """Checks that no backward rule of a user's writes to a reference.
 
     It would write to the step's own reference, which is gone when the rule runs.
 

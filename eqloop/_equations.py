@@ -16,9 +16,9 @@ Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
 # From an equation to the programs in it that count.
 Inside: TypeAlias = Callable[[Any], Sequence[Any]]
 
-# The primitives whose jaxprs are programs like the one around them, so that any program
-# of the same meaning may take their place. A `reduce` or a Pallas kernel, say, holds a
-# jaxpr that is no such thing.
+# The primitives whose jaxprs are programs like the one around them, so that another
+# program of the same meaning may take their place. The jaxpr of a `reduce` or of a
+# Pallas kernel, for example, is not such a program.
 _CALLS = frozenset(
     {
         primitives.cond_p,
@@ -73,7 +73,7 @@ def equations_of(eqn: Any, inside: Inside = programs_in) -> Iterator[Any]:
 
 def formula_of(eqn: Any) -> Any | None:
     """The primitive of this library that an equation is, if it is one."""
-    # The file of that class needs this one.
+    # Told by its methods, since the file of its class imports this one.
     primitive = eqn.params.get("_prim")
     return primitive if hasattr(primitive, "rewritten") else None
 
@@ -160,7 +160,7 @@ def _map_param(param: Any, rewrite: Rewrite) -> Any:
         closed = close(param)
         new = rewrite(closed)
         return param if new is closed else new.jaxpr
-    # Branches; a named tuple is not one of ours to rebuild.
+    # Branches. A named tuple is left alone: it would have to be rebuilt by its class.
     if type(param) in (tuple, list):
         new = type(param)(_map_param(entry, rewrite) for entry in param)
         return param if _same(new, param) else new

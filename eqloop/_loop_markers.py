@@ -1,8 +1,8 @@
 """What a loop is called and which steps it is at, told to a debugger that looks on.
 
 The loops of this library run their steps in loops of their own making, of which the
-user knows nothing. So before each step, or each block of them, they say which of the
-user's steps it is. Nothing comes of it, unless they are being traced to be watched.
+user knows nothing. So before each step, or each block of steps, they say which of the
+user's steps it is. Unless they are traced to be watched, that leaves nothing behind.
 """
 
 import contextlib
@@ -63,14 +63,14 @@ def watched() -> Iterator[None]:
         _is_watched.reset(token)
 
 
-# It is for whoever reads the jaxpr; what is compiled of it is nothing.
+# For whoever reads the jaxpr; it compiles to nothing.
 position_p = jex.Primitive("position")
 position_p.multiple_results = True
 position_p.def_abstract_eval(lambda index, count: [])
 
 
 def _batch(args: Any, dims: Any, count: int) -> tuple[list[Any], list[Any]]:
-    # Of examples that are at different steps, the furthest stands for all.
+    # If examples are at different steps, the furthest stands for all.
     position_p.bind(jnp.max(args[0]), count=count)
     return [], []
 

@@ -30,7 +30,7 @@ class NonFiniteError(JaxRuntimeError):
     __module__ = "eqloop"
 
 
-# What programs raised last, one for each device maybe: XLA hands on but its text.
+# The last errors of programs, perhaps one a device: XLA passes on only their text.
 _raised: collections.deque[NonFiniteError] = collections.deque(maxlen=64)
 
 

@@ -25,7 +25,7 @@ def is_dynamic(leaf: Any) -> bool:
 
 def is_scalar(leaf: Any) -> bool:
     """Whether a leaf is a Python number: static or dynamic as the context has it."""
-    # Not `isinstance`, as an `enum.IntEnum` is no number that anybody wants traced.
+    # Not `isinstance`: nobody wants an `enum.IntEnum` to be traced.
     return type(leaf) in (bool, int, float, complex)
 
 
@@ -64,7 +64,7 @@ def same_static(before: Any, after: Any) -> bool:
     if type(before) is not type(after):
         return False
     if is_scalar(before):
-        # By their text, for which NaN is NaN and -0.0 is not 0.0.
+        # Compared as text, where NaN equals NaN and -0.0 does not equal 0.0.
         return repr(before) == repr(after)
     try:
         return bool(before == after)

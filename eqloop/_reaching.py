@@ -1,7 +1,7 @@
 """Which outputs of a program depend on which of its inputs, and on an axis of `vmap`.
 
-An answer that is too large costs work, never correctness. So of an equation of which
-nothing is known, each output depends on all inputs.
+Saying that too much depends costs work, never correctness. So for an equation that is
+not known, each output depends on all inputs.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class _Reach:
             before = len(marked)
             for eqn in jaxpr.eqns:
                 self._pass(eqn, marked)
-            # What is written to a reference may have been read before, in a loop.
+            # In a loop, a reference may have been read before it is written.
             if len(marked) == before or not any(map(_is_ref, jaxpr.invars)):
                 return [_is_marked(atom, marked) for atom in jaxpr.outvars]
 
@@ -112,8 +112,8 @@ class _Reach:
     def _custom(self, eqn: Any, inputs: Marks) -> list[bool]:
         if is_through(eqn):
             return list(inputs[len(inputs) - len(eqn.outvars) :])
-        # A rule may have a derivative depend on more than the function does. But how a
-        # batch is laid out follows from the function.
+        # A derivative rule may depend on more than the function does. But how a batch
+        # is laid out follows from the function.
         if self.axis_name is None:
             return [True] * len(eqn.outvars)
         return self.outputs(eqn.params["call_jaxpr"], inputs)
@@ -133,7 +133,7 @@ class _Reach:
         while True:
             goes_on = self.outputs(params["cond_jaxpr"], [*of_cond, *carry])
             after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
-            # Who goes on for longer has another carry in the end.
+            # An example that runs longer ends with another carry.
             more = [True] * len(carry) if any(goes_on) else union(carry, after)
             if more == carry:
                 return carry
@@ -157,7 +157,7 @@ def _is_foreign(eqn: Any) -> bool:
     """Whether somebody else than JAX says what becomes of it in a batch: anything."""
     if eqn.primitive.name == "custom_vmap_call":
         return True
-    # The rules of batching are not to be had, but who made the primitive is.
+    # JAX does not expose batching rules, but it does say who made the primitive.
     made = eqn.primitive.impl
     if (hijax := eqn.params.get("_prim")) is not None:
         made = type(hijax)

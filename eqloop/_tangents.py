@@ -12,7 +12,7 @@ from ._partition import Flags, pick
 
 def is_inexact(x: Any) -> bool:
     """Whether a value, or one of this type, can have a tangent."""
-    # A literal of a program is a number of Python's, and has no dtype of its own.
+    # A literal of a program may be a Python number, which has no dtype.
     aval = x if hasattr(x, "dtype") else jax.typeof(x)
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 

@@ -39,9 +39,9 @@ def setting(
     )
 
 
-# What type checkers are told. A class that is generic in its function says in `_of`,
-# which is not there when the program runs, what it is for which function: only so can
-# the type of a transform follow from a function that is given later.
+# For type checkers. A class that is generic in its function declares in `_of`, which
+# does not exist when the program runs, what it is for which function. Without it the
+# type of a transform could not follow from a function that is given later.
 
 
 class _Makes(Protocol[NewP, _TransformOut]):
@@ -185,8 +185,8 @@ def is_abstract(transform: type) -> bool:
 def _bind(
     f: Callable[..., Any], instance: Any, owner: type | None
 ) -> Callable[..., Any]:
-    # A transform of a transform leaves the binding to the innermost, which is the one
-    # that knows that `self` is no argument to be mapped.
+    # A transform of a transform leaves the binding to the innermost, which knows that
+    # `self` is not an argument to be mapped.
     if isinstance(f, AbstractTransform):
         return f.__get__(instance, owner)
     return eqx.Partial(f, instance)

@@ -1,6 +1,6 @@
-"""Where two trees part, as the paths of their nodes and what each has there, in words.
+"""Where two trees differ: the paths, and what each tree has there, in words.
 
-What is to be said of a difference is up to those who compare.
+How a difference is reported is up to the caller.
 """
 
 import dataclasses

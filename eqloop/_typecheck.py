@@ -21,7 +21,7 @@ from jaxtyping import Array, Key, UInt32, jaxtyped
 
 PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
 
-# To type checkers what these are in JAX and jaxtyping is unknown.
+# Type checkers cannot tell what these are in JAX and jaxtyping.
 if TYPE_CHECKING:
     PyTree: TypeAlias = Any
     ShapeDtypeStruct: TypeAlias = Any
@@ -51,7 +51,7 @@ def typed(fn: _Function) -> _Function:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            # jaxtyping's own error does not say what it was that was called.
+            # jaxtyping's own error does not say what was called.
             raise TypeError(f"{_as_called(fn, args)}: {error}.") from None
         return checked()(*args, **kwargs)
 
@@ -70,7 +70,7 @@ def _as_called(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
 
 
 def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does as `f` does, and holds `f` to its jaxtyping annotations.
+    """A function that calls `f` and enforces its jaxtyping annotations.
 
     In one call the names of axes bind across arguments and results. Annotations that
     hold no jaxtyping type are not enforced: a `float` in a signature often is an array
@@ -122,8 +122,8 @@ def explained(owner: str, what: str) -> Iterator[None]:
         raise
 
 
-# No value may refer to its key, or neither would ever be freed: so where there is
-# nothing to enforce it is `None`, and not the function.
+# A value must not refer to its key, or neither would ever be freed: so where there is
+# nothing to enforce, it is `None` instead of the function.
 _cache: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None]
 _cache = weakref.WeakKeyDictionary()
 
@@ -170,7 +170,7 @@ def without_annotations(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _evaluate_hint(annotation: Any, fn: types.FunctionType) -> Any:
-    # One by one, so that one which names something local does not lose us the others.
+    # One by one, so that one that names something local does not spoil the others.
     holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:
         hints = typing.get_type_hints(holder, fn.__globals__, include_extras=True)

@@ -1,7 +1,7 @@
 """The blocks of a Jacobian: of each output by each input, in either mode.
 
-A direction is told by its index, and made where it is pushed or pulled. So of the
-identity matrix there is never more than the directions that are under way.
+A direction is known by its index, and made where it is pushed or pulled. So no more of
+the identity matrix exists at once than the directions in use.
 """
 
 import itertools

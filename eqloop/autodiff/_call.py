@@ -182,7 +182,7 @@ def is_differentiable(leaf: Any) -> bool:
 
 
 def _as_argument(owner: str, name: str, argument: Any) -> Any:
-    # In a tree a Python number is a setting; by itself it is what `jax.grad` takes.
+    # In a tree, a Python number is a setting; alone, `jax.grad` differentiates it.
     if type(argument) in (float, complex):
         return jnp.asarray(argument)
     is_number = is_scalar(argument) or is_dynamic(argument)
@@ -196,7 +196,7 @@ def _as_argument(owner: str, name: str, argument: Any) -> Any:
 
 
 def _check_nothing(owner: str, arguments: dict[str, Any]) -> None:
-    # A layer without parameters is no mistake, but a tree of numbers is likely to be.
+    # A layer without parameters is fine, but a tree of numbers is likely a mistake.
     leaves = jax.tree.leaves(list(arguments.values()))
     if any(is_dynamic(leaf) or is_scalar(leaf) for leaf in leaves):
         listing = "\n".join(

@@ -1,4 +1,4 @@
-"""Settings of derivatives that are numbers: of directions, as a rule."""
+"""Settings of derivatives that are counts, mostly of directions."""
 
 import operator
 from typing import Any, SupportsIndex

@@ -95,8 +95,8 @@ def _estimate(call: Call, directions: Arrays) -> tuple[Any, Arrays, Arrays]:
 
     outs, (slopes,), others = jax.vmap(push, out_axes=(None, 0, None))(directions)
 
-    # JAX's gradient by a complex array is such that its product with a direction has
-    # the derivative for its real part.
+    # JAX defines the gradient of a complex array so that the real part of its product
+    # with a direction is the derivative.
     def mean(v: Any) -> Any:
         dtype = common_dtype(slopes, v)
         total = jnp.tensordot(slopes.astype(dtype), jnp.conj(v).astype(dtype), axes=1)

@@ -185,7 +185,7 @@ def _solve(curvature: jax.Array, slopes: jax.Array, damping: Any) -> jax.Array:
     """The weights of the directions in the step."""
     values, vectors = jnp.linalg.eigh(curvature)  # of its lower half: it is symmetric
     largest = jnp.maximum(values[-1], 0.0)
-    # Without damping, there is to be no step where the loss curves but for rounding.
+    # Without damping, no step is taken where the curvature is nothing but rounding.
     rounding = len(values) * jnp.finfo(values.dtype).eps * largest
     values = jnp.maximum(values, 0.0) + damping * largest
     curves = values > rounding

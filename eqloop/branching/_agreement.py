@@ -1,8 +1,8 @@
 """What the branches return, and whether they agree on it.
 
 Every array must have one shape and one dtype; only a weak type gives way to another.
-Leaves that are no arrays must be the same, save for Python numbers: those that differ
-become arrays, as they do in the carry of a loop.
+Leaves that are not arrays must be the same, except for Python numbers: those that
+differ become arrays, as they do in the carry of a loop.
 """
 
 import dataclasses
@@ -185,7 +185,7 @@ class _Type:
     @classmethod
     def of(cls, column: Column) -> "_Type":
         dtype = _common_dtype(column)
-        # What one branch has to convert is weakly typed in none.
+        # A leaf that one branch has to convert is not weakly typed in any.
         is_firm = any(
             _is_firm(x) or jnp.result_type(_number(x)) != dtype for x in column
         )

@@ -53,7 +53,7 @@ def run_one(
 
 
 def check_branch(owner: str, name: str, branch: Any) -> None:
-    """Sees to it that a branch can be called."""
+    """Checks that a branch can be called."""
     if not callable(branch):
         raise TypeError(
             f"{owner}: `{name}` must be callable, but it is {describe(branch)}. For a "

@@ -75,7 +75,7 @@ class IfElse(eqx.Module, Generic[R]):
             What the branch returns.
         """
         holds = _as_conditions(conditions, len(self.branches))
-        # `argmax` finds the first of several, so what is last holds if no other does.
+        # `argmax` finds the first that holds; the last one is for when no other does.
         index = jnp.argmax(holds.at[-1].set(True))
         if self.check_conditions:
             index = _check_exactly_one(index, holds)

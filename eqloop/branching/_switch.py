@@ -66,7 +66,7 @@ class Switch(eqx.Module, Generic[R]):
 
 
 def check_branches(owner: str, branches: Any) -> None:
-    """Sees to it that branches are some, in a sequence, and can be called."""
+    """Checks that branches are some, in a sequence, and can be called."""
     if not isinstance(branches, list | tuple):
         raise TypeError(
             f"{owner}: `branches` must be a list or tuple of functions, but it is "

@@ -85,7 +85,7 @@ def is_budget(setting: Any) -> TypeGuard[Budget]:
 
 
 def _refuse_symbolic_sizes(loop: LoopSpec) -> None:
-    """Sees to it that the bytes of a loop are known."""
+    """Checks that the bytes of a loop are known."""
     jaxpr = loop.problem.step.jaxpr
     shapes = [aval.shape for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
     instead = "Use a schedule that does not ask for bytes, such as Recursive"

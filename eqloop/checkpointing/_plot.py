@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._frontier import Frontier
     from ._plan import Plan
 
-# In more, nothing could be seen.
+# With more, nothing could be told apart.
 _MOST_EVENTS = 20_000
 _COLOURS = {"primal": "tab:green", "again": "tab:orange", "reversal": "tab:blue"}
 _LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}

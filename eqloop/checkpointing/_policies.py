@@ -301,7 +301,7 @@ _VALUES: dict[str, Policy] = {
     "checkpoint_dots_with_no_batch_dims": save_dots_without_batch,
 }
 
-# What has to be called to get a policy: ours by name, and JAX's with ours to go by.
+# What must be called to get a policy: ours by name, and JAX's with the one of ours.
 _MAKERS: dict[str, Callable[..., Any]] = {
     call.__name__: call for call in (save_names, save_any_except, offload_names, either)
 }

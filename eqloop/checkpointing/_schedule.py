@@ -133,7 +133,7 @@ class Recursive(AbstractSchedule):
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
         block = min(self.base, length) if loop.has_policy else 1
-        # Slots for no carry take no memory, and spare all that would be run again.
+        # Without a carry, slots take no memory, and save all recomputation.
         base = self.base if loop.has_carry else length
         return Layout(Nested(nests(length, max(base, 2), block)))
 

@@ -1,6 +1,6 @@
 """Finding out what went wrong: where a number ceased to be finite, errors, breakpoints.
 
-What a program does in the absence of errors is not for here to say.
+Nothing here changes what a program computes.
 """
 
 from .._nonfinite import NonFiniteError

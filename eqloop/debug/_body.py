@@ -1,9 +1,9 @@
 """Runs the equations of one body, and looks at what they give.
 
 A body is a program, or what a loop or a branch runs. Of every number that is checked,
-and of every operand of what is checked, the least and the greatest are found; at the
-end it is seen from them which of the equations, if any, was the first to fail. So the
-body is run as it is, with a reduction beside each array that matters.
+and of every operand of what is checked, the least and the greatest are computed; at the
+end they tell which equation, if any, was the first to fail. So the body runs as it is,
+with a reduction beside each array that matters.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Body:
         self.rules = rules
         self.index: Any = None
         self.count = 1
-        # By its identity, with the array itself, so that it stays its own.
+        # By id, with the array itself, so that no other array gets the same id.
         self._rows: dict[int, tuple[Any, int]] = {}
         zero = jnp.zeros((), float)
         self._extents: list[tuple[Any, Any]] = [(zero, zero)]

@@ -1,4 +1,4 @@
-"""Which operations can make a number that is not finite of numbers that are."""
+"""Which operations can make a number that is not finite from numbers that are."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ def _named(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# The very same numbers, elsewhere: the least and the greatest of them stay the same.
+# The very same numbers in other places: their least and greatest stay the same.
 SAME_NUMBERS = _named(
     """broadcast_in_dim copy expand_dims optimization_barrier pcast pvary
     reshape rev sharding_constraint squeeze stop_gradient transpose"""
 )
 
-# Some of the numbers, or of several arrays, or but another sign.
+# Some of the numbers of one or several arrays, perhaps with another sign.
 _MOVED = _named(
     """abs all_gather all_to_all argmax argmin bitcast_convert_type ceil clamp
     concatenate conj cummax cummin device_put dynamic_slice dynamic_update_slice
@@ -28,10 +28,10 @@ _MOVED = _named(
     reduce_min round select_n sign slice sort split top_k"""
 )
 
-# What comes of the numbers of other devices is looked at there.
+# The numbers of other devices are checked there.
 _ELSEWHERE = _named("psum psum_invariant reduce_scatter unreduced_psum")
 
-# Of any number, these give one between bounds.
+# The result lies between bounds, whatever the operand.
 _BOUNDED = _named("atan atan2 erf erfc logistic random_bits tanh")
 
 _SAFE = SAME_NUMBERS | _MOVED | _ELSEWHERE | _BOUNDED

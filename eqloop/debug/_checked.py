@@ -54,7 +54,7 @@ class Checked(Formula):
             watch = Watch(self.program)
             outs, finding = _run_when(watch, when, inputs)
             return _raising(watch, finding, outs)
-        # Nobody needs to call back: what was found can be read.
+        # No callback is needed here: the finding can be read.
         watch, run = _compiled(self.program)
         outs, finding = run(list(when), list(inputs))
         if finding.site > 0:
@@ -114,7 +114,7 @@ class Checked(Formula):
 
 def _is_traced(inputs: Arrays) -> bool:
     """Whether what is done with these inputs is part of a program."""
-    # In a program that is being traced, what is made of nothing is traced, too.
+    # While a program is being traced, even an array made from nothing is a tracer.
     made = lax.iota(jnp.int32, 1)
     return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
 

@@ -17,7 +17,7 @@ from .._tangents import is_inexact
 # How many loops around each other are told apart, and how many operands are shown.
 DEPTH = 8
 OPERANDS = 3
-# More than there are.
+# More devices than there are.
 DEVICES = 2**31 - 1
 
 
@@ -69,7 +69,7 @@ def varying(finding: Finding, arrays: Sequence[Any]) -> Finding:
 def of_all_devices(finding: Finding) -> Finding:
     """What the first device has found that has found something, in `shard_map`.
 
-    If but one of them failed, the others would wait for it for ever.
+    If only one of them raised, the others would wait for it forever.
     """
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
@@ -92,7 +92,7 @@ def extent(x: Any) -> tuple[Any, Any]:
         return jnp.minimum(low, other_low), jnp.maximum(high, other_high)
     if not is_inexact(x) or x.dtype.itemsize == 1:  # which need not have an infinity
         x = x.astype(float)
-    # In one reduction: two take XLA several times longer for a small array on a CPU.
+    # One reduction: on a CPU, XLA takes several times longer for two of a small array.
     ends = lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1]))
     infinity = jnp.asarray(jnp.inf, x.dtype)
     low, high = lax.reduce((x, x), (infinity, -infinity), ends, range(x.ndim))

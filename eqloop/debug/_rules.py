@@ -29,10 +29,10 @@ def _watch_call(param: str) -> Rule:
     def rule(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         program = close(eqn.params[param])
         if is_of_jax(program.jaxpr):
-            # What JAX has traced it remembers, with the line that first called it.
+            # JAX remembers what it has traced, with the line that first called it.
             context = dataclasses.replace(context, place=context.place_of(eqn))
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-            # What is computed again must not become one with what was computed first.
+            # XLA must not merge what is computed again with what was computed first.
             operands = lax.optimization_barrier(list(operands))
         return body.run(program.jaxpr, program.consts, operands, context)
 
@@ -100,7 +100,7 @@ def _watch_while(
 
 
 def _may_go_on(finding: Finding) -> Any:
-    """Whether a loop should go on: where there are infinities, it might for ever.
+    """Whether a loop should go on: with infinities in its carry it might never end.
 
     Inside `shard_map` it must: other devices may wait for this one.
     """
@@ -153,7 +153,7 @@ def _watch_shard_map(
 def _watch_formula(
     body: Body, eqn: Any, operands: Arrays, context: Context
 ) -> Sequence[Any]:
-    """What a primitive of this library does is looked at, not the primitive."""
+    """Checks the operations that a primitive of this library expands to."""
     formula = eqn.params["_prim"]
     if not isinstance(formula, Formula):
         return body.opaque(eqn, operands, context)
@@ -175,7 +175,7 @@ def _watch_formula(
 
 def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
     """What a primitive does, with marks of the steps that it is at."""
-    # So what it adds of its own is said to be where it was called.
+    # So the operations that it adds are reported where it was called.
     at_call = source_info_util.user_context(
         source_info.traceback, name_stack=source_info_util.new_name_stack()
     )
@@ -199,7 +199,7 @@ def _inside_loop(
 ) -> tuple[Context, Callable[[Finding, Any], Finding]]:
     """The context in a loop, and what notes with a finding which step it was.
 
-    A loop that is none of the user's may be that over the steps of one block.
+    A loop that the user did not write may run over the steps of one block.
     """
     depth, start = len(context.frames), body.index
     if frame is not None:

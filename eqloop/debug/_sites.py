@@ -22,7 +22,7 @@ def _others() -> tuple[str, ...]:
     )
 
 
-# What stands between a line of the user's and the operation that it asked for.
+# What stands between the user's line and the operation that it asked for.
 _BETWEEN = (_OURS, _JAX, *_others(), "<frozen ", "<@beartype")
 
 

@@ -1,4 +1,4 @@
-"""Runs a program with an eye on its numbers."""
+"""Runs a program and checks its numbers."""
 
 from collections.abc import Sequence
 from typing import Any

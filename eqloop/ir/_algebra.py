@@ -76,7 +76,7 @@ def _uniform(atom: Any, definitions: Definitions) -> Any:
     if not isinstance(atom, jex.Literal) or is_complex(atom.aval):
         return None
     values = np.ravel(literal_value(atom))
-    # By their bytes, for which -0.0 is not 0.0.
+    # Compared as bytes, where -0.0 does not equal 0.0.
     return values[0] if len({value.tobytes() for value in values}) == 1 else None
 
 

@@ -88,7 +88,7 @@ def _commutes(eqn: jex.JaxprEqn) -> bool:
 def _operand_key(atom: jax.core.Atom) -> Hashable:
     if isinstance(atom, jex.Var):
         return "var", id(atom)
-    # By its bytes, for which -0.0 is not 0.0 and NaN is NaN.
+    # Compared as bytes, where -0.0 does not equal 0.0, and NaN equals NaN.
     return "literal", literal_value(atom).tobytes(), atom.aval
 
 

@@ -50,7 +50,7 @@ def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
     used = [True] * len(jaxpr.jaxpr.outvars)
     live = _live(jaxpr.jaxpr, used)
     new = _with_used_constants(live, jaxpr.consts)
-    # It makes all calls anew. Where none is smaller, nothing has been eliminated.
+    # JAX rebuilds all calls. If none became smaller, nothing has been eliminated.
     return new if _size(new) < _size(jaxpr) else jaxpr
 
 

@@ -76,7 +76,7 @@ class Drawing:
         ).stdout
 
     def _repr_svg_(self) -> str | None:
-        # Of a `None` a notebook knows to take the text.
+        # Given `None`, a notebook falls back to the text.
         return self._picture(".svg").decode() if shutil.which("dot") else None
 
     def __repr__(self) -> str:

@@ -21,8 +21,8 @@ from ._atoms import (
 from ._primitives import FOLDABLE, GENERATORS
 from ._rewriter import Rewriter
 
-# The most elements that an operand or a result may have. Above it, to hold a result in
-# the program costs more than to compute it, and tracing must not compute for long.
+# The most elements that an operand or a result may have. Beyond it, holding a result in
+# the program costs more than computing it, and tracing must not take long.
 FOLD_LIMIT = 1024
 
 
@@ -104,12 +104,12 @@ def _evaluate(eqn: jex.JaxprEqn, known: dict[jex.Var, Any]) -> list[Any]:
 
 
 def _computed(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
-    # Nobody has asked for a transfer, so that none may be refused.
+    # The user has not asked for a transfer, so none may be refused.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         try:
             out = eqn.primitive.bind(*operands, **eqn.params)
-        # `jax_debug_nans` shall tell of it only if it is run, and what this device does
-        # not have may be there where the program is run.
+        # `jax_debug_nans` should report it only if it is run, and what this device
+        # lacks may exist where the program is run.
         except Exception:
             return []
     return list(out) if eqn.primitive.multiple_results else [out]

@@ -59,7 +59,7 @@ def inline_jit(
 
 
 def _is_plain_call(eqn: jex.JaxprEqn) -> bool:
-    # What is unspecified is an object of JAX's own, or `None`; a sharding is neither.
+    # An unspecified sharding is `None` or an object of JAX's own, and no `Sharding`.
     if eqn.primitive.name != "jit" or any(eqn.params["donated_invars"]):
         return False
     placed = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")

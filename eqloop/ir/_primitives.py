@@ -36,12 +36,12 @@ _STRUCTURAL = _named(
 
 FOLDABLE = UNARY | BINARY | _STRUCTURAL
 
-# Cheaper as an operation than as an array in memory.
+# Cheaper to compute than to hold in memory.
 GENERATORS = _named("broadcast_in_dim iota")
 
-# Equal equations that must stay two: to merge them would undo what they are for.
+# Equal equations that must not be merged: that would undo what they are for.
 DISTINCT = _named("create_token optimization_barrier remat2 rng_uniform")
 
-# Those of JAX's own that say themselves what they expand to, and are functions of
-# `jax.numpy` (JAX 0.12): it can be transposed, while its expansion cannot.
+# JAX's own primitives that expand themselves and are functions of `jax.numpy` (JAX
+# 0.12): the function can be transposed, while the expansion cannot.
 FORMULAS = {"Ldexp": "ldexp"}

@@ -131,7 +131,7 @@ class AbstractLoop(AbstractTransform):
 
 
 def check_schedule(owner: str, schedule: Any) -> None:
-    """Sees to it that `schedule` is one, or `None`."""
+    """Checks that `schedule` is one, or `None`."""
     if not isinstance(schedule, AbstractSchedule | None):
         raise TypeError(
             f"{owner}: `schedule` must be a schedule, such as `el.Recursive(16)`, not "
@@ -140,7 +140,7 @@ def check_schedule(owner: str, schedule: Any) -> None:
 
 
 def check_unroll(owner: str, unroll: Any) -> None:
-    """Sees to it that `unroll` says how many steps to run at once."""
+    """Checks that `unroll` says how many steps to run at once."""
     if not isinstance(unroll, int):
         raise TypeError(f"{owner}: `unroll` must be an int or a bool, not {unroll!r}.")
     if unroll < 1 and unroll is not False:
@@ -159,7 +159,7 @@ def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
     Args:
         loop: A scan, or any other loop that has a `plan`.
         *args: What the loop is called with, such as `init` and `xs`;
-            `jax.ShapeDtypeStruct`s will do for arrays.
+            `jax.ShapeDtypeStruct`s can stand for arrays.
         **kwargs: What it is called with by keyword, such as `length` and `key`.
 
     Returns:

@@ -273,7 +273,7 @@ def _without_key_type(x: jax.Array) -> jax.Array:
 
 
 def _check_result(a: Any, out: Any) -> None:
-    """Sees to it that `f` returned what it was given."""
+    """Checks that `f` returned what it was given."""
     new = types_of(out)
     (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
     leaves = [*zip(paths(a, "a"), before, after, strict=treedef == after_treedef)]

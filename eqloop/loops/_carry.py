@@ -1,8 +1,8 @@
 """The carry: which of its leaves vary, and whether it comes out as it went in.
 
-The initial carry tells only half of it. A Python number in it is static if `f` hands
-the very same number back and an array otherwise, and a weakly typed array may have to
-be promoted; both show only when `f` has been traced. So `Carry.settle` compares what
+The initial carry is not enough to tell. A Python number in it is static if `f` returns
+the very same number and an array otherwise, and a weakly typed array may have to be
+promoted; both show only when `f` has been traced. So `Carry.settle` compares what
 came in with what came out, and says with which carry to trace again.
 """
 
@@ -221,8 +221,8 @@ def trace_settled(
         try:
             step, consts = trace_step(body.on_arrays, carry_types, x_types)
         except Exception:
-            # What is right for an array may be wrong for a Python number, which has no
-            # `.astype`: if there are any, they may have to be arrays.
+            # `f` may fail on a Python number, which has no `.astype`, where it would
+            # accept an array: if there are numbers, they may have to be arrays.
             if body.has_returned or not carry.has_scalars:
                 raise
             carry = carry.varying()
@@ -252,7 +252,7 @@ def _promote(before: Any, after: Any) -> Any:
         return before if same_static(before, after) else jnp.asarray(before)
     if not is_dynamic(before):
         return before
-    # Only a weakly typed array gives way, and only in its dtype.
+    # Only weakly typed arrays are promoted, and only in their dtype.
     if jax.typeof(before).weak_type and jnp.shape(after) == before.shape:
         try:
             dtype = jnp.result_type(before, after)

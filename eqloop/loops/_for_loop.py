@@ -70,7 +70,7 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         """The plan that a gradient of the call would run by, without running anything.
 
         It is that of a gradient of all inputs: `f` and `xs`. Arguments are those of the
-        call, where a `jax.ShapeDtypeStruct` will do for an array.
+        call, where a `jax.ShapeDtypeStruct` can stand for an array.
 
         Args:
             *xs: What `f` is called with.
@@ -123,7 +123,7 @@ class ForLoop(AbstractForLoop[Y]):
 
     `f(*x) -> y` is called for every element `x` of each of `xs`; the results are
     stacked. It is `jax.vmap` with one call at a time, so with the memory of one.
-    Should `f` need the number of its step, pass `jnp.arange(n)` among the `xs`.
+    If `f` needs the number of its step, pass `jnp.arange(n)` among the `xs`.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

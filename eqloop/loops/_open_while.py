@@ -84,7 +84,7 @@ def open_while(
     holds = _evaluate_cond(cond_step, cond_consts, carry.arrays)
     parts = (cond, body, carry.tree)
     if not all(axes_of(holds) <= axes_of(leaf) for leaf in partition(parts)[0]):
-        # Devices stop at different times, so whatever the steps compute is different.
+        # Devices stop at different times, so whatever the steps compute differs.
         varied = jax.tree.map(lambda x: _vary(x, axes_of(holds)), parts)
         return open_while(owner, *varied, is_bounded=is_bounded)
 

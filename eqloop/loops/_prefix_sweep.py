@@ -69,8 +69,8 @@ class PrefixSweep:
 
     def end(self, chunk: Any) -> Any:
         """The index of the last element of a chunk that is not in the next one too."""
-        # In range for the last chunk, too: where XLA merges a slice with the slice that
-        # it is of, it does not clamp the index.
+        # In range for the last chunk, too: XLA does not clamp the index where it merges
+        # a slice with another slice.
         very_last = self.length - 1 - self.first
         return jnp.where(chunk == self.count - 1, very_last, self.before(chunk + 1))
 
@@ -106,7 +106,7 @@ class PrefixSweep:
             start, end = self.start(chunk), self.end(chunk)
             x = [*before, *self.parts(xs, start, self.size)]
             _, parts = self.step(consts, [], x)
-            # To read it from `ys`, which are written in place, would copy them.
+            # Reading it from `ys`, which are written in place, would copy them.
             before = self.parts(parts, end - start, 1)
             return self.put(ys, parts, start), before
 

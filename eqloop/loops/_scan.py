@@ -86,7 +86,7 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
         """The plan that a gradient of the call would run by, without running anything.
 
         It is that of a gradient of all inputs: `f`, `init` and `xs`. Arguments are
-        those of the call, where a `jax.ShapeDtypeStruct` will do for an array.
+        those of the call, where a `jax.ShapeDtypeStruct` can stand for an array.
 
         Args:
             init: The carry of the first step.

@@ -274,9 +274,9 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         """The plan that a gradient of the call would run by, without running anything.
 
         Args:
-            x: As for the call; a `jax.ShapeDtypeStruct` will do for an array.
-            *args: Likewise.
-            key: Likewise.
+            x: As for the call; a `jax.ShapeDtypeStruct` can stand for an array.
+            *args: As for the call.
+            key: As for the call.
 
         Returns:
             The plan. Printed, it is a table.

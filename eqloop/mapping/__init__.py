@@ -1,7 +1,8 @@
 """Maps: one function over many rows, on however many of them fit at once.
 
-What is here has no order among the rows and carries nothing from one to the next; loops
-that do are in `eqloop.loops`.
+Rows have no order here, and nothing is carried from one to the next: that is what
+`eqloop.loops` is for. A row is one entry of the arguments; a chunk is the rows that are
+mapped at once.
 """
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap

@@ -1,9 +1,9 @@
 """The derivatives of what is run on a chunk, and the same under `vmap`.
 
-All are chunk functions again. A row that is in two chunks must count once. It will
-not do to leave out the cotangent of one of the two, as zero times an infinite
-derivative is not a number: where a row is given the same value twice, each of the two
-gets half of the cotangent, and from there on, what is linear in it adds up.
+All are chunk functions again. A row that is in two chunks must count once. Leaving
+out the cotangent of one of the two would give NaN where the derivative is infinite, as
+zero times infinity is. So each of the two gets half of the cotangent, and whatever is
+linear in the halves adds up.
 """
 
 import dataclasses
@@ -126,7 +126,7 @@ def batched_function(
     def batch(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         of_visits = [None] * f.num_visits(has_visits)
         in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
-        # Nobody has traced chunks of this size before, and rows may use the axis.
+        # Chunks of this size may not have been traced yet, and `f` may use the axis.
         program = along_axis(lambda: f.program(size, has_visits), axis_data)
         return batched(program, axis_data, in_dims, tuple(out_dims))
 

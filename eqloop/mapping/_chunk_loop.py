@@ -40,7 +40,7 @@ class ChunkLoop:
         """The sums over all rows, and the `ys` of all rows.
 
         Arrays are sliced and written where they lie, whatever their axes: to cut them
-        into blocks beforehand would copy them.
+        into chunks beforehand would copy them.
         """
         chunks, number = self.chunks, self.open(consts, xs)
         if chunks.size == chunks.length:
@@ -65,7 +65,7 @@ class ChunkLoop:
             number = self.tell(number, start, chunks.rest, state)
         return tied(number, state)
 
-    # The bar, if there is one. Here as well a chunk is told by its first new row.
+    # The bar, if there is one. A chunk is named by its first new row.
 
     def open(self, consts: Arrays, xs: Arrays) -> Any:
         """Has the bar shown: its number."""

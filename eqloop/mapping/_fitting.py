@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ._chunks import equal_chunks
 
-# Fuller than this is not worth another program to be compiled.
+# Once this full, it is not worth compiling another program.
 _FULL = 0.8
 
 
@@ -55,7 +55,7 @@ def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
     first, second = (low, high) if low or len(larger) < 2 else larger[:2]
     rise = (known[second] - known[first]) / (second - first)
     guess = first + int((limit - known[first]) / rise) if rise > 0 else low
-    # Two findings that are both too large make a poor line.
+    # Two sizes that are both too large give a poor line.
     return guess if low else min(guess, high // 2)
 
 

@@ -78,7 +78,7 @@ class Map(AbstractMap[P, R]):
 
         Args:
             *xs: The arguments of `f`, with their rows along axis 0.
-            **kwargs: Those that are given by keyword, likewise.
+            **kwargs: Those that are given by keyword, as above.
 
         Returns:
             What `f` returns, with its arrays stacked along axis 0.

@@ -12,7 +12,7 @@ SomeMesh = Mesh | AbstractMesh
 
 
 def check_mesh(name: str, mesh: Any) -> None:
-    """Sees to it that the setting `mesh` is one, or `None`."""
+    """Checks that the setting `mesh` is one, or `None`."""
     if not isinstance(mesh, SomeMesh | None):
         raise TypeError(
             f"{name}: `mesh` must be a jax.sharding.Mesh, or None for that of "
@@ -64,7 +64,7 @@ def _placed(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
 
 
 def _target(mesh: SomeMesh, spec: PartitionSpec) -> NamedSharding | PartitionSpec:
-    # The devices of an abstract mesh are those of `jax.set_mesh`, for which JAX looks.
+    # JAX looks for the devices of an abstract mesh in `jax.set_mesh`.
     return NamedSharding(mesh, spec) if isinstance(mesh, Mesh) else spec
 
 

@@ -1,8 +1,8 @@
 """As many rows as the devices divide: the last one again, and not counted again.
 
-A row that is there several times must count once. It will not do to drop the others, as
-their cotangents would be zero, and zero times an infinite derivative is not a number:
-each is given an equal share of the cotangent.
+A row that is there several times must count once. Dropping the others would give them
+zero cotangents, and zero times an infinite derivative is NaN: so each gets an equal
+share of the cotangent.
 """
 
 from typing import Any

@@ -169,8 +169,8 @@ class PlannedMap(Formula):
 
     @property
     def jaxprs(self) -> list[Any]:
-        # Chunks of another size are traced later, whatever comes of it: if there is a
-        # collective, that must be under the `vmap` that it is for.
+        # That of one size of chunk; others are traced later. If there is a collective,
+        # that must be under the `vmap` that it is for.
         return [self.f.program(*self.f.probe)]
 
     def muted(self, backward: bool) -> Self:
@@ -183,7 +183,7 @@ class PlannedMap(Formula):
         return _flags(self.out_tree.unflatten(flat))
 
 
-# Pairs of lists: of consts and xs, or of sums and ys.
+# Pairs of lists: consts and xs, or sums and ys.
 
 
 def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:

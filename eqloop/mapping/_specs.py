@@ -51,7 +51,7 @@ def resolve_specs(
 
 
 def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
-    """Sees to it that the devices divide every axis that is split over them."""
+    """Checks that the devices divide every axis that is split over them."""
     uneven = []
     for path, (leaf, spec) in resolved.items():
         for axis, entry in enumerate(spec):
@@ -72,7 +72,7 @@ def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
 
 
 def check_replicated(resolved: Resolved, axes: Collection[Any]) -> None:
-    """Sees to it that what differs between devices is split over them."""
+    """Checks that what differs between devices is split over them."""
     wrong = []
     for path, (leaf, spec) in resolved.items():
         varying = jax.typeof(leaf).mat.varying & set(axes)

@@ -1,9 +1,9 @@
 """Rows on the devices of a mesh: each device has its share of them.
 
 A function without collectives has a program for one device, which all of them run. With
-collectives, which speak to all rows, that will do if each device has one row. If it has
-several, there is one program for all rows, as of `jax.vmap`, in which a collective is a
-reduction over them; the compiler then splits it, by collectives of the devices.
+collectives, which involve all rows, that works if each device has one row. If it has
+several, there is one program for all rows, as for `jax.vmap`, in which a collective is
+a reduction over them; the compiler splits it into collectives of the devices.
 """
 
 import contextlib
@@ -92,8 +92,8 @@ class SplitRows:
             in_specs=(PartitionSpec(), self.specs),
             out_specs=(PartitionSpec(self.axis), PartitionSpec()),
             axis_names={self.axis},
-            # The check would not let a carry in `f` become the same on all devices, as
-            # by a sum over them, nor a branch give what the other gives on each.
+            # The check would refuse a carry in `f` that becomes the same on all
+            # devices, for example by a sum over them, and branches that differ in this.
             check_vma=False,
         )
         stacked, same = jax.jit(run)(whole, xs)
@@ -126,7 +126,7 @@ class SplitRows:
         """`f` on one row; raises if it speaks to others that a device has as well."""
 
         def call(x: Arrays) -> list[Any]:
-            # By itself, to see its collectives, as one of so many rows, not devices.
+            # Traced alone to see its collectives, as one of so many rows, not devices.
             axis_env = [(self.axis, self.arguments.length)]
             closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
             names = {getattr(effect, "name", None) for effect in closed.effects}

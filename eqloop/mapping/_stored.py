@@ -1,7 +1,8 @@
 """A map over rows for which a policy has some of its residuals stored, for all rows.
 
-Plain JAX, with JAX's own derivatives. To store something of every row is to hold arrays
-of all rows anyway, so here the rows are cut into blocks, which copies them.
+Plain JAX, with JAX's own derivatives. Storing something of every row means
+holding arrays of all rows anyway, so the rows are cut into chunks first, which copies
+them.
 """
 
 import functools
@@ -35,7 +36,7 @@ def run_stored(
     """
     f, chunks = loop.f, loop.chunks
 
-    # In the body of a loop there is nothing with which to merge it.
+    # In the body of a loop there is nothing that XLA could merge it with.
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def evaluate(visits: Any, consts: Arrays, parts: Arrays) -> tuple[list, list]:
         size = parts[0].shape[f.x_axes[0]]
@@ -50,13 +51,13 @@ def run_stored(
         number = loop.tell(number, first, chunks.size, (sums, ys))
         return (number, back, sums), ys
 
-    blocks = [
+    cut = [
         _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
     ]
     sums = [zeros(aval) for aval in f.out_types[0]]
     state = (loop.open(consts, xs), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
-    state, ys = lax.scan(body, state, (indices, blocks))
+    state, ys = lax.scan(body, state, (indices, cut))
     number, back, sums = state
     ys = [_join_chunks(y, axis, chunks) for y, axis in zip(ys, f.y_axes, strict=True)]
     if chunks.rest:

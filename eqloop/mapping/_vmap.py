@@ -96,7 +96,7 @@ class Vmap(AbstractAxesMap[P, R]):
         try:
             stacked, same = self._mapped(apart, arguments)
         except ValueError:
-            # JAX says so by the places that results have here.
+            # JAX names results by the places that they have here.
             self._check_same(row, arguments)
             raise
         outputs, _ = row.kept

@@ -44,8 +44,8 @@ class EvalShape(AbstractTransform):
         """What `f(*args, **kwargs)` would return.
 
         Args:
-            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
-            **kwargs: Those that are given by keyword, likewise.
+            *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
+            **kwargs: Those that are given by keyword, as above.
 
         Returns:
             The tree that `f` returns, with a `jax.ShapeDtypeStruct` for each array.

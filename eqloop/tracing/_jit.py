@@ -86,8 +86,8 @@ class Jit(AbstractTransform, Generic[P, R]):
         """The program for such arguments, not compiled yet.
 
         Args:
-            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
-            **kwargs: Those that are given by keyword, likewise.
+            *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
+            **kwargs: Those that are given by keyword, as above.
 
         Returns:
             What has `as_text()` and `compile()`. That, in turn, is called as `f` is.

@@ -89,8 +89,8 @@ class Trace(AbstractTransform):
         """Traces `f(*args, **kwargs)`.
 
         Args:
-            *args: The arguments of `f`; a `jax.ShapeDtypeStruct` will do for an array.
-            **kwargs: Those that are given by keyword, likewise.
+            *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
+            **kwargs: Those that are given by keyword, as above.
 
         Returns:
             The program, and the types of what it returns.
@@ -102,8 +102,8 @@ class Trace(AbstractTransform):
         count = sum(map(_is_array, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
-        # The arrays of `f` were inputs, so that the trace is good for others of the
-        # same types.
+        # The arrays of `f` were inputs, so the trace also holds for other arrays of
+        # the same types.
         closed = jex.ClosedJaxpr(
             jaxpr.replace(
                 constvars=[*jaxpr.constvars, *jaxpr.invars[:count]],
@@ -193,7 +193,7 @@ class RememberedCall:
         traced = _remembered.trace(self.static, self.arrays)
         jaxpr, (_, static) = traced.jaxpr, traced.out_info
         if len(jaxpr.in_avals) != len(self.arrays):
-            # `jit` makes an input of a tracer that `f` closes over. Make it a const.
+            # `jit` turns a tracer that `f` closes over into an input. Make it a const.
             run = functools.partial(_run, self.static)
             jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]

@@ -85,7 +85,7 @@ def _usage_of_scan(eqn: Any, outs: _Many) -> _Many:
     if eqn.params["length"] == 0:
         nothing = [_Asked.NOTHING] * len(eqn.invars)
         return [*nothing[:num_consts], *carry, *nothing[num_consts + num_carry :]]
-    # What is stacked is not handed on, but for the elements of `xs`.
+    # What is stacked is not handed on, except for the elements of `xs`.
     stacked = [_Asked.ITS_VALUE if y else y for y in ys]
     carry = _until_settled(carry, lambda carry: asked(carry, stacked)[1])
     consts, _, _ = asked(carry, stacked)
@@ -99,7 +99,7 @@ def _usage_of_while(eqn: Any, outs: _Many) -> _Many:
     stays = [at == num_body + i for i, at in enumerate(_inputs_handed_on(body))]
 
     def of_cond(carry: _Many) -> tuple[_Many, _Many]:
-        # How often the body runs matters to what it changes, and to its effects.
+        # How often the body runs matters for what it changes and for its effects.
         changed = [asked for asked, same in zip(carry, stays, strict=True) if not same]
         asked = _Asked.ITS_VALUE if body.effects or any(changed) else _Asked.NOTHING
         return split(_asked_of_inputs(cond, [asked]), num_cond)
@@ -118,7 +118,7 @@ def _usage_of_while(eqn: Any, outs: _Many) -> _Many:
 def _usage_of_cond(eqn: Any, outs: _Many) -> _Many:
     branches = eqn.params["branches"]
     operands = [_asked_of_inputs(branch, outs) for branch in branches]
-    # Which branch it is does not matter to what all of them hand on alike.
+    # Which branch runs does not matter for what all of them hand on alike.
     sources = zip(*map(_inputs_handed_on, branches), strict=True)
     differs = [None in source or len(set(source)) > 1 for source in sources]
     index = _compute(eqn, pick(outs, differs))[:1]

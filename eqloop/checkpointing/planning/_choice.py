@@ -13,8 +13,8 @@ from ._memory import peak_bytes
 from ._search import orders
 from ._work import rates
 
-# Programs are compiled in the course of a search until no layout promises to be so much
-# faster than the one that was found, or this often.
+# A search compiles programs until no layout promises to be so much faster than the one
+# that was found, or this often.
 _WORTHWHILE = 0.97
 _MOST_TRIALS = 12
 
@@ -29,7 +29,7 @@ def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
         promising = [layout for time, layout in left if time < limit]
         layout = next((one for one in promising if guess(one) <= nbytes), None)
         if layout is None:
-            # What was guessed may be too much: the smallest of another kind will tell.
+            # The guess may be too high: compiling one of another kind will tell.
             others = [one for one in promising if not guess.knows_kind(one)]
             layout = min(others, key=guess, default=None)
         if layout is None:

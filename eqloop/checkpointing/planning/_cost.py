@@ -64,8 +64,8 @@ def _everything(
     if loop.kept is None:
         return total
     before, between, after = loop.gaps
-    # A step that is kept and those up to the next are a loop by themselves, which has
-    # its residuals for itself until they are put to the others.
+    # A kept step and those up to the next are a loop of their own, which holds its
+    # residuals separately until they are added to the others.
     total += residuals + between * (quiet + x + ct_x)
     if loop.rows and (before or after != between):
         total += loop.length * x  # `xs` are cut into parts

@@ -32,7 +32,7 @@ class Guess:
         """Takes note of what was measured."""
         self._known[layout] = measured
         seen = (layout.stored_bytes(self._cost), measured)
-        # What was seen last is nearest to what is looked for.
+        # The latest finding is the nearest to what is looked for.
         self._seen[layout.order.kind] = seen
 
     def knows(self, layout: Layout) -> bool:

@@ -9,8 +9,8 @@ from ..engine._nested import Nested
 from ..engine._order import AbstractOrder
 from ..engine._revolved import Revolved
 
-# An order that runs each step so many times more is no answer to how little memory
-# would do: with a single slot, a loop of a million steps would take 10**12 evaluations.
+# Orders that run each step more often than this are not offered: with a single slot, a
+# loop of a million steps would take 10**12 evaluations.
 MOST_ADVANCES = 100
 
 
@@ -49,7 +49,7 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
         first = Nest((outer, *inner), block)
         base = max(inner, default=2)
         order = Nested((first, *nests(length - first.length, base, block)))
-        # Each nest is a part of the program of its own.
+        # Each nest is compiled by itself.
         if len(order.nests) <= 3:
             yield order
 

@@ -74,7 +74,7 @@ def _equation(eqn: Any, rate: Rates) -> float:
     if inner:
         if eqn.primitive.name == "cond":
             return max(inner)
-        # How often a `while` goes round is not known; once is a lower bound.
+        # How often a `while` iterates is not known; once is a lower bound.
         return sum(inner) * eqn.params.get("length", 1)
     size = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
     match eqn.primitive.name:

@@ -123,7 +123,7 @@ class Online(AbstractWhileOrder):
     def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:
         """The slots as the primal leaves them: after few steps, some are free."""
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
-        # Behind the slots in use this is nonsense, and is not read.
+        # Beyond the slots in use this is meaningless, and is not read.
         lengths = appended(starts[1:], count) - starts
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)

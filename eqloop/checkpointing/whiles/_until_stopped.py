@@ -64,7 +64,7 @@ class UntilStopped(AbstractRepetition):
         _check_consts(axes_of(inputs[1][0]), consts)
 
     def check_batched(self, formula: Formula, axis_data: Any) -> None:
-        """Sees to it that examples can be reversed each by itself.
+        """Checks that examples can be reversed each by itself.
 
         Raises:
             ValueError: If they depend on each other.

@@ -14,7 +14,7 @@ from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 
-# As far as a counter of 32 bits goes, which is further than any loop.
+# The most that a counter of 32 bits can hold; no loop is as long.
 UNLIMITED = 2**31 - 1
 
 
@@ -65,7 +65,7 @@ class AbstractWhileOrder(abc.ABC):
 
     def saved_types(self, carry_types: Arrays) -> list[Any]:
         """The types of what a forward sweep saves."""
-        # A type names the mesh in use, so it is best that JAX makes it.
+        # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])
         zeros = lambda: [vary(jnp.zeros(n, jnp.int32), axes) for n in self.integers]
         integers = jax.make_jaxpr(zeros)().out_avals

@@ -1,6 +1,6 @@
 """Jaxprs as the text of Python modules.
 
-What decides what an operation is written as stands here, and how the text is laid out;
+This is where it is decided how operations are written and how the text is laid out;
 nothing here changes a jaxpr.
 """
 

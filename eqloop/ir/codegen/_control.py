@@ -205,7 +205,7 @@ def _linear_solve(scope: Scope, eqn: jex.JaxprEqn) -> None:
     count = len(b)
     names: dict[str, str] = {}
     for role, jaxpr, closed_over in zip(jaxprs._fields, jaxprs, consts, strict=True):
-        # `vecmat` JAX derives from `matvec` by itself.
+        # JAX derives `vecmat` from `matvec` itself.
         if jaxpr is not None and role != "vecmat":
             names[role] = scope.local_function(
                 "", role, jaxpr, closed_over, [("x", count)], structure

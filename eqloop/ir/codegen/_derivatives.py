@@ -1,11 +1,11 @@
 """Functions with derivatives of their own, which keep them.
 
-The rules are traced anew: `jax.jvp` and `jax.vjp` of the very equation give what its
-rules compute. In the module they are functions of flat arrays, and around them stand
+The rules are traced again: `jax.jvp` and `jax.vjp` of the equation give what its rules
+compute. In the module they are functions of flat arrays, and around them stand
 functions of the form that `defjvp` and `defvjp` ask for.
 
-A rule that JAX itself cannot run has no text. Such a function is written all the same,
-with a rule that says so when it is asked for.
+A rule that JAX itself cannot run has no text. The function is written nevertheless,
+with a rule that raises when it is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from ._lines import Brackets, Text, call, lines, structure, tuple_of
 from ._scope import Module, Scope
 from ._values import parameter
 
-# Rules within rules. Those of `jnp.i0` have rules of their own without end (JAX 0.12).
+# Rules within rules. Those of `jnp.i0` never end (JAX 0.12).
 DEEPEST = 8
 
 
@@ -192,8 +192,8 @@ def _traced(rule: Callable[..., Any], avals: Sequence[Any]) -> Closed:
     except Exception as error:  # whatever the user's rule raises
         why, *_ = str(error).splitlines() or [""]
         raise _NoRuleError(f"{type(error).__name__}: {why}") from error
-    # An array of a call that is over. That rules close over such is an error of JAX in
-    # most cases; that of `jax.scipy.special.expi`'s derivative does (JAX 0.10).
+    # An array of a call that is over. Usually JAX raises where a rule closes over one;
+    # the derivative of `jax.scipy.special.expi` does so all the same (JAX 0.10).
     if any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts):
         raise _NoRuleError("its rule closes over an array that was being traced")
     return jaxpr

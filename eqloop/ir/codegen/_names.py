@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterator
 
 _IMPORTED = {"base64", "checkpoint_name", "jax", "jnp", "lax", "np", "primitives"}
-# Those that cannot be told from digits are no names that a linter lets pass.
+# Linters reject names that look like digits.
 _RESERVED = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_IMPORTED, *"lIO_"}
 
 

@@ -80,7 +80,7 @@ class Module:
         kind: str = "",
         as_tuple: bool = False,
     ) -> str:
-        """The name of a function of the module that does as a jaxpr does.
+        """The name of a function of the module that does what a jaxpr does.
 
         Args:
             jaxpr: The jaxpr. It is written once for each kind.

@@ -47,7 +47,7 @@ def number(value: Any) -> str | None:
         return "jnp.nan"
     if math.isinf(as_float):
         return "jnp.inf" if as_float > 0 else "-jnp.inf"
-    # The shortest text that is this float32, rather than its float64 to 17 digits.
+    # The shortest text for this float32, rather than 17 digits of its float64.
     text = repr(float(str(value)) if value.dtype == np.float32 else as_float)
     return text.replace("e+", "e")
 
@@ -124,6 +124,6 @@ def _exact(value: np.ndarray) -> str:
 
 
 def _complex(value: complex) -> str:
-    # By its parts: `1 - 0j` and the like lose the signs of zeros.
+    # From its parts: `1 - 0j` would lose the sign of the zero.
     parts = [number(np.float64(part)) for part in (value.real, value.imag)]
     return f"complex({parts[0]}, {parts[1]})"
