@@ -167,6 +167,53 @@ def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJax
     return jex.ClosedJaxpr(live, program.consts)
 
 
+@functools.lru_cache(maxsize=512)
+def parted(
+    program: jex.ClosedJaxpr, known: Flags
+) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
+    """A program in two: what some inputs alone decide, and the rest.
+
+    What is computed from no input at all, such as zeros of some shape, is cheaper to
+    make again than to hand on, and belongs to both.
+
+    Args:
+        program: The program, with nothing in it that its outputs do not need.
+        known: Which of its inputs are known beforehand.
+
+    Returns:
+        A program from the known inputs to what the other one needs of them; and one
+        from that, followed by the other inputs, to the outputs.
+    """
+    jaxpr = program.jaxpr
+    first, rest, free = list[Any](), list[Any](), set(jaxpr.constvars)
+    decided = {*pick(jaxpr.invars, known)}
+    for eqn in jaxpr.eqns:
+        inputs = {var for var in eqn.invars if isinstance(var, jex.Var)}
+        if inputs <= free:
+            free.update(eqn.outvars)
+        elif inputs <= free | decided:
+            decided.update(eqn.outvars)
+            first.append(eqn)
+            continue
+        rest.append(eqn)
+    ahead = [eqn for eqn in rest if {*eqn.outvars} <= free]
+    read = [var for eqn in rest for var in eqn.invars] + list(jaxpr.outvars)
+    needed = [var for var in read if isinstance(var, jex.Var) and var in decided]
+    handed = list(dict.fromkeys(needed))
+    others = pick(jaxpr.invars, [not flag for flag in known])
+    parts = (
+        (pick(jaxpr.invars, known), [*ahead, *first], handed),
+        ([*handed, *others], rest, jaxpr.outvars),
+    )
+    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    one, two = (
+        jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars, debug_info=unnamed)
+        for invars, eqns, outvars in parts
+    )
+    close = lambda part: pruned(jex.ClosedJaxpr(part, program.consts))
+    return close(one), close(two)
+
+
 def inputs_read(program: jex.ClosedJaxpr, used: Sequence[bool]) -> list[bool]:
     """Which inputs some outputs of a program are computed from."""
     _, read = partial_eval.dce_jaxpr(program.jaxpr, list(used), instantiate=False)

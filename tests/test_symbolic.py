@@ -43,6 +43,7 @@ WORKS = {
     "a for loop": el.CheckpointedForLoop(jnp.sin),
     "a map": jax.grad(lambda x: jnp.sum(el.Map(jnp.sin)(x))),
     "a state": batched(el.Recursive(2)),
+    "a state together": batched(el.Recursive(2, block=2)),
     "a state in blocks": batched(el.Binomial(2, block=2)),
     "a bounded while loop": stopped(el.BoundedWhileLoop(COND, BODY, max_steps=4)),
     "a batch of whiles": jax.vmap(

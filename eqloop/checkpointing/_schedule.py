@@ -12,6 +12,7 @@ from .engine._levels import Nest, nests
 from .engine._nested import Nested
 from .engine._problem import LoopSpec
 from .engine._revolved import Revolved
+from .engine._together import together
 
 
 class AbstractSchedule(abc.ABC):
@@ -101,10 +102,15 @@ class Recursive(AbstractSchedule):
     Args:
         base: How many segments a level has, at least 2. Less takes less memory and
             more time.
+        block: How many steps are reversed together, at most. They are linearised in one
+            batch, and the cotangents of what all steps share are one product of
+            matrices. That takes memory for so many steps, and makes the gradient of a
+            recurrent cell several times as fast. Steps with branches or loops in them
+            are reversed one by one.
 
     Raises:
-        TypeError: If `base` is not an int.
-        ValueError: If `base` is less than 2.
+        TypeError: If either is not an int.
+        ValueError: If `base` is less than 2, or `block` less than 1.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -125,17 +131,22 @@ class Recursive(AbstractSchedule):
     """
 
     base: int = 16
+    block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_count(self, "base", least=2)
+        _make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
-        block = min(self.base, length) if loop.has_policy else 1
+        reversal = together(loop.problem.step, self.block)
+        stores_residuals = loop.has_policy and self.block == 1
+        block = min(self.base, length) if stores_residuals else 1
         # Without a carry, slots take no memory, and save all recomputation.
         base = self.base if loop.has_carry else length
-        return Layout(Nested(nests(length, max(base, 2), block)))
+        order = Nested(nests(length, max(base, 2), block))
+        return Layout(order, reversal=reversal)
 
 
 @final
@@ -153,10 +164,15 @@ class Chunked(AbstractSchedule):
     Args:
         chunk_size: How many steps a chunk has. If it is not less than the length of
             the loop, there is one chunk, and every carry is stored.
+        block: How many steps are reversed together, at most. They are linearised in one
+            batch, and the cotangents of what all steps share are one product of
+            matrices. That takes memory for so many steps, and makes the gradient of a
+            recurrent cell several times as fast. Steps with branches or loops in them
+            are reversed one by one.
 
     Raises:
-        TypeError: If `chunk_size` is not an int.
-        ValueError: If `chunk_size` is less than 1.
+        TypeError: If either is not an int.
+        ValueError: If either is less than 1.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -176,21 +192,24 @@ class Chunked(AbstractSchedule):
     """
 
     chunk_size: int
+    block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_count(self, "chunk_size")
+        _make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
         length = loop.length
         chunk = min(self.chunk_size, length)
         count, rest = divmod(length, chunk)
-        if not loop.has_policy:
+        if not loop.has_policy or self.block > 1:
             levels = (chunk,) if chunk == length else (count, chunk)
             parts = [Nest(levels)] + [Nest((rest,))] * (rest > 0)
         else:
             parts = [Nest((count,), chunk)] + [Nest((1,), rest)] * (rest > 0)
-        return Layout(Nested(tuple(parts)))
+        reversal = together(loop.problem.step, self.block)
+        return Layout(Nested(tuple(parts)), reversal=reversal)
 
 
 @final

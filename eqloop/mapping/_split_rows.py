@@ -108,7 +108,7 @@ class SplitRows:
         """The rows of one device."""
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], AlongAxes]:
-            f, arguments = _joined(self.arguments, rest, whole)
+            f, arguments = _join_whole(self.arguments, rest, whole)
             return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
 
         def call(f: Callable[..., Any], arguments: AlongAxes) -> OpenedMap:
@@ -144,7 +144,7 @@ class SplitRows:
         """One program for all rows."""
 
         def run(whole: Arrays, xs: Arrays) -> Any:
-            f, arguments = _joined(self.arguments, rest, whole)
+            f, arguments = _join_whole(self.arguments, rest, whole)
             args, kwargs = arguments.rest.join(self._constrained(xs))
             axes = dict(in_axes=self.in_axes, out_axes=self.out_axes)
             return Vmap(f, axis_name=self.axis, **axes)(*args, **kwargs)
@@ -180,7 +180,7 @@ class _HasCollectives(Exception):
     """Raised where a device has several rows and `f` speaks to all of them."""
 
 
-def _joined(
+def _join_whole(
     arguments: AlongAxes, rest: Rest, whole: Arrays
 ) -> tuple[Callable[..., Any], AlongAxes]:
     """`f` and the arguments, with other arrays for those that are not mapped."""

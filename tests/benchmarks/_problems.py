@@ -31,6 +31,24 @@ class Gru(eqx.Module):
         return self.cell(x, h), None
 
 
+class Lstm(eqx.Module):
+    """A batch of long short-term memories."""
+
+    cell: eqx.nn.LSTMCell
+
+    def __call__(self, states: Any, xs: jax.Array) -> tuple[Any, None]:
+        return jax.vmap(self.cell)(xs, states), None
+
+
+class Tanh(eqx.Module):
+    """The oldest recurrent cell: `h <- tanh(W h + x)`."""
+
+    weight: jax.Array
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(self.weight @ h + x), None
+
+
 class Wave(eqx.Module):
     """Leapfrog of the wave equation on a torus: a large carry, a small x."""
 
@@ -85,6 +103,19 @@ def gru(length: int, width: int = 32) -> tuple[Gru, jax.Array, jax.Array]:
     bias = cell.bias.at[width : 2 * width].set(6.0)
     cell = eqx.tree_at(lambda cell: cell.bias, cell, bias)
     return Gru(cell), jr.normal(h_key, (width,)), jr.normal(x_key, (length, width))
+
+
+def lstm(length: int, width: int, batch: int) -> tuple[Lstm, Any, jax.Array]:
+    """A batch of states; `xs` is `(length, batch, width)`."""
+    cell = Lstm(eqx.nn.LSTMCell(width, width, key=jr.key(5)))
+    state = jnp.zeros((batch, width))
+    return cell, (state, state), jr.normal(jr.key(6), (length, batch, width))
+
+
+def tanh_rnn(length: int, width: int) -> tuple[Tanh, jax.Array, jax.Array]:
+    """A state of so many numbers; `xs` is `(length, width)`."""
+    weight = jr.orthogonal(jr.key(7), width)
+    return Tanh(weight), jnp.zeros(width), jr.normal(jr.key(8), (length, width))
 
 
 def wave(length: int, size: int) -> tuple[Wave, Any, jax.Array]:

@@ -12,7 +12,7 @@ from ..marks import slow
 from .memory import gradient
 from .steps import recurrent
 
-SCHEDULES = [el.Recursive(3), el.Chunked(4), el.Binomial(4)]
+SCHEDULES = [el.Recursive(3), el.Chunked(4, block=4), el.Binomial(4)]
 MORE = [el.Binomial(4, block=3), slow(el.Budget("8KiB"), id="a budget")]
 
 

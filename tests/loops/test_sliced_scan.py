@@ -19,7 +19,12 @@ from ..checkpointing.engine.test_engine import Counter
 from ..marks import slow
 from .test_scan import assert_close, calls, lax_scan, step, weigh
 
-QUICK = (el.Recursive(3), el.Chunked(4), el.Binomial(2, block=3), el.Budget("1 MiB"))
+QUICK = (
+    el.Recursive(3),
+    el.Chunked(4, block=2),
+    el.Binomial(2, block=3),
+    el.Budget("1 MiB"),
+)
 SLOW = (el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))
 name = lambda value: getattr(value, "__name__", str(value))
 

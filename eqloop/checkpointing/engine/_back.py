@@ -90,6 +90,21 @@ class Back(abc.ABC):
         """Whether it takes things back past several steps at once."""
         return False
 
+    @property
+    def joins_steps(self) -> bool:
+        """Whether it has `joined`."""
+        return False
+
+    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        """What all steps of a block give together, without what is carried on.
+
+        Args:
+            loop: The loop over the block.
+            inputs: Consts, the carry before each step, and the block's part of `xs`.
+            ends: What is carried back to each step, and what it gets besides.
+        """
+        raise TypeError(f"{type(self).__name__} takes steps back one by one.")
+
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         """The same for steps that are rewritten, and of the same types."""
@@ -160,6 +175,28 @@ class Pull(Back):
         _, pull = jax.vjp(block, *map(pick, inputs, self.active))
         return Taken(*pull(tuple(map(list, ends))))
 
+    @property
+    def joins_steps(self) -> bool:
+        return True
+
+    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        # The cotangents of what all steps share are those of the batch of steps: one
+        # product of matrices, where step by step each would add an outer product.
+        step, (consts, carries, xs) = self.step, inputs
+        if self.policy is not None:
+            step = jax.checkpoint(step, policy=self.policy)
+        each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
+
+        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+            own = map(put, (consts, xs), (self.active.consts, self.active.xs), marked)
+            after, ys = each(next(own), carries, next(own))
+            return pick(after, self.active.carry), pick(ys, self.wanted)
+
+        marked = pick(consts, self.active.consts), pick(xs, self.active.xs)
+        _, pull = jax.vjp(block, *marked)
+        sums, ct_xs = pull(tuple(map(list, ends)))
+        return Taken(sums, [], ct_xs)
+
 
 @dataclasses.dataclass(frozen=True)
 class Derived(Back):
@@ -218,12 +255,24 @@ class Pushed(Derived):
         return self.of.x_of * 2
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        return self._pushed(self.of, loop, inputs, ends)
+
+    @property
+    def joins_steps(self) -> bool:
+        return self.of.joins_steps
+
+    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        return self._pushed(self.of.joined, loop, inputs, ends)
+
+    def _pushed(
+        self, take: Callable[..., Taken], loop: Loop, inputs: Inputs, ends: Ends
+    ) -> Taken:
         loop, inputs, dots = self._open(loop, inputs)
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
         def run(marked: list[Any], ends: list[Any]) -> Taken:
-            return self.of(loop, list(map(put, inputs, self.active, marked)), ends)
+            return take(loop, list(map(put, inputs, self.active, marked)), ends)
 
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
@@ -346,7 +395,7 @@ def onward(back: Back, step: Step, loop: Loop) -> Step:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
-        reverse = lambda *ends: _one(back, loop, (consts, carry[lead:], x), ends)
+        reverse = lambda *ends: one(back, loop, (consts, carry[lead:], x), ends)
         _, pull = jax.vjp(reverse, *ends)
         ct_carried, ct_z = pull(Taken(*cts))
         return [*after, *ct_carried], ct_z
@@ -359,7 +408,7 @@ def onward(back: Back, step: Step, loop: Loop) -> Step:
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 
 
-def _one(back: Back, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+def one(back: Back, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
     """A reversal of one step, of which all is given without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
     loop = _over(loop.part(1), x)

@@ -160,7 +160,9 @@ def _reverse_level(
     cts: Cotangents,
 ) -> Cotangents:
     """Reverses a nest whose outermost carries are stored from a row on."""
-    count, (_, *inner) = _count(nest, start, sweep.count), nest.levels
+    count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
+    if nest.stride == 1:
+        return sweep.pull_each(carries, row, start, count, most, cts)
 
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
@@ -172,7 +174,7 @@ def _reverse_level(
         filled = _fill_nest(sweep, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
-    unroll = 1 if inner else min(sweep.loop.unroll, nest.levels[0])
+    unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 

@@ -18,7 +18,7 @@ from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
 from ._layout import Layout
 from ._loop import Loop
-from ._order import AbstractSlotOrder
+from ._reversals import ByResiduals
 from ._segmented import Segmented
 from ._step import Step, reaching
 
@@ -128,7 +128,8 @@ class LoopSpec:
         The carry at the start of each segment is stored by the primal. On the way back,
         last segment first, each is run again from there, and is reversed as its own
         schedule plans; a segment of one step is reversed at once. Equal segments that
-        follow one another share one loop in the program.
+        follow one another share one loop in the program. Steps are reversed together
+        if all schedules have the same `block`.
 
         Args:
             segments: How many steps each segment has, and the schedule for it. With
@@ -146,7 +147,8 @@ class LoopSpec:
         Examples:
             See [`AbstractSchedule`][eqloop.AbstractSchedule].
         """
-        orders = [self._order_of(count, schedule) for count, schedule in segments]
+        layouts = [self._layout_of(count, schedule) for count, schedule in segments]
+        orders = [layout.order.as_part() for layout in layouts]
         owner = type(self.problem.planner).__name__
         if sum(order.length for order in orders) != self.length:
             lengths = ", ".join(str(order.length) for order in orders)
@@ -156,10 +158,12 @@ class LoopSpec:
                 f"{lengths or 'none'}."
             )
         parts = [(len(list(same)), order) for order, same in itertools.groupby(orders)]
-        return Layout(Segmented(tuple(parts)))
+        reversals = {layout.reversal for layout in layouts}
+        reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
+        return Layout(Segmented(tuple(parts)), reversal=reversal)
 
-    def _order_of(self, count: Any, schedule: Any) -> AbstractSlotOrder:
-        """The order of a segment, as its schedule plans it."""
+    def _layout_of(self, count: Any, schedule: Any) -> Layout:
+        """The layout of a segment, as its schedule plans it."""
         owner = type(self.problem.planner).__name__
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise TypeError(
@@ -176,15 +180,14 @@ class LoopSpec:
         loop = self.problem.loop.part(count)
         problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
         layout = problem.layout(self.active)
-        # All that a segment has of a layout is the order.
-        if layout != Layout(layout.order):
+        if layout.slots != Layout(layout.order).slots:
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "
                 f"those of {schedule!r}. Pass the schedule without it to `loop.cut`, "
                 f"and have those of the primal on the host: "
                 f"`el.Offload({owner}(...))`."
             )
-        return layout.order.as_part()
+        return layout
 
     @property
     def has_policy(self) -> bool:

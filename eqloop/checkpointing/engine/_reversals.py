@@ -34,6 +34,35 @@ class AbstractReversal(abc.ABC):
             cts: The cotangents behind it.
         """
 
+    def each(
+        self,
+        sweep: "Sweep",
+        carries: Carries,
+        row: Any,
+        start: Any,
+        count: Any,
+        most: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        """Takes cotangents past steps whose carries are all stored: one by one.
+
+        Args:
+            sweep: The loop, and what is done to its steps.
+            carries: The carries.
+            row: Where that before the first step is.
+            start: The position of the first step.
+            count: How many steps there are.
+            most: How many there are at most.
+            cts: The cotangents behind them.
+        """
+
+        def body(i: Any, cts: "Cotangents") -> "Cotangents":
+            i = count - 1 - i
+            return sweep.pull(carries.read(row + i), start + i, 1, cts)
+
+        unroll = min(sweep.loop.unroll, most)
+        return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
     @abc.abstractmethod
     def block_bytes(self, cost: StepCost, count: int) -> int:
         """The bytes that a block takes while it is reversed."""
@@ -83,16 +112,22 @@ def _step_by_step(
     JAX would store residuals of the block here, too. But what it makes of a loop when
     it is differentiated twice is not always what it makes of the steps (JAX 0.10).
     """
-    carries = DeviceSlots().filled(carry, count)
+    carries = carries_within(sweep, carry, start, count)
+
+    def back(i: Any, cts: "Cotangents") -> "Cotangents":
+        i = count - 1 - i
+        return sweep.take(carries.read(i), start + i, 1, cts)
+
+    return lax.fori_loop(0, count, back, cts)
+
+
+def carries_within(sweep: "Sweep", carry: Arrays, start: Any, count: int) -> Carries:
+    """The carry before each step of a block, given the first of them."""
 
     def fill(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
         carry, carries = state
         carry = sweep.walk.next(carry, start + i)
         return carry, carries.write(carry, i + 1)
 
-    def back(i: Any, cts: "Cotangents") -> "Cotangents":
-        i = count - 1 - i
-        return sweep.take(carries.read(i), start + i, 1, cts)
-
-    _, carries = lax.fori_loop(0, count - 1, fill, (list(carry), carries))
-    return lax.fori_loop(0, count, back, cts)
+    carries = DeviceSlots().filled(carry, count)
+    return lax.fori_loop(0, count - 1, fill, (list(carry), carries))[1]

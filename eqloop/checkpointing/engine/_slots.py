@@ -18,7 +18,7 @@ from ..._constant import constant
 from ..._partition import Arrays
 from ...progress import tied
 from ._forward import Walk, zero
-from ._loop import Loop, element, opaque, stack_of, stack_type, store
+from ._loop import Loop, element, opaque, part, stack_of, stack_type, store
 from ._metered import hops, metered_scan
 from ._order import AbstractSlotOrder
 from ._step import Step
@@ -43,6 +43,11 @@ class AbstractSlots(abc.ABC):
     @abc.abstractmethod
     def read(self, array: Any, row: Any) -> Any:
         """What is in a row of an array of them, on the device."""
+
+    def read_part(self, array: Any, row: Any, count: int) -> Any:
+        """What is in so many rows from one on."""
+        rows = row + jnp.arange(count, dtype=jnp.int32)
+        return lax.map(lambda row: self.read(array, row), rows)
 
     @abc.abstractmethod
     def write(self, array: Any, leaf: Any, row: Any) -> Any:
@@ -103,6 +108,11 @@ class Carries:
         leaves = [self.slots.read(array, row) for array in self.arrays]
         return list(map(_restored, leaves, self.dtypes))
 
+    def read_part(self, row: Any, count: int) -> list[Any]:
+        """The carries in so many rows from one on, along the leading axis."""
+        leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
+        return list(map(_restored, leaves, self.dtypes))
+
     def write(self, carry: Arrays, row: Any) -> "Carries":
         """The same with a carry in a row."""
         arrays = [
@@ -134,6 +144,9 @@ class DeviceSlots(AbstractSlots):
 
     def read(self, array: Any, row: Any) -> Any:
         return element(array, row)
+
+    def read_part(self, array: Any, row: Any, count: int) -> Any:
+        return part(array, row, count)
 
     def write(self, array: Any, leaf: Any, row: Any) -> Any:
         return store(array, leaf, row)

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 from ..._partition import Arrays
 from ...progress import Gauge
-from ._back import Back
+from ._back import Back, Taken
 from ._forward import FROM_START, Walk, shifted
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
 from ._reversals import AbstractReversal
+from ._slots import Carries
 from ._step import Step
 
 
@@ -117,17 +118,42 @@ class Sweep:
     ) -> Cotangents:
         """Reverses a block of `count` steps, given the carry before it."""
         cts = self.reversal(self, carry, start, count, cts)
-        return self._tell(start, count, cts)
+        return self.told(start, count, cts)
+
+    def pull_each(
+        self, carries: Carries, row: Any, start: Any, count: Any, most: int, cts: Any
+    ) -> Cotangents:
+        """Reverses steps whose carries are all stored.
+
+        Args:
+            carries: The carries.
+            row: Where that before the first step is.
+            start: The position of the first step.
+            count: How many steps there are.
+            most: How many there are at most.
+            cts: The cotangents behind them.
+        """
+        return self.reversal.each(self, carries, row, start, count, most, cts)
 
     def take(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past `count` steps by the `Back`."""
+        at, xs, zs = self.block(start, count)
+        inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
+        return self.added(cts, self.back(self.loop.part(count), inputs, ends), at)
+
+    def block(self, start: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+        """The smallest index of `count` steps from a position on, their `xs` and `zs`.
+
+        The `xs` lie along `loop.x_axes`, and the `zs` along their first axis.
+        """
         start = shifted(start, self.first)
-        xs = self.loop.block(self.xs, start, count)
         at = self.loop.block_start(start, count)
-        inputs, ends = (self.consts, carry, xs), (cts.carry, self._zs(at, count))
-        taken = self.back(self.loop.part(count), inputs, ends)
+        return at, self.loop.block(self.xs, start, count), self._zs(at, count)
+
+    def added(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+        """The cotangents before a block, whose smallest index is `at`."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         return Cotangents(
             [a + b for a, b in zip(cts.consts, taken.sums, strict=True)],
@@ -139,7 +165,7 @@ class Sweep:
             cts.number,
         )
 
-    def _tell(self, start: Any, count: int, cts: Cotangents) -> Cotangents:
+    def told(self, start: Any, count: int, cts: Cotangents) -> Cotangents:
         """Has the bar move by a block, if there is one."""
         if self.gauge is None:
             return cts

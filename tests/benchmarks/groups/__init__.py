@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._comparison import Comparison
 from ._budget import budget, million
+from ._cells import cells
 from ._debug import debug
 from ._frontier import frontier
 from ._length import length
@@ -56,6 +57,12 @@ GROUPS: Mapping[str, Group] = {
         "More schedules on the same loop, beside some of those above, and what each "
         "is meant to reach.",
         recurrent,
+    ),
+    "cells": Group(
+        "Recurrent cells",
+        "Cells of Equinox, single and in batches, whose steps are reversed one by one "
+        "and together.",
+        cells,
     ),
     "scaling": Group(
         "A step in a short loop and in a long one",

@@ -21,6 +21,8 @@ SCHEDULES = (
     el.StoreAll(),
     el.Recursive(3),
     el.Chunked(5),
+    el.Chunked(5, block=5),
+    el.Recursive(3, block=2),
     el.Binomial(1),
     el.Binomial(4),
     el.Binomial(99),

@@ -1,0 +1,193 @@
+"""Steps that are reversed together: what is sequential, and all else in one batch.
+
+The gradient of a step has three parts, of which one alone has to wait for the step
+after it. First the step is linearised where it has been; that is known beforehand.
+Then the cotangents of its carry are taken back through the linear map. At last
+those of the parameters and of `xs` are made of the cotangents that went through it. So
+in the backward sweep of many steps, the first part is one batch of them all, the second
+a loop of little more than products of a matrix and a vector, and the third a batch
+again: the cotangents of a weight are then one product of matrices, where step by step
+each adds an outer product to them.
+
+Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky and
+P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
+[arXiv:1604.01946](https://arxiv.org/abs/1604.01946), section 3.2).
+"""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ..._equations import equations, formula_of
+from ..._partition import Arrays, Flags, pick, put, split
+from ..._programs import has_rules, parted, pruned, pushed, run, traced
+from ..._reaching import reached
+from ..._tangents import is_inexact
+from ._back import Back, one
+from ._costs import Rates, StepCost
+from ._loop import Loop
+from ._reversals import AbstractReversal, ByResiduals, carries_within
+from ._slots import Carries
+from ._step import Step
+
+if TYPE_CHECKING:
+    from ._sweep import Cotangents, Sweep
+
+_CONTROL = frozenset({"cond", "while", "scan", "shard_map", "pure_callback"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(AbstractReversal):
+    """Steps one after the other whose carries are known are reversed in batches.
+
+    Attributes:
+        size: How many steps a batch has at most.
+    """
+
+    size: int
+
+    def __call__(
+        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+    ) -> "Cotangents":
+        if count == 1:
+            return sweep.take(carry, start, 1, cts)
+        carries = carries_within(sweep, carry, start, count)
+        return _joined(sweep, carries, 0, start, count, cts)
+
+    def each(
+        self,
+        sweep: "Sweep",
+        carries: Carries,
+        row: Any,
+        start: Any,
+        count: Any,
+        most: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        size = most // -(-most // self.size)
+        if size == 1 or not sweep.back.joins_steps:
+            return super().each(sweep, carries, row, start, count, most, cts)
+        batches = count // size
+        within = batches * size
+        left = count - within
+        if not isinstance(left, int) or left:
+            at = (row + within, start + within)
+            cts = super().each(sweep, carries, *at, left, size - 1, cts)
+
+        def body(i: Any, cts: "Cotangents") -> "Cotangents":
+            offset = (batches - 1 - i) * size
+            cts = _joined(sweep, carries, row + offset, start + offset, size, cts)
+            return sweep.told(start + offset, size, cts)
+
+        return lax.fori_loop(0, batches, body, cts)
+
+    def block_bytes(self, cost: StepCost, count: int) -> int:
+        count = self.size if count == 1 else count
+        return cost.ct_consts + count * bytes_of_step(cost)
+
+    def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        return 0.0
+
+
+def together(step: Step, size: int) -> AbstractReversal:
+    """Steps are reversed in batches of so many, if they can be.
+
+    Of a branch a batch runs both sides, and takes derivatives of what the other side
+    was not meant for. So steps with branches and loops, and with effects, are reversed
+    one by one.
+    """
+    return Together(size) if size > 1 and _can_join(step) else ByResiduals()
+
+
+@functools.lru_cache(maxsize=512)
+def _can_join(step: Step) -> bool:
+    if step.jaxpr.effects or not all(map(_is_plain, equations(step.jaxpr))):
+        return False
+    if not has_rules(step.jaxpr, ("custom_jvp_call",)):
+        return True
+    # What a rule does comes out where it is used. That of a `jax.custom_vjp` is not
+    # differentiated again, and so may have branches.
+    marks = tuple(map(is_inexact, step.jaxpr.in_avals))
+    rules = pushed(
+        step.jaxpr, (marks,), (tuple(map(is_inexact, step.jaxpr.out_avals)),)
+    )
+    return all(map(_is_plain, equations(rules)))
+
+
+def _is_plain(eqn: Any) -> bool:
+    """Whether an equation does the same in a batch, and its derivative, too."""
+    if formula_of(eqn) is not None:
+        return False  # a loop of this library
+    return eqn.primitive.name not in _CONTROL
+
+
+def bytes_of_step(cost: StepCost) -> int:
+    """What each step of a batch takes, roughly: its linear map, twice, and its ends."""
+    return 2 * (cost.residuals + cost.carry) + cost.x + cost.ct_x + cost.ct_y
+
+
+def _joined(
+    sweep: "Sweep",
+    carries: Carries,
+    row: Any,
+    start: Any,
+    count: int,
+    cts: "Cotangents",
+) -> "Cotangents":
+    """Takes cotangents past a batch of steps, whose carries lie from a row on."""
+    loop, back, consts = sweep.loop, sweep.back, sweep.consts
+    at, xs, zs = sweep.block(start, count)
+    before = carries.read_part(row, count)
+    if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
+        before = [jnp.flip(leaf, 0) for leaf in before]
+    known, linear, varies = _parts(back, loop.part(1))
+    x_axes = loop.x_axes[: len(xs)]
+    axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
+    maps = jax.vmap(
+        lambda *inputs: run(known, *inputs),
+        in_axes=axes,
+        out_axes=[0 if flag else None for flag in varies],
+        axis_size=count,
+    )(*consts, *before, *xs, *zs)
+
+    def step(carried: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
+        return run(linear, *put(maps, varies, own), *carried), carried
+
+    carried, ends = lax.scan(
+        step,
+        cts.carry,
+        pick(maps, varies),
+        length=count,
+        reverse=not loop.reverse,
+        unroll=min(loop.unroll, count),
+    )
+    taken = back.joined(loop.part(count), (consts, before, xs), (ends, zs))
+    return sweep.added(cts, taken._replace(carried=carried), at)
+
+
+@functools.lru_cache(maxsize=128)
+def _parts(back: Back, loop: Loop) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
+    """What is carried back past one step, in two programs.
+
+    Returns:
+        A program from consts, carry, `x` and `z` to what is known of a step beforehand;
+        one from that and what is carried back to what is carried on; and what of it
+        differs from step to step.
+    """
+    consts, carry, x = back.types
+    carried, z = back.end_types
+    counts = len(consts), len(carry), len(x), len(z)
+
+    def carry_on(*flat: Any) -> list[Any]:
+        consts, carry, x, z, carried = split(flat, *counts)
+        return one(back, loop, (consts, carry, x), (carried, z)).carried
+
+    program = pruned(traced(carry_on, [*consts, *carry, *x, *z, *carried]))
+    known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
+    varies = (False,) * counts[0] + (True,) * sum(counts[1:])
+    return known, linear, reached(known, varies)

@@ -1,0 +1,120 @@
+"""Steps reversed together: where that is done, and what it takes.
+
+That the numbers are right is tested with those of all other schedules.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing.engine._reversals import ByResiduals
+from eqloop.checkpointing.engine._together import Together
+
+from ..memory import gradient, temp_bytes
+from ..steps import gru, recurrent
+
+
+@jax.custom_jvp
+def branching_rule(x):
+    return x
+
+
+@branching_rule.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return x, jax.lax.cond(x[0] > 0, lambda: t, lambda: 2 * t)
+
+
+def branch(h, x):
+    return jax.lax.cond(h[0] > 0, jnp.sin, jnp.cos, h) + x, None
+
+
+def inner_loop(h, x):
+    return jax.lax.scan(lambda h, _: (jnp.sin(h + x), None), h, length=2)[0], None
+
+
+def inner_planned_loop(h, x):
+    return el.CheckpointedForLoop(jnp.sin)(h + x), None
+
+
+def ruled(h, x):
+    return branching_rule(jnp.sin(h + x)), None
+
+
+def plain(h, x):
+    return jax.nn.gelu(h + x), None
+
+
+def reversal(step):
+    plan = el.Scan(step, schedule=el.Recursive(4, block=3)).plan(
+        jnp.ones(3), jnp.ones(40)
+    )
+    return plan.layout.reversal
+
+
+@pytest.mark.parametrize("step", [branch, inner_loop, inner_planned_loop, ruled])
+def test_steps_with_branches_and_loops_are_reversed_one_by_one(step):
+    assert reversal(step) == ByResiduals()
+
+
+def test_other_steps_are_reversed_together():
+    assert reversal(plain) == Together(3)
+    one_by_one = el.Scan(plain, schedule=el.Recursive(4))
+    assert one_by_one.plan(jnp.ones(3), jnp.ones(40)).layout.reversal == ByResiduals()
+
+
+def test_a_branch_that_was_not_taken_has_no_part_in_the_gradient():
+    def step(h, x):
+        root = lambda: jnp.sqrt(jnp.abs(h - 1))
+        return jax.lax.cond(h > 1, root, lambda: h) * x, None
+
+    scan = el.Scan(step, schedule=el.Chunked(8, block=4))
+    xs = jnp.array([2.0, 0.5, 1.0, 3.0, 0.25, 1.0])
+    loss = lambda scan: jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
+    expected = loss(lambda h, xs: jax.lax.scan(step, h, xs))(1.0)
+    np.testing.assert_allclose(loss(scan)(1.0), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "block"), [(1, 4), (10, 2), (23, 3), (23, 7), (23, 50)]
+)
+def test_any_number_of_steps_at_once(length, block):
+    f, init, xs = gru(length, 4)
+    xs = jnp.sin(jnp.arange(xs.size).reshape(xs.shape))
+    schedule = el.Chunked(10, block=block)
+    found = jax.jit(gradient(schedule))(f, init, xs)
+    expected = jax.jit(gradient(el.StoreAll()))(f, init, xs)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_cotangents_of_a_weight_are_one_product():
+    width, block = 64, 32
+    args = recurrent(128, width)
+    found = temp_bytes(gradient(el.Chunked(128, block=block)), *args)
+    # One more set of cotangents, the carries, and some 10 vectors for each step at
+    # once; not a matrix for each.
+    assert found < 4 * width * (2 * width + 128 + 14 * block) < 4 * block * width**2
+
+
+def test_rows_of_a_table_are_not_made_dense_at_each_step():
+    table, block = jnp.ones((500, 8)), 16
+    ids = jnp.arange(64) % 7
+
+    def loss(table, h):
+        step = lambda h, i: (jnp.tanh(h + table[i]), None)
+        return jnp.sum(el.Scan(step, schedule=el.Chunked(64, block=block))(h, ids)[0])
+
+    found = temp_bytes(jax.grad(loss), table, jnp.ones(8))
+    assert found < 3 * table.nbytes
+
+
+def test_a_plan_knows_what_it_takes():
+    f, init, xs = gru(200)
+    schedule = el.Chunked(200, block=20)
+    plan = el.Scan(f, schedule=schedule).plan(init, xs)
+    measured = temp_bytes(gradient(schedule), f, init, xs)
+    assert measured <= plan.peak_bytes <= 1.2 * measured + 4096
+    assert plan.evaluations == 400
