@@ -1,7 +1,6 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -60,9 +59,10 @@ class AbstractLoop(AbstractTransform):
                 opened.consts,
                 opened.init,
                 opened.xs,
-                loop=dataclasses.replace(opened.loop, meter=meter),
+                loop=opened.loop,
                 schedule=self._schedule(),
                 policy=as_policy(self.policy),
+                meter=meter,
             )
         return opened.close(carry, ys)
 

@@ -223,8 +223,10 @@ class Pushed(Derived):
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
+        of = self.of.mapped(Step.silent)
+
         def run(marked: list[Any], ends: list[Any]) -> Taken:
-            return self.of(loop, list(map(put, inputs, self.active, marked)), ends)
+            return of(loop, list(map(put, inputs, self.active, marked)), ends)
 
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))

@@ -15,7 +15,6 @@ from ..._lists import Arrays
 from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
-from ._metered import hops
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -73,22 +72,15 @@ class HostSlots(AbstractSlots):
         def run(state: Any, stop: Any) -> Any:
             return iterate(move, state, lambda state: stop - state[0], loop.unroll)
 
-        def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
-            row, _ = loop.row(loop.index(state[0] - 1))
-            return [element(b, row) for b in state[2]] if loop.rows else []
-
-        def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
-            number, state = told
+        def segment(state: Any, stop: Any) -> tuple[Any, list[Any]]:
             kept = [jax.device_put(leaf, _HOST) for leaf in self.packed(state[1])]
-            return hops(gauge, number, state, stop, run, last_y), kept
+            return run(state, stop), kept
 
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
-        gauge = loop.gauge
-        number = gauge and gauge.open([*consts, *init, *xs])
-        told = (number, (zero(), list(init), ys))
-        (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
+        state = (zero(), list(init), ys)
+        (_, carry, ys), slots = lax.scan(segment, state, stops)
         return carry, ys, slots
 
 

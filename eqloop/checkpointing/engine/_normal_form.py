@@ -53,18 +53,10 @@ class NormalForm:
 
 
 @functools.lru_cache(maxsize=128)
-def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
-    """The normal form of a step.
-
-    Args:
-        step: The step.
-        keeps_carry: Whether all leaves of the carry are to be in that of the result,
-            and in their places.
-    """
+def normal_form(step: Step) -> NormalForm:
+    """The normal form of a step."""
     refs = tuple(map(is_ref, step.const_types))
     stays = tuple(_stays(step))
-    if keeps_carry:
-        stays = (False,) * len(stays)
     values = [aval.inner_aval for aval in pick(step.const_types, refs)]
     consts, staying = pick(step.const_types, _not(refs)), pick(step.carry_types, stays)
 

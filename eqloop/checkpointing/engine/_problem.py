@@ -63,17 +63,12 @@ class Problem:
         return self.planner.layout(LoopSpec(self, active))
 
     def muted(self, backward: bool) -> "Problem":
-        """The same loop to be run again: without its bars and those in its step.
+        """The same loop to be run again: without the bars in its step.
 
         Args:
             backward: Whether those of backward sweeps are left out, too.
         """
-        meter = self.loop.meter
-        if meter is not None:
-            meter = None if backward else meter.again
-        loop = dataclasses.replace(self.loop, meter=meter)
-        step = self.step.muted(backward)
-        return dataclasses.replace(self, step=step, loop=loop)
+        return dataclasses.replace(self, step=self.step.muted(backward))
 
     def guarded(self) -> "Problem":
         """The same with callbacks that close all bars when they raise."""
@@ -210,7 +205,7 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
 @functools.lru_cache(maxsize=128)
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
     """The loop of the step's jvp: leaves, then the tangents of active ones."""
-    step, loop = problem.step, problem.loop
+    step, loop = problem.step.silent(), problem.loop
     types = (step.const_types, step.carry_types, step.x_types)
 
     def tangent_step(*inputs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -231,11 +226,10 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
         for avals, flags in zip(types, active, strict=True)
     ]
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
-    meter = loop.meter and loop.meter.tangents
     return dataclasses.replace(
         problem,
         step=make_step(tangent_step, *doubled),
-        loop=dataclasses.replace(loop, x_axes=axes, meter=meter),
+        loop=dataclasses.replace(loop, x_axes=axes),
     )
 
 

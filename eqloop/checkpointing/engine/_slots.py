@@ -14,12 +14,11 @@ from jax import lax
 
 from ..._compat import is_widened
 from ..._lists import Arrays
-from ...progress import tied
 from ._constant import constant
 from ._forward import Walk, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
-from ._metered import hops, metered_scan
 from ._order import AbstractSlotOrder
+from ._scan import scan
 from ._step import Step
 
 
@@ -143,10 +142,9 @@ class DeviceSlots(AbstractSlots):
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         by_segments = not (order.has_cheap_rows or step.y_types)
-        if by_segments or loop.meter is not None:
-            consts, xs = opaque(consts), opaque(xs)
         carries = self.filled(init, len(order.starts) + 1)
         if by_segments:
+            consts, xs = opaque(consts), opaque(xs)
             walk = Walk(step, loop, consts, xs)
             return _sweep_by_segments(walk, order, list(init), carries)
         row_of = order.row_of()
@@ -159,9 +157,9 @@ class DeviceSlots(AbstractSlots):
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, carries), y
 
-        state, inputs = (zero(), list(init), carries), (consts, init, xs)
-        number, (_, carry, carries), ys = metered_scan(body, state, [], loop, inputs)
-        return tied(number, (carry, ys, carries.arrays))
+        state = (zero(), list(init), carries)
+        (_, carry, carries), ys = scan(body, state, [], loop)
+        return carry, ys, carries.arrays
 
 
 def _sweep_by_segments(
@@ -173,18 +171,13 @@ def _sweep_by_segments(
     """
     starts = constant([*order.starts, order.length])
 
-    def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
-        number, carry, carries = state
+    def body(row: Any, state: tuple[list[Any], Carries]) -> Any:
+        carry, carries = state
         carries = carries.write(carry, row)
         start, stop = element(starts, row), element(starts, row + 1)
-        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
-        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
-        return number, carry, carries
+        return walk.advance_to(carry, start, stop), carries
 
-    gauge = walk.loop.gauge
-    after = [*walk.consts, *init, *walk.xs]
-    state = (gauge and gauge.open(after), init, carries)
-    _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
+    carry, carries = lax.fori_loop(0, len(order.starts), body, (init, carries))
     return carry, [], carries.arrays
 
 

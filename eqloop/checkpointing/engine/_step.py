@@ -10,10 +10,11 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from ..._formula import type_of
 from ..._lists import Arrays, Flags, split
 from ..._reaching import reached
 from ..._weak_types import strongly_typed
-from ...progress import guarded, muted
+from ...progress import Watched, guarded, muted, silent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,10 @@ class Step:
             backward: Whether those of their backward sweeps are left out, too.
         """
         return self._replace(muted(self.jaxpr, backward))
+
+    def silent(self) -> "Step":
+        """The step to be run beside its tangents: these alone have bars."""
+        return self._replace(silent(self.jaxpr))
 
     def guarded(self) -> "Step":
         """The step, with callbacks that close all bars when they raise."""
@@ -95,6 +100,13 @@ def make_step(
         closed.jaxpr, [True] * len(closed.out_avals), instantiate=True
     )
     return Step(jex.ClosedJaxpr(live, closed.consts), num_consts, num_carry)
+
+
+def watch_step(watched: Watched, step: Step) -> Step:
+    """The step with a progress bar in it."""
+    carry_types = list(map(type_of, watched.init(step.carry_types)))
+    types = step.const_types, carry_types, step.x_types
+    return make_step(watched.step(step), *types).guarded()
 
 
 @functools.lru_cache(maxsize=128)

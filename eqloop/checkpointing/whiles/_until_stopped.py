@@ -17,7 +17,6 @@ from ..engine._repetition import AbstractRepetition, Counted
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
-from ._metered import closed, opened
 from ._until import primal, unconditional
 from ._varying import axes_of, check_consts
 
@@ -38,13 +37,10 @@ class UntilStopped(AbstractRepetition):
     def run(
         self, problem: Problem, layout: Any, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        (consts, init, _), step, loop = inputs, problem.step, problem.loop
-        init = opened(loop.meter, consts, init)
+        (consts, init, _), step = inputs, problem.step
         if layout is None:
-            carry, saved = primal(step, loop.length, consts, init), []
-        else:
-            carry, saved = layout.forward(step, consts, init)
-        carry, saved = closed(loop.meter, carry, (carry, saved))
+            return primal(step, problem.loop.length, consts, init), [], []
+        carry, saved = layout.forward(step, consts, init)
         return carry, [], saved
 
     def saved_types(self, step: Step, layout: Any) -> list[Any]:
