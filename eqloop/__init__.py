@@ -10,6 +10,7 @@ import os as _os
 from jax.extend import source_info_util as _source_info_util
 
 from . import ir
+from ._settings import document_settings as _document_settings
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -126,3 +127,7 @@ __all__ = [
     "policies",
     "unvmap",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        _document_settings(globals()[_name])

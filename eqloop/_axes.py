@@ -1,15 +1,57 @@
 """Which axis of which leaf a loop or map runs over, and how long that axis is."""
 
+import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self
 
-from ._partition import describe, flatten, is_dynamic, paths
-from ._symbolic import is_symbolic
+import jax
+import jax.extend.core as jex
+from jax import export
+
+from ._partition import (
+    Rest,
+    as_array,
+    describe,
+    flatten,
+    is_dynamic,
+    partition,
+    paths,
+)
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
 AxisSpec = int | Callable[[Any], Axis] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AlongAxes:
+    """Trees, out of which the arrays were taken that a loop or map runs over.
+
+    Attributes:
+        arrays: These arrays.
+        axes: The axis of each of them.
+        rest: All else, which is the same for every step or row.
+        length: How many steps or rows there are.
+    """
+
+    arrays: list[jax.Array]
+    axes: tuple[int, ...]
+    rest: Rest
+    length: int
+
+    @classmethod
+    def of(cls, tree: Any, axes: Sequence[Axis], length: int) -> Self:
+        """The arrays along these axes; leaves for which that is `None` are left."""
+        arrays, rest = partition(tree, [axis is not None for axis in axes])
+        found = tuple(axis for axis in axes if axis is not None)
+        return cls(list(map(as_array, arrays)), found, rest, length)
+
+    @property
+    def element_types(self) -> list[Any]:
+        """The types of what one step or row has of the arrays."""
+        pairs = zip(self.axes, map(jax.typeof, self.arrays), strict=True)
+        return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
 
 
 class _HashableTree:
@@ -99,6 +141,17 @@ def resolve_axes(
     ]
 
 
+def axis_sizes(tree: Any, name: str, axes: Sequence[Axis]) -> dict[str, int]:
+    """The path of every leaf that has an axis, and how long that axis is.
+
+    >>> import jax.numpy as jnp
+    >>> axis_sizes((jnp.zeros((2, 3)), "static"), "xs", [1, None])
+    {'xs[0]': 3}
+    """
+    leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
+    return {path: leaf.shape[axis] for path, leaf, axis in leaves if axis is not None}
+
+
 def common_length(
     name: str, sizes: Mapping[str, int], length: int | None = None
 ) -> int:
@@ -149,6 +202,30 @@ def as_length(name: str, length: Any) -> int | None:
     if length < 0:
         raise ValueError(f"{name}: `length` must be at least 0, but it is {length}.")
     return length
+
+
+def is_symbolic(size: Any) -> bool:
+    """Whether a size is not known while tracing: `jax.export` has symbolic ones."""
+    return export.is_symbolic_dim(size)
+
+
+def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
+    """Sees to it that a size is known.
+
+    Args:
+        owner: The name of what needs to know it, for error messages.
+        size: The size.
+        need: What it is needed for.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If it is not known.
+    """
+    if is_symbolic(size):
+        raise ValueError(
+            f"{owner}: {need} takes a number that is known when tracing, but here it "
+            f"is symbolic, {size}. {instead}."
+        )
 
 
 def broadcast_prefix(

@@ -13,8 +13,9 @@ import jax
 import jax.core
 import jax.ref
 import jax.tree_util as jtu
+from jax import lax
 
-from ._reaching import inner_programs
+from ._equations import equations
 
 # JAX gives these classes no public name.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
@@ -27,6 +28,11 @@ def is_ref(x: Any) -> bool:
         return True
     is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
     return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
+def without_derivatives(tree: Any) -> Any:
+    """The arrays as constants of a derivative; references stay what they are."""
+    return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
 
 
 def refuse_refs(owner: str, tree: Any, name: str) -> None:
@@ -94,23 +100,15 @@ def refuse_refs_in_rules(program: Any, instead: str) -> None:
     Raises:
         ValueError: If a function with a backward rule is given a reference.
     """
-    if _gives_refs_to_rules(program):
+    given = (
+        eqn for eqn in equations(program) if eqn.primitive.name.startswith("custom_vjp")
+    )
+    if any(is_ref(var.aval) for eqn in given for var in eqn.invars):
         raise ValueError(
             "A function with a `jax.custom_vjp` in the step is given a reference "
             "(`jax.new_ref`), and the gradient of this loop runs the step with one of "
             f"its own. {instead}, or return what the rule would write as a cotangent."
         )
-
-
-def _gives_refs_to_rules(program: Any) -> bool:
-    return any(
-        (
-            eqn.primitive.name.startswith("custom_vjp")
-            and any(is_ref(var.aval) for var in eqn.invars)
-        )
-        or any(map(_gives_refs_to_rules, inner_programs(eqn)))
-        for eqn in program.eqns
-    )
 
 
 def _any_of(effects: Iterable[Any], names: tuple[str, ...]) -> bool:

@@ -1,31 +1,148 @@
-"""Changes equations of a program, wherever in it they are."""
+"""The equations of programs: finding them, and rewriting them, however deep they are.
 
-from collections.abc import Callable
-from typing import Any
+A program is a closed jaxpr. In JAX 0.10 an equation may also hold an open one, which
+has no constants.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax.extend.core as jex
+from jax.extend.core import primitives
+
+from ._compat import CALLS, close, is_open
+
+Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
+# From an equation to the programs in it that count.
+Inside: TypeAlias = Callable[[Any], Sequence[Any]]
+
+# The primitives whose jaxprs are programs like the one around them, so that any program
+# of the same meaning may take their place. A `reduce` or a Pallas kernel, say, holds a
+# jaxpr that is no such thing.
+_CALLS = frozenset(
+    {
+        primitives.cond_p,
+        primitives.custom_jvp_call_p,
+        primitives.custom_vjp_call_p,
+        primitives.scan_p,
+        primitives.while_p,
+    }
+)
+_CALL_NAMES = frozenset({*CALLS, "shard_map"})
 
 
-def map_equations(program: Any, change: Callable[[Any], Any]) -> Any:
+def programs_in(eqn: Any) -> list[Any]:
+    """All programs that an equation runs."""
+    programs = list(jex.jaxprs_in_params(eqn.params))
+    if (primitive := eqn.params.get("_prim")) is not None:
+        programs += getattr(primitive, "jaxprs", ())  # one of this library
+        if (traced := getattr(primitive, "traced", None)) is not None:
+            programs.append(traced.jaxpr)  # a custom derivative (JAX 0.12)
+    return programs
+
+
+def rewritable_programs(eqn: Any) -> list[jex.ClosedJaxpr]:
+    """The programs in an equation that may be rewritten, closed."""
+    found: list[jex.ClosedJaxpr] = []
+
+    def note(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        found.append(program)
+        return program
+
+    map_programs(eqn, note)
+    return found
+
+
+def equations(program: Any, inside: Inside = programs_in) -> Iterator[Any]:
+    """All equations of a program, each followed by those of the programs in it.
+
+    Args:
+        program: The program.
+        inside: Which programs in an equation to look into.
+    """
+    for eqn in program.eqns:
+        yield from equations_of(eqn, inside)
+
+
+def equations_of(eqn: Any, inside: Inside = programs_in) -> Iterator[Any]:
+    """An equation, followed by those of the programs in it."""
+    yield eqn
+    for program in inside(eqn):
+        yield from equations(program, inside)
+
+
+def formula_of(eqn: Any) -> Any | None:
+    """The primitive of this library that an equation is, if it is one."""
+    # The file of that class needs this one.
+    primitive = eqn.params.get("_prim")
+    return primitive if hasattr(primitive, "rewritten") else None
+
+
+def map_equations(
+    program: jex.ClosedJaxpr, change: Callable[[Any], Any]
+) -> jex.ClosedJaxpr:
     """A program with its equations changed, the inner programs of equations first.
 
     Rules that a program only holds as a Python function, as for a `jax.custom_vjp`,
     stay what they are.
 
     Args:
-        program: A `Jaxpr` or a `ClosedJaxpr`.
+        program: The program.
         change: From an equation to the one to have in its place.
 
     Returns:
         The program with these; the very same object if they all are the same.
     """
-    if not isinstance(program, jex.Jaxpr):
-        inner = map_equations(program.jaxpr, change)
-        return program if inner is program.jaxpr else program.replace(jaxpr=inner)
-    eqns = [change(_map_params(eqn, change)) for eqn in program.eqns]
-    if all(new is old for new, old in zip(eqns, program.eqns, strict=True)):
-        return program
-    return program.replace(eqns=eqns)
+
+    def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
+        inner = lambda param: _map_param(param, rewrite)
+        eqns = [change(map_params(eqn, inner)) for eqn in program.eqns]
+        if _same(eqns, program.eqns):
+            return program
+        return jex.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+
+    return rewrite_everywhere(level, program)
+
+
+def rewrite_everywhere(
+    level: Callable[[jex.ClosedJaxpr, Rewrite], jex.ClosedJaxpr],
+    program: jex.ClosedJaxpr,
+) -> jex.ClosedJaxpr:
+    """Rewrites a program and those inside of it.
+
+    A program that is called in several places is rewritten once, and stays shared.
+
+    Args:
+        level: Rewrites one level; it is also given the function for those below.
+        program: The program.
+    """
+    # The program is kept with its result, so that its id cannot become another's.
+    done: dict[int, tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]] = {}
+
+    def rewrite(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        if id(program) not in done:
+            done[id(program)] = program, level(program, rewrite)
+        return done[id(program)][1]
+
+    return rewrite(program)
+
+
+def map_programs(eqn: Any, rewrite: Rewrite) -> Any:
+    """The equation with other programs, where any of the same meaning will do.
+
+    Args:
+        eqn: The equation.
+        rewrite: From a program to one of the same meaning and signature.
+
+    Returns:
+        The equation with these; the very same object if they all are the same.
+    """
+    if (formula := formula_of(eqn)) is not None:
+        new = formula.rewritten(rewrite)
+        return eqn if new is formula else eqn.replace(params={"_prim": new})
+    if not (eqn.primitive in _CALLS or eqn.primitive.name in _CALL_NAMES):
+        return eqn
+    return map_params(eqn, lambda param: _map_param(param, rewrite))
 
 
 def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
@@ -36,14 +153,19 @@ def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
     return eqn.replace(params=params)
 
 
-def _map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    def changed(value: Any) -> Any:
-        if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
-            return map_equations(value, change)
-        if type(value) in (tuple, list):
-            new = type(value)(map(changed, value))
-            same = all(a is b for a, b in zip(new, value, strict=True))
-            return value if same else new
-        return value
+def _map_param(param: Any, rewrite: Rewrite) -> Any:
+    if isinstance(param, jex.ClosedJaxpr):
+        return rewrite(param)
+    if is_open(param):
+        closed = close(param)
+        new = rewrite(closed)
+        return param if new is closed else new.jaxpr
+    # Branches; a named tuple is not one of ours to rebuild.
+    if type(param) in (tuple, list):
+        new = type(param)(_map_param(entry, rewrite) for entry in param)
+        return param if _same(new, param) else new
+    return param
 
-    return map_params(eqn, changed)
+
+def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))

@@ -27,59 +27,29 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
-from ._lists import Flags, interleave, pick, put
+from ._doubled import Doubled, Leftover, Source
+from ._partition import Flags, interleave, pick, put
+from ._programs import vmap
 from ._reaching import names_axis
-from ._recall import remember
 from ._tangents import (
     instantiated,
     is_inexact,
     is_zero,
+    tangent_types,
     zero_cotangent,
     zero_tangent,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Doubled:
-    """A formula that computes the outputs of another one along with their tangents.
-
-    Its inputs are, in some order, those of the other one and their tangents; its
-    outputs likewise.
+class Formula(HiPrimitive):
+    """A primitive on nested lists and tuples of arrays.
 
     Attributes:
-        formula: The formula.
-        uses: Which inputs of the other one it takes.
-        takes: Of which of them it takes tangents. They may be more than have one, for
-            what is carried along in a loop.
-        ins: Which of its inputs are tangents.
-        gives: Of which outputs of the other one it gives tangents.
-        outs: Which of its outputs are tangents.
+        leftover: Where its tangents may leave its outputs; no parameter, since it does
+            not matter to what the formula means.
     """
 
-    formula: "Formula"
-    uses: Flags
-    takes: Flags
-    ins: Flags
-    gives: Flags
-    outs: Flags
-
-    def arrange(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        """The inputs of the formula, from flat inputs and tangents of the other one."""
-        tangents = instantiated(pick(tangents, self.takes))
-        flat = interleave(self.ins, pick(primals, self.uses), tangents)
-        return self.formula.in_tree.unflatten(flat)
-
-    def primals(self, flat: Sequence[Any]) -> list[Any]:
-        """Of what there is one for each input of the formula: that of the other one.
-
-        It is `None` for an input that is not used.
-        """
-        of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
-        return put([None] * len(self.uses), self.uses, of_primals)
-
-
-class Formula(HiPrimitive):
-    """A primitive on nested lists and tuples of arrays."""
+    leftover: Leftover | None = None
 
     def doubled(self, moves: Flags) -> Doubled:
         """The formula that computes tangents as well, if these inputs have one."""
@@ -155,6 +125,15 @@ class Formula(HiPrimitive):
         """
         return self
 
+    @property
+    def expanded(self) -> jex.ClosedJaxpr:
+        """What it does, in primitives of JAX and on flat inputs and outputs."""
+
+        def run(*flat: Any) -> list[Any]:
+            return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
+
+        return jax.make_jaxpr(run)(*self.in_avals_flat)
+
     def with_params(self, **params: Any) -> Self:
         """The same with other parameters, for inputs and outputs of the same types."""
         if all(value is self.params[name] for name, value in params.items()):
@@ -177,9 +156,12 @@ class Formula(HiPrimitive):
 
     def jvp(self, primals: Any, tangents: Any) -> Any:
         # The tangents come first, since they may leave the primal behind for `recall`.
-        moves = self._moves(tangents)
-        tangents = self._tangents(moves, primals, tangents)
-        return self.settled(moves, reverse=False)(*primals), tangents
+        moves, leftover = self._moves(tangents), Leftover()
+        tangents = self._tangents(moves, primals, tangents, leftover)
+        primal = self.settled(moves, reverse=False)._given(leftover)
+        outs = primal(*primals)
+        leftover.close()
+        return outs, tangents
 
     def lin(self, nzs_in: Any, *primals: Any) -> Any:
         moves = self._marks(nzs_in)
@@ -221,7 +203,7 @@ class Formula(HiPrimitive):
         if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
         formula, args, out_dims = self.batched(axis_data, args, dims)
-        unflatten = self.out_tree.unflatten
+        formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
         return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
     # For those who work with flat inputs and outputs.
@@ -249,13 +231,33 @@ class Formula(HiPrimitive):
         marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
         return self._marks(self.in_tree.unflatten(marks))
 
-    def _tangents(self, moves: Flags, primals: Any, tangents: Any) -> Any:
-        """The tangents of all outputs, symbolic zeros among them."""
+    def _given(self, leftover: Leftover | None) -> Self:
+        """The same, whose outputs may have been left there."""
+        new = copy.copy(self)
+        new.leftover = leftover
+        return new
+
+    def _tangents(
+        self,
+        moves: Flags,
+        primals: Any,
+        tangents: Any,
+        leftover: Leftover | None = None,
+    ) -> Any:
+        """The tangents of all outputs, symbolic zeros among them.
+
+        Args:
+            moves: Which inputs have a tangent.
+            primals: The inputs.
+            tangents: Their tangents.
+            leftover: Where to leave the primal outputs, if they will be asked for.
+        """
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
         if any(self.moves_out(moves)):
             doubled = self.doubled(moves)
             args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
-            source = Source(self, self.settled(moves, reverse=False), doubled)
+            primal = self.settled(moves, reverse=False)
+            source = Source(self, primal, doubled, leftover)
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
@@ -267,79 +269,6 @@ def mapped(
     """A formula under `vmap` as it is, see `Formula.batched`."""
     batched = Mapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
     return batched, args, [0] * len(formula.out_avals_flat)
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Whose tangents they are that a `Selected` computes.
-
-    Attributes:
-        formula: The formula that was differentiated.
-        primal: What is left of it, and computes the primal.
-        doubled: The formula that computes both.
-        is_transposed: Whether the reverse mode of the formula is the transpose of the
-            tangents. It is not where tangents are batched and their primals are not.
-    """
-
-    formula: Formula = dataclasses.field(repr=False)
-    primal: Formula = dataclasses.field(repr=False)
-    doubled: Doubled = dataclasses.field(repr=False)
-    is_transposed: bool = True
-
-    def may_pull(self, marks: Sequence[bool]) -> bool:
-        """Whether these are tangents only, and `pull` can be had."""
-        return self.is_transposed and not any(
-            mark and not is_tangent
-            for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
-        )
-
-    def pull(self, inputs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        """The cotangents of all tangents that the doubled formula takes.
-
-        It would be right to differentiate the doubled formula, but that carries
-        tangents along, which nobody needs to transpose a linear map.
-        """
-        formula, doubled = self.formula, self.doubled
-        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
-        pulled = formula.pull(
-            formula.in_tree.unflatten(doubled.takes),
-            formula.in_tree.unflatten(doubled.primals(inputs)),
-            formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
-        )
-        return pick(formula.flat_in(pulled), doubled.takes)
-
-    def remember(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Leaves primal outputs behind for the equation of the primal."""
-        if not all(self.doubled.uses):
-            return
-        outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
-        types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
-        if types == [(out.shape, out.dtype) for out in outs]:
-            outputs = self.primal.out_tree.unflatten(outs)
-            remember(self.primal, self.doubled.primals(inputs), outputs)
-
-    def batched(
-        self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
-    ) -> "Source | None":
-        """The same for tangents under `vmap`."""
-        doubled = self.doubled
-        if not all(doubled.uses):
-            return None
-        at = doubled.primals(dims)
-        is_transposed = pick(at, doubled.takes) == pick(dims, doubled.ins)
-        same = dataclasses.replace(self, is_transposed=False)
-        if all(dim is None for dim in at):
-            return same
-        mapped, primal = (
-            formula.batched(
-                axis_data,
-                formula.in_tree.unflatten(doubled.primals(inputs)),
-                formula.in_tree.unflatten(at),
-            )[0]
-            for formula in (self.formula, self.primal)
-        )
-        is_transposed &= self.is_transposed
-        return Source(mapped, primal, doubled, is_transposed=is_transposed)
 
 
 class Selected(Formula):
@@ -373,7 +302,7 @@ class Selected(Formula):
     def expand(self, *inputs: Any) -> Any:
         outs = self.formula.flat_out(self.formula.expand(*inputs))
         if self.source is not None and len(outs) == len(self.source.doubled.outs):
-            self.source.remember(self.flat_in(inputs), outs)
+            self.source.leave(self.flat_in(inputs), outs)
         return pick(outs, self.shown)
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -475,7 +404,7 @@ class Mapped(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         doubled = self.formula.doubled(moves)
         avals = self.in_avals_flat
-        tangents = [aval.to_tangent_aval() for aval in pick(avals, doubled.takes)]
+        tangents = tangent_types(avals, doubled.takes)
         both = lambda of_inputs, of_tangents: interleave(
             doubled.ins, pick(of_inputs, doubled.uses), of_tangents
         )
@@ -518,18 +447,6 @@ class Mapped(Formula):
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)
         return vmap(f, self.axis_data, in_axes, 0)
-
-
-def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> Any:
-    """`jax.vmap` along the axis that a batch rule is called for."""
-    return jax.vmap(
-        f,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name=axis_data.name,
-        axis_size=axis_data.size,
-        spmd_axis_name=axis_data.spmd_name or axis_data.explicit_mesh_axis,
-    )
 
 
 def type_of(x: Any) -> Any:

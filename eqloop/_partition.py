@@ -1,18 +1,21 @@
-"""Dynamic and static leaves: telling them apart, splitting trees, naming leaves.
+"""Leaves: telling arrays from others, and taking trees and lists of leaves apart.
 
 A leaf is dynamic if it is an array (a JAX array, which includes PRNG keys and tracers,
 a NumPy array or a NumPy scalar); any other is static. `None` counts as a static leaf
-here, so that a `None` which turns into an array is told from a change of structure.
+here, so that a `None` that turns into an array is not taken for a change of structure.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+
+Arrays: TypeAlias = Sequence[Any]
+Flags: TypeAlias = tuple[bool, ...]
 
 
 def is_dynamic(leaf: Any) -> bool:
@@ -42,10 +45,10 @@ def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
 
 
 def as_array(leaf: Any) -> jax.Array:
-    """A leaf as an array of JAX: itself, if it is one.
+    """A leaf as a JAX array; the very same object if it is one.
 
-    `jnp.asarray` copies a tracer, and a gradient that is taken outside of `jit` would
-    keep the copy.
+    `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
+    copy alive.
     """
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
@@ -86,7 +89,7 @@ def paths(tree: Any, name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Rest:
-    """What is left of a tree when some of its leaves have been taken out by `split`."""
+    """What is left of a tree when some of its leaves are taken out by `partition`."""
 
     treedef: Any
     leaves: tuple[Any, ...]
@@ -94,33 +97,31 @@ class Rest:
 
     def join(self, taken: Sequence[Any]) -> Any:
         """Puts leaves in the places of those that were taken out."""
-        fill = iter(taken)
-        leaves = [
-            next(fill) if is_taken else leaf
-            for leaf, is_taken in zip(self.leaves, self.taken, strict=True)
-        ]
-        return jtu.tree_unflatten(self.treedef, leaves)
+        return jtu.tree_unflatten(self.treedef, put(self.leaves, self.taken, taken))
 
 
-def split(tree: Any, take: Sequence[bool]) -> tuple[list[Any], Rest]:
-    """Takes leaves out of a tree.
+def partition(
+    tree: Any, take: Callable[[Any], bool] | Sequence[bool] = is_dynamic
+) -> tuple[list[Any], Rest]:
+    """Takes leaves out of a tree: its arrays, if nothing else is said.
 
     Args:
         tree: Any PyTree.
-        take: For every leaf, `None` included, whether it is taken.
+        take: Which leaves are taken: a mark for each, `None` included, or a function
+            from a leaf to that.
 
     Returns:
         The leaves that were taken, and the rest, whose `join` puts leaves in their
         places.
 
-    >>> taken, rest = split({"a": 1, "b": "static"}, [True, False])
+    >>> taken, rest = partition({"a": jnp.zeros(()), "b": "static"})
     >>> taken, rest.join([2])
-    ([1], {'a': 2, 'b': 'static'})
+    ([Array(0., dtype=float32)], {'a': 2, 'b': 'static'})
     """
     leaves, treedef = flatten(tree)
-    taken = [leaf for leaf, is_taken in zip(leaves, take, strict=True) if is_taken]
-    kept = tuple(None if t else leaf for leaf, t in zip(leaves, take, strict=True))
-    return taken, Rest(treedef, kept, tuple(take))
+    taken = tuple(map(take, leaves)) if callable(take) else tuple(take)
+    left = put(leaves, taken, [None] * sum(taken))
+    return pick(leaves, taken), Rest(treedef, tuple(left), taken)
 
 
 def describe(leaf: Any) -> str:
@@ -137,3 +138,35 @@ def describe(leaf: Any) -> str:
 
 def _is_none(node: Any) -> bool:
     return node is None
+
+
+# Flat lists.
+
+
+def pick(leaves: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The leaves that are marked."""
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def put(leaves: Sequence[Any], flags: Sequence[bool], marked: Arrays) -> list[Any]:
+    """The leaves, with the marked ones replaced."""
+    new = iter(marked)
+    return [
+        next(new) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)
+    ]
+
+
+def split(leaves: Sequence[Any], *counts: int) -> Any:
+    """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
+    pieces: list[list[Any]] = []
+    start = 0
+    for count in counts:
+        pieces.append(list(leaves[start : start + count]))
+        start += count
+    return (*pieces, list(leaves[start:]))
+
+
+def interleave(flags: Sequence[bool], others: Arrays, marked: Arrays) -> list[Any]:
+    """One list of two: `marked` where there is a mark, and `others` elsewhere."""
+    sources = iter(others), iter(marked)
+    return [next(sources[flag]) for flag in flags]

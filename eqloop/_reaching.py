@@ -5,7 +5,8 @@ nothing is known, each output depends on all inputs.
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -14,18 +15,20 @@ import jax.numpy as jnp
 import jax.ref
 
 from ._compat import CALLS, close, is_through, scan_counts
-from ._lists import split
+from ._equations import equations, equations_of
+from ._partition import Flags, split
 
 Marks = Sequence[bool]
 
 
+@functools.lru_cache(maxsize=512)
 def reached(
     program: Any,
-    inputs: Marks,
+    inputs: Flags,
     *,
     is_derivative: bool = False,
     axis_name: Hashable = None,
-) -> list[bool]:
+) -> Flags:
     """Which outputs of a program depend on the marked inputs.
 
     Args:
@@ -34,32 +37,17 @@ def reached(
         is_derivative: Whether what depends on integers does not count.
         axis_name: Mark whatever knows its place along this axis, too.
     """
-    return _Reach(is_derivative, axis_name).outputs(program, inputs)
+    return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
 
 
 def names_axis(program: Any, axis_name: Hashable) -> bool:
     """Whether there is a collective over an axis in a program, or inside it."""
-    return any(_names(eqn, axis_name) for eqn in program.eqns)
+    return any(_names(eqn, axis_name) for eqn in equations(program))
 
 
 def mixes_examples(program: Any, axis_name: Hashable) -> bool:
     """Whether under `vmap` the examples may come to depend on each other."""
-    return any(
-        _is_foreign(eqn)
-        or _names_itself(eqn, axis_name)
-        or any(mixes_examples(inner, axis_name) for inner in inner_programs(eqn))
-        for eqn in program.eqns
-    )
-
-
-def inner_programs(eqn: Any) -> Iterator[Any]:
-    """The programs that an equation runs."""
-    yield from jex.jaxprs_in_params(eqn.params)
-    if (primitive := eqn.params.get("_prim")) is None:
-        return
-    yield from getattr(primitive, "jaxprs", ())  # one of this library
-    if (traced := getattr(primitive, "traced", None)) is not None:
-        yield traced.jaxpr  # a custom derivative (JAX 0.12)
+    return any(_is_foreign(eqn) or _names(eqn, axis_name) for eqn in equations(program))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +105,9 @@ class _Reach:
         return [True] * len(eqn.outvars)
 
     def _names(self, eqn: Any) -> bool:
-        return self.axis_name is not None and _names(eqn, self.axis_name)
+        return self.axis_name is not None and any(
+            _names(inner, self.axis_name) for inner in equations_of(eqn)
+        )
 
     def _custom(self, eqn: Any, inputs: Marks) -> list[bool]:
         if is_through(eqn):
@@ -180,13 +170,7 @@ def _is_foreign(eqn: Any) -> bool:
 
 
 def _names(eqn: Any, axis_name: Hashable) -> bool:
-    """Whether an equation, or one inside it, is a collective over that axis."""
-    return _names_itself(eqn, axis_name) or any(
-        names_axis(inner, axis_name) for inner in inner_programs(eqn)
-    )
-
-
-def _names_itself(eqn: Any, axis_name: Hashable) -> bool:
+    """Whether an equation is a collective over that axis."""
     for value in eqn.params.values():
         names = value if isinstance(value, tuple) else (value,)
         if any(type(name) is type(axis_name) and name == axis_name for name in names):

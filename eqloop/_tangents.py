@@ -1,10 +1,13 @@
 """Tangents and cotangents: what can have them, and the symbolic zeros among them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
+
+from ._partition import pick
 
 
 def is_inexact(x: Any) -> bool:
@@ -27,6 +30,16 @@ def zero_tangent(aval: Any) -> Any:
 def zero_cotangent(aval: Any) -> Any:
     """The symbolic zero among the cotangents of a type."""
     return Zero(aval.to_ct_aval())
+
+
+def tangent_types(types: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The types of the tangents of what is marked."""
+    return [aval.to_tangent_aval() for aval in pick(types, flags)]
+
+
+def cotangent_types(types: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """The types of the cotangents of what is marked."""
+    return [aval.to_ct_aval() for aval in pick(types, flags)]
 
 
 def nonzero(tree: Any) -> Any:

@@ -106,8 +106,14 @@ def enforce_annotations(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def explained(note: str) -> Iterator[None]:
-    """Adds a note, on what was going on, to the errors of code that is not ours."""
+def explained(owner: str, what: str) -> Iterator[None]:
+    """Adds to the errors of a user's code that it was being traced.
+
+    Args:
+        owner: The name of the transform that traces it.
+        what: What is traced, with its arguments.
+    """
+    note = f"This was raised while {owner} traced {what}"
     try:
         yield
     except Exception as error:

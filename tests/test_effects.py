@@ -72,6 +72,40 @@ def test_a_reference_in_a_while_loop():
     np.testing.assert_allclose(slope, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("loop", [el.CheckpointedWhileLoop, el.BoundedWhileLoop])
+@pytest.mark.parametrize("mode", [None, jax.grad], ids=["primal", "gradient"])
+def test_a_condition_reads_and_writes_references(loop, mode):
+    def run(h: Any) -> Any:
+        limit, count = jax.new_ref(jnp.array(3.0)), jax.new_ref(jnp.zeros(()))
+
+        def cond(h: Any) -> Any:
+            count[...] += 1
+            return h < limit[...]
+
+        end = loop(cond, lambda h: 1.1 * h + 1, max_steps=20)(h)
+        return end, count[...]
+
+    run = run if mode is None else mode(run, has_aux=True)
+    end, count = jax.jit(run)(1.1)
+    np.testing.assert_allclose(end, 3.431 if mode is None else 1.21, rtol=1e-6)
+    assert count == 3
+
+
+@pytest.mark.parametrize("loop", [el.Scan, el.CheckpointedScan])
+def test_no_step_updates_no_reference(loop):
+    def run(xs: Any) -> Any:
+        ref = jax.new_ref(jnp.ones(()))
+
+        def step(h: Any, x: Any) -> Any:
+            ref[...] += 1
+            return h, x
+
+        loop(step, policy=el.policies.save_dots)(0.0, xs)
+        return ref[...]
+
+    assert jax.jit(run)(jnp.ones(0)) == 1
+
+
 def test_references_are_no_arguments_and_rows_share_none():
     ref = jax.new_ref(jnp.arange(3.0))
     message = r"xs is a reference \(`jax.new_ref`\). Pass arrays, `xs\[...\]`"

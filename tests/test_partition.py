@@ -18,9 +18,9 @@ from eqloop._partition import (
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
     same_static,
-    split,
 )
 
 
@@ -129,18 +129,18 @@ trees = st.recursive(
 
 
 @hypothesis.given(trees, st.data())
-def test_split_and_join(tree, data):
+def test_partition_and_join(tree, data):
     leaves, _ = flatten(tree)
     take = [data.draw(st.booleans()) for _ in leaves]
-    taken, rest = split(tree, take)
+    taken, rest = partition(tree, take)
     assert taken == [leaf for leaf, t in zip(leaves, take, strict=True) if t]
     assert rest.join(taken) == tree
     marked, _ = flatten(rest.join([f"new {leaf}" for leaf in taken]))
     assert marked == [f"new {x}" if t else x for x, t in zip(leaves, take, strict=True)]
 
 
-def test_split_does_not_keep_what_was_taken():
-    _, rest = split([jnp.zeros(3), "static"], [True, False])
+def test_partition_does_not_keep_what_was_taken():
+    _, rest = partition([jnp.zeros(3), "static"], [True, False])
     assert rest.leaves == (None, "static")
 
 

@@ -15,7 +15,7 @@ def reaching(f: Callable[..., Any], *args: Any) -> list[list[bool]]:
     """For each input, which outputs depend on it."""
     program = jax.make_jaxpr(f)(*args)
     places = range(len(program.in_avals))
-    return [reached(program, [i == j for j in places]) for i in places]
+    return [list(reached(program, tuple(i == j for j in places))) for i in places]
 
 
 def test_who_decides_when_a_loop_ends_decides_on_its_carry():
@@ -50,9 +50,9 @@ def test_what_a_loop_passes_on_from_step_to_step(loop):
 def test_a_sum_over_an_axis_is_the_same_along_that_axis_alone():
     f = lambda x: (lax.psum(x, "a"), lax.psum(x, "b"), lax.axis_index("b"))
     program = jax.make_jaxpr(f, axis_env=[("a", 2), ("b", 2)])(1.0)
-    assert reached(program, [True], axis_name="a") == [False, True, False]
-    assert reached(program, [True], axis_name="b") == [True, False, True]
-    assert reached(program, [False], axis_name="b") == [False, False, True]
+    assert reached(program, (True,), axis_name="a") == (False, True, False)
+    assert reached(program, (True,), axis_name="b") == (True, False, True)
+    assert reached(program, (False,), axis_name="b") == (False, False, True)
 
 
 def test_a_reference_is_read_in_the_step_after_that_which_wrote():

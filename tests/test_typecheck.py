@@ -156,7 +156,7 @@ def test_checks_are_made_once_and_do_not_keep_functions_alive(annotation):
 
 
 def test_explained():
-    note = "while testing"
-    with pytest.raises(KeyError) as info, explained(note), explained(note):
+    note = "Scan", "`f()`"
+    with pytest.raises(KeyError) as info, explained(*note), explained(*note):
         raise KeyError("key")
-    assert info.value.__notes__ == [note]
+    assert info.value.__notes__ == ["This was raised while Scan traced `f()`"]

@@ -1,7 +1,8 @@
-"""An extension of griffe: how transforms are called.
+"""An extension of griffe: how transforms are called, and what their settings mean.
 
-griffe reads the source without running it, and does not know that the fields of an
-`equinox.Module` are the arguments of its class. Python does.
+griffe reads the source without running it. It does not know that the fields of an
+`equinox.Module` are the arguments of its class, nor that `Args:` of a docstring go on
+with those of the classes that it is derived from. Python does.
 """
 
 import importlib
@@ -14,7 +15,7 @@ import griffe
 
 
 class ModuleSignatures(griffe.Extension):
-    """Gives each class of modules the `__init__` that it has when it is run."""
+    """Gives each class of modules the `__init__` and docstring that it has when run."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         """Called once all of the package has been read."""
@@ -23,6 +24,8 @@ class ModuleSignatures(griffe.Extension):
             value = getattr(module, found.name, None)
             if isinstance(value, type) and issubclass(value, eqx.Module):
                 found.set_member("__init__", _init(pkg, found, value))
+                if found.docstring and value.__doc__:
+                    found.docstring.value = inspect.cleandoc(value.__doc__)
 
 
 def _classes(module: griffe.Module) -> Iterator[griffe.Class]:

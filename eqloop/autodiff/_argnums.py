@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._signature import argument_names, positional_names
+from .._opening import argument_names, positional_names
 
 Argnum = int | str
 Argnums = Argnum | Sequence[Argnum]

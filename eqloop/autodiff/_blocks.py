@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
+from .._partition import Arrays
 from ..mapping import ChunkedVmap
 
 Blocks = list[list[jax.Array]]

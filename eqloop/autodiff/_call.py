@@ -1,4 +1,4 @@
-"""A call of a function, taken apart into the arrays that it is differentiated by.
+"""Opens a call, to a function of the arrays that it is differentiated by.
 
 Every transform here differentiates `Call.run`, which is a function of a list of arrays,
 and puts what comes of it back into trees. `None` stands in these trees for the leaves
@@ -13,22 +13,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays, pick, put
+from .._opening import OpenedCall
 from .._partition import (
+    Arrays,
     Rest,
+    as_array,
     as_arrays,
     describe,
-    flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
-    split,
+    pick,
 )
 from .._tangents import is_inexact
 from .._typecheck import enforce_annotations
 from ._argnums import Argnum, find_arguments
-
-Outputs = tuple[list[jax.Array], list[jax.Array]]
 
 
 @dataclasses.dataclass
@@ -60,20 +60,16 @@ class Call:
     names: list[str]
     selected: Rest
     checks: list[Callable[["Call", Any], None]]
-    returned: "_Returned" = dataclasses.field(init=False)
+    opened: OpenedCall[tuple[Arrays, Arrays], "_Returned"] = dataclasses.field(
+        init=False
+    )
 
-    def run(self, arrays: Arrays) -> Outputs:
+    def __post_init__(self) -> None:
+        self.opened = OpenedCall(self.selected.join, self._call, self._take)
+
+    def run(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """The inexact arrays of the value of `f`, and the other arrays it returns."""
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for place, value in zip(self.places, self.selected.join(arrays), strict=True):
-            (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
-        out = enforce_annotations(self.f)(*args, **kwargs)
-        value, aux = self._pair(out) if self.has_aux else (out, None)
-        value, aux = as_arrays(value, scalars=True), as_arrays(aux)
-        for check in self.checks:
-            check(self, value)
-        self.returned, outs, others = _Returned.of(value, aux)
-        return outs, others
+        return self.opened.on_arrays(arrays)
 
     def gradient(self, leaves: Arrays) -> Any:
         """A tree as that of the differentiated arguments, with these for the arrays."""
@@ -82,11 +78,24 @@ class Call:
 
     def jacobian(self, leaves: list[Any]) -> Any:
         """A tree as that of the value, with these in place of its inexact arrays."""
-        return self.returned.like_value(leaves)
+        return self.opened.kept.like_value(leaves)
 
     def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
         """The value of `f`, and what it returned beside it, from their arrays."""
-        return self.returned.join(outs, others)
+        return self.opened.kept.join(outs, others)
+
+    def _call(self, *values: Any) -> Any:
+        args, kwargs = list(self.args), dict(self.kwargs)
+        for place, value in zip(self.places, values, strict=True):
+            (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
+        return enforce_annotations(self.f)(*args, **kwargs)
+
+    def _take(self, out: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
+        value, aux = self._pair(out) if self.has_aux else (out, None)
+        value, aux = as_arrays(value, scalars=True), as_arrays(aux)
+        for check in self.checks:
+            check(self, value)
+        return _Returned.of(value, aux)
 
     def _pair(self, out: Any) -> Any:
         if not isinstance(out, tuple | list) or len(out) != 2:
@@ -99,32 +108,31 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class _Returned:
-    """What `f` returned, without its arrays: a value, and anything beside it."""
+    """What `f` returned, without its arrays.
 
+    Attributes:
+        value: The tree of the value, from which what has a derivative was taken first.
+        rest: The leaves of it that have none, and what is beside it.
+    """
+
+    value: Rest
     rest: Rest
-    is_out: tuple[bool, ...]
 
     @classmethod
-    def of(cls, value: Any, aux: Any) -> tuple["_Returned", list[Any], list[Any]]:
-        marks = [is_differentiable(leaf) for leaf in flatten(value)[0]]
-        marks += [False] * len(flatten(aux)[0])
-        dynamic = [is_dynamic(leaf) for leaf in flatten((value, aux))[0]]
-        arrays, rest = split((value, aux), dynamic)
-        is_out = tuple(pick(marks, dynamic))
-        is_other = [not out for out in is_out]
-        return cls(rest, is_out), pick(arrays, is_out), pick(arrays, is_other)
+    def of(cls, value: Any, aux: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
+        outs, left = partition(value, is_differentiable)
+        others, rest = partition((left.leaves, aux))
+        return (outs, others), cls(_blank(left), rest)
 
     def join(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
-        is_other = [not out for out in self.is_out]
-        arrays = put([None] * len(self.is_out), self.is_out, outs)
-        return self.rest.join(put(arrays, is_other, others))
+        leaves, aux = self.rest.join(others)
+        return dataclasses.replace(self.value, leaves=leaves).join(outs), aux
 
     def like_value(self, leaves: list[Any]) -> Any:
-        arrays = put([None] * len(self.is_out), self.is_out, leaves)
-        return _blank(self.rest).join(arrays)[0]
+        return self.value.join(leaves)
 
 
-def open_call(
+def open_derivative(
     owner: str,
     f: Callable[..., Any],
     args: tuple[Any, ...],
@@ -134,7 +142,7 @@ def open_call(
     has_aux: bool,
     check: Callable[[Call, Any], None],
 ) -> Call:
-    """Takes the call `f(*args, **kwargs)` apart.
+    """Opens the call `f(*args, **kwargs)`.
 
     Raises:
         TypeError: If there is nothing to differentiate in an argument.
@@ -145,10 +153,9 @@ def open_call(
         _as_argument(owner, name, args[at] if isinstance(at, int) else kwargs[at])
         for name, at in found.items()
     ]
-    marks = [is_differentiable(leaf) for leaf in flatten(arguments)[0]]
-    if not any(marks):
+    arrays, selected = partition(arguments, is_differentiable)
+    if not arrays:
         _check_nothing(owner, dict(zip(found, arguments, strict=True)))
-    arrays, selected = split(arguments, marks)
     names = [
         path
         for name, argument in zip(found, arguments, strict=True)
@@ -162,8 +169,8 @@ def open_call(
         places=tuple(found.values()),
         several=isinstance(argnums, tuple),
         has_aux=has_aux,
-        arrays=list(map(jnp.asarray, arrays)),
-        names=pick(names, marks),
+        arrays=list(map(as_array, arrays)),
+        names=pick(names, selected.taken),
         selected=selected,
         checks=[check],
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from .._generics import P
-from .._lists import Arrays
+from .._partition import Arrays
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from ._argnums import Argnums, as_argnums, check_argnums
-from ._call import Call, open_call
-from ._settings import check_flag
+from ._call import Call, open_derivative
 
 
 class AbstractDerivative(AbstractTransform, Generic[P]):
@@ -29,6 +29,13 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
 
     A final class says in `_check` what `f` may return. Its call opens the call of `f`,
     differentiates `Call.run` of it, and closes it with `_results`.
+
+    Args:
+        argnums: By which arguments to differentiate: the position of one (a negative
+            one counts from the last positional argument of the call), its name, or a
+            tuple of these, for a tuple of derivatives.
+        has_aux: Whether `f` returns a pair of its value, and anything else.
+        return_value: Whether to return the value as well.
     """
 
     f: Callable[P, Any]
@@ -45,7 +52,7 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
         """Raises if this is no value that can be differentiated so."""
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        return open_call(
+        return open_derivative(
             type(self).__name__,
             self.f,
             args,
@@ -70,7 +77,7 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
         owner = type(self).__name__
         check_argnums(owner, self.argnums)
         for name in ("has_aux", "return_value"):
-            check_flag(owner, name, getattr(self, name))
+            check_bool(owner, name, getattr(self, name))
 
 
 class AbstractExactDerivative(AbstractDerivative[P]):

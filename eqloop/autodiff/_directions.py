@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
-from .._partition import describe, is_dynamic
-from .._signature import parameters_of
+from .._opening import parameters_of
+from .._partition import Arrays, describe, is_dynamic
 from ._complex import is_complex
 
 

@@ -6,14 +6,14 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
+from .._partition import Arrays
 from .._transform import setting
 from ._call import Call
 from ._complex import check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count
+from ._settings import as_int, check_count
 
 
 @final
@@ -29,9 +29,6 @@ class ForwardGrad(AbstractDerivative[...]):
     Args:
         f: The function. Its value is a scalar.
         tangents: How many directions, which are pushed forward at once.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
 
     Returns:
         When called, as `f` is, and with a `key=` for the directions: the estimate, and
@@ -56,7 +53,7 @@ class ForwardGrad(AbstractDerivative[...]):
         backpropagation](https://arxiv.org/abs/2202.08587), 2022.
     """
 
-    tangents: int = setting(default=1, converter=as_count)
+    tangents: int = setting(default=1, converter=as_int)
 
     @property
     def __signature__(self) -> inspect.Signature:

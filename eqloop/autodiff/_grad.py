@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from .._generics import NewP, P
-from .._lists import Arrays
-from .._partition import describe
+from .._partition import Arrays, describe
+from .._settings import check_bool
 from .._transform import setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative
-from ._settings import check_flag
 
 
 def check_scalar(call: Call, value: Any) -> None:
@@ -34,11 +33,6 @@ class Grad(AbstractExactDerivative[P]):
 
     Args:
         f: The function. It may be a module, and its arguments any PyTrees.
-        argnums: By which arguments to differentiate: the position of one (a negative
-            one counts from the last positional argument of the call), its name, or a
-            tuple of these, for a tuple of gradients.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
             Without it arguments may be complex, and the value must be real.
 
@@ -94,7 +88,7 @@ class Grad(AbstractExactDerivative[P]):
         check_reverse(call, value, holomorphic=self.holomorphic)
 
     def __check_init__(self) -> None:
-        check_flag("Grad", "holomorphic", self.holomorphic)
+        check_bool("Grad", "holomorphic", self.holomorphic)
 
 
 @final
@@ -107,9 +101,6 @@ class VectorGrad(AbstractExactDerivative[P]):
     Args:
         f: The function. Its value may be any PyTree; leaves that have no derivative are
             left out of the sum.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:
@@ -141,7 +132,7 @@ class VectorGrad(AbstractExactDerivative[P]):
         check_reverse(call, value, holomorphic=self.holomorphic)
 
     def __check_init__(self) -> None:
-        check_flag("VectorGrad", "holomorphic", self.holomorphic)
+        check_bool("VectorGrad", "holomorphic", self.holomorphic)
 
 
 def _pull_ones(call: Call) -> tuple[Any, Arrays, Arrays]:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from .._generics import NewP, P
-from .._lists import Arrays
+from .._partition import Arrays
+from .._settings import check_bool
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative
-from ._settings import as_count, check_chunk_size, check_flag
+from ._settings import as_int, check_chunk_size
 
 
 @final
@@ -21,9 +22,6 @@ class Hessian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its value may be any PyTree, though it is a scalar as a rule.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
         chunk_size: How many of its columns to compute at once, so that what that takes
             beside the Hessian fits: an `int`, or an [`eqloop.Budget`][]. By default all
             of them. The rows of a value that is no scalar are in chunks as well.
@@ -54,7 +52,7 @@ class Hessian(AbstractExactDerivative[P]):
     """
 
     f: Callable[P, Any]
-    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
@@ -85,4 +83,4 @@ class Hessian(AbstractExactDerivative[P]):
 
     def __check_init__(self) -> None:
         check_chunk_size("Hessian", self.chunk_size)
-        check_flag("Hessian", "holomorphic", self.holomorphic)
+        check_bool("Hessian", "holomorphic", self.holomorphic)

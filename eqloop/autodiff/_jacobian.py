@@ -8,23 +8,31 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from .._generics import NewP, P
-from .._lists import Arrays
+from .._partition import Arrays
+from .._settings import check_bool
 from .._transform import setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, count
 from ._call import Call
 from ._complex import check_forward, check_reverse, check_some_value, is_complex
 from ._derivative import AbstractExactDerivative
-from ._settings import as_count, check_chunk_size, check_flag
+from ._settings import as_int, check_chunk_size
 
 
 class AbstractJacobian(AbstractExactDerivative[P]):
     """The derivatives of all that `f` returns by each of the numbers it is given.
 
     A final class says in which mode.
+
+    Args:
+        f: The function. Its arguments and its value may be any PyTrees.
+        chunk_size: How many of the sweeps to do at once, so that what they allocate
+            beside the Jacobian fits: an `int`, or an [`eqloop.Budget`][]. By default
+            all of them.
+        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
 
-    chunk_size: int | Budget | None = setting(default=None, converter=as_count)
+    chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     @abc.abstractmethod
@@ -45,7 +53,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
     def __check_init__(self) -> None:
         owner = type(self).__name__
         check_chunk_size(owner, self.chunk_size)
-        check_flag(owner, "holomorphic", self.holomorphic)
+        check_bool(owner, "holomorphic", self.holomorphic)
 
 
 @final
@@ -55,15 +63,6 @@ class JacRev(AbstractJacobian[P]):
     Reverse mode is for functions that return fewer numbers than they are given.
 
     Args:
-        f: The function. Its arguments and its value may be any PyTrees.
-        argnums: By which arguments to differentiate: the position of one (a negative
-            one counts from the last positional argument of the call), its name, or a
-            tuple of these.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
-        chunk_size: How many of the sweeps to do at once, so that what they allocate
-            beside the Jacobian fits: an `int`, or an [`eqloop.Budget`][]. By default
-            all of them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
             Without it the value must be real.
 
@@ -113,12 +112,6 @@ class JacFwd(AbstractJacobian[P]):
     stores nothing for a backward pass. In chunks it evaluates `f` again for each.
 
     Args:
-        f: The function. Its arguments and its value may be any PyTrees.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
-        chunk_size: How many of the sweeps to do at once: an `int`, or an
-            [`eqloop.Budget`][]. By default all of them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
             Without it the arguments must be real.
 
@@ -159,15 +152,6 @@ class Jacobian(AbstractJacobian[P]):
     Forward mode if `f` is given no more numbers than it returns, reverse mode
     otherwise. Where arrays are complex it is the mode that JAX has for them: forward
     mode for complex values of real arguments, reverse mode for the other way round.
-
-    Args:
-        f: The function. Its arguments and its value may be any PyTrees.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
-        chunk_size: How many of the sweeps to do at once: an `int`, or an
-            [`eqloop.Budget`][]. By default all of them.
-        holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:
         When called: what [`JacRev`][eqloop.JacRev] returns.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._differences import structure_differences
 from .._generics import NewP, NewR, P, R
 from .._partition import describe, flatten, paths
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
+from .._tree_differences import structure_differences
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
-from ._settings import check_flag
 
 
 @final
@@ -73,7 +73,7 @@ class Vjp(AbstractTransform, Generic[P]):
         return eqx.filter_vjp(f, *args, has_aux=self.has_aux)
 
     def __check_init__(self) -> None:
-        check_flag("Vjp", "has_aux", self.has_aux)
+        check_bool("Vjp", "has_aux", self.has_aux)
 
 
 @final

@@ -4,10 +4,11 @@ import operator
 from typing import Any, SupportsIndex
 
 from .._partition import describe
+from .._settings import check_least
 from ..checkpointing import Budget
 
 
-def as_count(count: SupportsIndex | Budget | None) -> Any:
+def as_int(count: SupportsIndex | Budget | None) -> Any:
     """Makes an `int` of what can be used as one: the converter of such a setting."""
     if isinstance(count, bool) or not isinstance(count, SupportsIndex):
         return count
@@ -20,8 +21,7 @@ def check_count(owner: str, name: str, what: str, count: Any) -> None:
         raise TypeError(
             f"{owner}: `{name}` must be an int, {what}, but it is {describe(count)}."
         )
-    if count < 1:
-        raise ValueError(f"{owner}: `{name}` must be at least 1, but it is {count}.")
+    check_least(owner, name, count, 1)
 
 
 def check_chunk_size(owner: str, chunk_size: Any) -> None:
@@ -30,9 +30,3 @@ def check_chunk_size(owner: str, chunk_size: Any) -> None:
         return
     what = "how many directions to follow at once, or a `Budget`, or None for all"
     check_count(owner, "chunk_size", what, chunk_size)
-
-
-def check_flag(owner: str, name: str, value: Any) -> None:
-    """Raises unless a setting is a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{owner}: `{name}` must be a bool, not {value!r}.")

@@ -7,15 +7,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._lists import Arrays
-from .._partition import describe
+from .._partition import Arrays, describe
 from .._transform import setting
 from ._call import Call
 from ._complex import check_forward, check_reverse, common_dtype
 from ._derivative import AbstractDerivative
 from ._directions import check_key, normal_directions, with_key
 from ._grad import check_scalar
-from ._settings import as_count, check_count
+from ._settings import as_int, check_count
 from ._sofo_loss import new_axes
 
 
@@ -50,9 +49,6 @@ class SofoGrad(AbstractDerivative[...]):
             `f` for a batch of so many more.
         damping: How much to shrink directions of little curvature, relative to the
             largest curvature: a number, or a scalar array if it is to change.
-        argnums: By which arguments to differentiate: a position, a name, or a tuple.
-        has_aux: Whether `f` returns a pair of its value, and anything else.
-        return_value: Whether to return the value as well.
 
     Returns:
         When called, as `f` is, and with a `key=` for the directions: the direction, a
@@ -90,7 +86,7 @@ class SofoGrad(AbstractDerivative[...]):
         neuroscience](https://openreview.net/forum?id=Pox8jNQOo5), NeurIPS 2024.
     """
 
-    tangents: int = setting(default=32, converter=as_count)
+    tangents: int = setting(default=32, converter=as_int)
     damping: Any = setting(default=1e-3, static=False)
 
     @property

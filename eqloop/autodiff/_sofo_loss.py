@@ -28,8 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
-from .._partition import as_arrays, describe, flatten, split
+from .._partition import Arrays, as_arrays, describe, partition
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._call import is_differentiable
@@ -82,8 +81,7 @@ class SofoLoss(AbstractTransform):
             TypeError: If that is no real floating-point scalar.
         """
         prediction = as_arrays(prediction, scalars=True)
-        marks = list(map(is_differentiable, flatten(prediction)[0]))
-        arrays, rest = split(prediction, marks)
+        arrays, rest = partition(prediction, is_differentiable)
 
         def loss(arrays: Arrays) -> jax.Array:
             f = enforce_annotations(self.f)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._differences import Difference, structure_differences
-from .._lists import pick
+from .._array_types import axes_of, is_type, vary
 from .._partition import (
     Rest,
     as_array,
@@ -24,10 +23,12 @@ from .._partition import (
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
+    pick,
     same_static,
-    split,
 )
+from .._tree_differences import Difference, structure_differences
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]
@@ -44,12 +45,6 @@ class Outcome:
 
     branch: str
     tree: Any
-
-    @classmethod
-    def of(cls, branch: str, out: Any) -> "Outcome":
-        """What to remember of a result beyond the trace that it is from."""
-        type_of = lambda leaf: jax.typeof(leaf) if is_dynamic(leaf) else leaf
-        return cls(branch, jax.tree.map(type_of, out))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +92,14 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         raise TypeError(_disagreement(owner, "the same structure", lines))
     leaves = [flatten(outcome.tree)[0] for outcome in outcomes]
     columns: list[Column] = list(zip(*leaves, strict=True))
-    for error, wanted, differs in (
-        (TypeError, "the same shapes and dtypes", _type_differs),
-        (ValueError, "the same leaves, where they are no arrays", _static_differs),
-    ):
-        if lines := _leaf_lines(outcomes, columns, differs):
-            raise error(_disagreement(owner, wanted, lines))
+    if lines := _leaf_lines(outcomes, columns, _type_differs):
+        raise TypeError(_disagreement(owner, "the same shapes and dtypes", lines))
+    if lines := _leaf_lines(outcomes, columns, _static_differs):
+        raise ValueError(
+            _disagreement(owner, "the same leaves, where they are no arrays", lines)
+        )
     varies = list(map(_varies, columns))
-    _, rest = split(outcomes[0].tree, varies)
+    _, rest = partition(outcomes[0].tree, varies)
     types = [_Type.of(column) for column in pick(columns, varies)]
     return Agreement(types, pick(varies, [_can_vary(c[0]) for c in columns]), rest)
 
@@ -156,7 +151,7 @@ def _standard(column: Column) -> int:
 
 
 def _type_differs(standard: Any, leaf: Any) -> bool:
-    if not (_is_type(standard) or _is_type(leaf)):
+    if not (is_type(standard) or is_type(leaf)):
         return False
     if not (_can_vary(standard) and _can_vary(leaf)):
         return True
@@ -194,15 +189,14 @@ class _Type:
         is_firm = any(
             _is_firm(x) or jnp.result_type(_number(x)) != dtype for x in column
         )
-        return cls(dtype, is_firm, frozenset().union(*map(_varying_axes, column)))
+        return cls(dtype, is_firm, frozenset().union(*map(axes_of, column)))
 
     def convert(self, x: jax.Array) -> jax.Array:
         aval = jax.typeof(x)
         if aval.dtype != self.dtype or (self.is_firm and aval.weak_type):
             x = lax.convert_element_type(x, self.dtype)
         # Inside `jax.shard_map`, one branch may give what is the same on all devices.
-        axes = self.varying - _varying_axes(aval)
-        return lax.pcast(x, tuple(axes), to="varying") if axes else x
+        return vary(x, self.varying)
 
 
 def _common_dtype(leaves: Sequence[Any]) -> Any | None:
@@ -220,33 +214,25 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
 
 def _number(leaf: Any) -> Any:
     """A Python number that is promoted as a weakly typed array is."""
-    return np.zeros((), leaf.dtype).item() if _is_type(leaf) else leaf
+    return np.zeros((), leaf.dtype).item() if is_type(leaf) else leaf
 
 
 def _varies(column: Column) -> bool:
     """Whether there is an array at this place."""
     first = column[0]
     if not is_scalar(first):
-        return _is_type(first)
+        return is_type(first)
     return not all(same_static(first, leaf) for leaf in column)
 
 
-def _is_type(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.ShapedArray)
-
-
 def _can_vary(leaf: Any) -> bool:
-    return _is_type(leaf) or is_scalar(leaf)
+    return is_type(leaf) or is_scalar(leaf)
 
 
 def _is_firm(leaf: Any) -> bool:
     """Whether a leaf is an array whose dtype does not give way to that of another."""
-    return _is_type(leaf) and not leaf.weak_type
+    return is_type(leaf) and not leaf.weak_type
 
 
 def _is_extended(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.extended)
-
-
-def _varying_axes(leaf: Any) -> frozenset[Any]:
-    return leaf.manual_axis_type.varying if _is_type(leaf) else frozenset()

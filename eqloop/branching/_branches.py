@@ -8,6 +8,8 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from .._array_types import types_of
+from .._opening import OpenedCall
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
@@ -66,17 +68,16 @@ def _trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[jex.ClosedJaxpr, Outcome]:
-    outcomes: list[Outcome] = []
-    note = (
-        f"This was raised while {owner} traced `{name}` with\n"
-        f"  operands = {eqx.tree_pformat((*args, *kwargs.values()))}"
-    )
+    operands = eqx.tree_pformat((*args, *kwargs.values()))
 
-    def flat() -> list[jax.Array]:
-        with explained(note):
-            out = as_arrays(enforce_annotations(f)(*args, **kwargs))
-        outcomes.append(Outcome.of(name, out))
-        return arrays_of(out)
+    def call() -> Any:
+        with explained(owner, f"`{name}` with\n  operands = {operands}"):
+            return enforce_annotations(f)(*args, **kwargs)
+
+    def take(out: Any) -> tuple[list[jax.Array], Outcome]:
+        out = as_arrays(out)
+        return arrays_of(out), Outcome(name, types_of(out))
 
     # It closes over the operands, and over whatever the branch does.
-    return jax.make_jaxpr(flat)(), outcomes[0]
+    branch = OpenedCall(tuple, call, take)
+    return jax.make_jaxpr(branch.on_arrays)(), branch.kept

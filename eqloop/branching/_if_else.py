@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._generics import R
 from .._partition import describe, is_dynamic
+from .._settings import check_bool
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named
@@ -59,11 +60,7 @@ class IfElse(eqx.Module, Generic[R]):
 
     def __check_init__(self) -> None:
         check_branches("IfElse", self.branches)
-        if not isinstance(self.check_conditions, bool):
-            raise TypeError(
-                f"IfElse: `check_conditions` must be a bool, not "
-                f"{self.check_conditions!r}."
-            )
+        check_bool("IfElse", "check_conditions", self.check_conditions)
 
     def __call__(self, conditions: Any, /, *operands: Any, **keywords: Any) -> R:
         """Runs `branches[i](*operands)` for the `i` with `conditions[i]`.

@@ -9,9 +9,8 @@ import equinox as eqx
 import jax
 
 from .._generics import NewP, NewR, P, R
-from .._partition import Rest, as_arrays, flatten, is_dynamic, split
+from .._opening import open_call
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
 from ._policies import Policy, as_policy
 
 
@@ -104,23 +103,13 @@ class Remat(AbstractTransform, Generic[P, R]):
             ValueError: If `static_argnums` names an argument that is not passed.
         """
         static = self._static_positions(len(args))
-        fixed = {i: arg for i, arg in enumerate(args) if i in static}
-        varying = tuple(None if i in static else arg for i, arg in enumerate(args))
-        leaves, call = _split_arrays((self.f, varying, kwargs))
-        returned: list[Rest] = []
-
-        def on_arrays(leaves: list[jax.Array]) -> list[jax.Array]:
-            f, args, kwargs = call.join(leaves)
-            args = [fixed.get(i, arg) for i, arg in enumerate(args)]
-            out, rest = _split_arrays(enforce_annotations(f)(*args, **kwargs))
-            returned.append(rest)
-            return out
-
+        call, arrays = open_call(self.f, args, kwargs, static)
         policy = as_policy(self.policy)  # `eqx.tree_at` may have put in a name
-        out = jax.checkpoint(on_arrays, prevent_cse=self.prevent_cse, policy=policy)(
-            leaves
+        run = jax.checkpoint(
+            call.on_arrays, prevent_cse=self.prevent_cse, policy=policy
         )
-        return returned[-1].join(out)
+        out = run(arrays)
+        return call.kept.join(out)
 
     def _static_positions(self, count: int) -> set[int]:
         for argnum in self.static_argnums:
@@ -134,8 +123,3 @@ class Remat(AbstractTransform, Generic[P, R]):
 
 
 Checkpoint = Remat
-
-
-def _split_arrays(tree: Any) -> tuple[list[jax.Array], Rest]:
-    tree = as_arrays(tree)
-    return split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])

@@ -1,18 +1,18 @@
 """Runs a loop of unknown length: what the while loops of the library call."""
 
-import functools
 from typing import Any
 
 from .._effects import refuse_checks
-from .._lists import Arrays
-from ..progress import Meter, Watched
+from .._partition import Arrays
+from ..progress import Meter
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
-from .engine._step import Step, watch_step
+from .engine._step import Step
 from .whiles._bounded import Bounded
 from .whiles._forward_only import Forward
+from .whiles._metered import counted, start
 from .whiles._online import Online
 from .whiles._until_stopped import UntilStopped
 
@@ -39,15 +39,12 @@ def run_while(
     """
     if not planner.max_steps:
         return list(init)
-    watched = None if meter is None else Watched(meter, at=1)
-    if watched is not None:
-        step, init = watch_step(watched, step), watched.init(init)
-    form = normal_form(step)
+    loop = Loop(planner.max_steps, meter=meter)
+    if meter is not None:
+        step, init = counted(step, loop).guarded(), [init[0], *start(), *init[1:]]
+    form = normal_form(step, keeps_carry=meter is not None)
     refuse_checks(form.step.jaxpr.effects)
-    problem = Problem(form.step, Loop(planner.max_steps), None, planner, UntilStopped())
-    run_loop = functools.partial(planned_loop, problem)
-    inputs = (*form.open(consts, init), [])
-    if watched is None:
-        return form.close(consts, init, run_loop(*inputs)[0])
-    carry, _ = watched.run(run_loop, *inputs)
-    return watched.close(form.close(consts, init, carry))
+    problem = Problem(form.step, loop, None, planner, UntilStopped())
+    carry, _ = planned_loop(problem, *form.open(consts, init), [])
+    carry = form.close(consts, init, carry)
+    return carry if meter is None else [carry[0], *carry[3:]]

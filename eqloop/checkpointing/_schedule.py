@@ -5,8 +5,8 @@ import dataclasses
 import operator
 from typing import Any, final
 
+from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
-from .._symbolic import refuse_symbolic
 from ._plan import plan_of
 from .engine._all_at_once import AllAtOnce
 from .engine._host_slots import HostSlots
@@ -42,7 +42,7 @@ class AbstractSchedule(abc.ABC):
         >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Halves())
         >>> plan = scan.plan(0.0, jnp.ones(1000))
         >>> plan.slots, plan.evaluations
-        (502, 2998)
+        (503, 2998)
     """
 
     @abc.abstractmethod

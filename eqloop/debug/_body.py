@@ -14,8 +14,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from .._lists import Arrays
-from .._positions import position_p
+from .._loop_markers import position_p
+from .._partition import Arrays
 from ..checkpointing.engine._constant import constant
 from ._finding import OPERANDS, Finding, either, extent, nothing
 from ._operations import SAME_NUMBERS, can_fail, is_array

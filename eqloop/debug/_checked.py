@@ -14,15 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._formula import Doubled, Formula, type_of
-from .._lists import Arrays, Flags, pick, put, split
+from .._doubled import Doubled, recall
+from .._formula import Formula, type_of
+from .._loop_markers import is_watched
 from .._nonfinite import raise_inside
-from .._positions import is_watched
-from .._recall import recall
-from .._settled import settled
-from .._tangents import instantiated, is_inexact, is_zero, zero_cotangent
+from .._partition import Arrays, Flags, pick, put, split
+from .._programs import settled
+from .._tangents import (
+    instantiated,
+    is_inexact,
+    is_zero,
+    tangent_types,
+    zero_cotangent,
+)
 from ._finding import Finding, nothing, of_all_devices, varying
-from ._program import Program, batched, pulled, pushed
+from ._program import Program
 from ._watch import Watch
 
 
@@ -56,19 +62,10 @@ class Checked(Formula):
 
     def doubled(self, moves: Flags) -> Doubled:
         when, inputs = self.in_avals
-        is_flag = [False] * len(when)
-        moving = moves[len(when) :]
-        dots = [aval.to_tangent_aval() for aval in pick(inputs, moving)]
-        formula = Checked(pushed(self.program, moving), (when, [*inputs, *dots]))
-        gives = tuple(self.moves_out(moves))
-        return Doubled(
-            formula,
-            uses=(True,) * len(moves),
-            takes=moves,
-            ins=(*is_flag, *[False] * len(inputs), *[True] * len(dots)),
-            gives=gives,
-            outs=(*[False] * len(gives), *[True] * sum(gives)),
-        )
+        of_when, moving = moves[: len(when)], moves[len(when) :]
+        in_avals = (when, [*inputs, *tangent_types(inputs, moving)])
+        formula = Checked(self.program.pushed(moving), in_avals)
+        return Doubled.of(formula, (of_when, moving), (tuple(self.moves_out(moves)),))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         moving = moves[len(self.in_avals[0]) :]
@@ -87,7 +84,7 @@ class Checked(Formula):
         zeros_when, zeros = split(zeros, len(when))
         if not (any(marks) and any(wanted)):
             return zeros_when, zeros
-        program = pulled(self.program, marks, wanted)
+        program = self.program.pulled(marks, wanted)
         args = (when, [*inputs, *instantiated(pick(cts, wanted))])
         return zeros_when, put(zeros, marks, Checked(program, args)(*args))
 
@@ -98,7 +95,7 @@ class Checked(Formula):
         if not jax.tree.leaves(input_dims):
             program, dim = self.program, None
         else:
-            program, dim = batched(self.program, axis_data, tuple(input_dims)), 0
+            program, dim = self.program.batched(axis_data, tuple(input_dims)), 0
         if any(dim is not None for dim in when_dims):
             when = [jnp.any(flag) for flag in when]
         args = (when, list(inputs))

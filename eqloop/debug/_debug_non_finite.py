@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._array_types import strongly_typed
 from .._generics import NewP, NewR, P, R
-from .._lists import pick
-from .._partition import describe, flatten, is_dynamic, paths, split
+from .._partition import describe, is_dynamic, partition, paths, pick
 from .._transform import AbstractTransform
-from .._weak_types import strongly_typed
-from ..tracing._trace import Inputs
+from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program
 
@@ -97,21 +96,20 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
             when = []
         else:
             when = [jnp.asarray(self.when)]
-        call = Inputs.of("DebugNonFinite", self.f, args, kwargs)
+        call = RememberedCall.of("DebugNonFinite", self.f, args, kwargs)
         jaxpr, out = call.trace()
         consts = list(map(strongly_typed, jaxpr.consts))
         arrays = list(map(strongly_typed, call.arrays))
-        is_array = [isinstance(x, jax.ShapeDtypeStruct) for x in flatten(out)[0]]
+        _, rest = partition(out, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         program = make_program(
             jaxpr.jaxpr,
             tuple(map(jax.typeof, consts)),
             tuple(map(jax.typeof, arrays)),
             ("an array that `f` closes over",) * len(consts) + tuple(call.names),
-            tuple(pick(paths(out, "the result"), is_array)),
+            tuple(pick(paths(out, "the result"), rest.taken)),
         )
         inputs = (when, [*consts, *arrays])
         outs = Checked(program, inputs).apply(*inputs)
-        _, rest = split(out, is_array)
         return rest.join(outs)
 
     def __check_init__(self) -> None:

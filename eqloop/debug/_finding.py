@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._array_types import axes_of, vary
 from .._tangents import is_inexact
-from ..checkpointing.whiles._varying import axes_of, vary
 
 # How many loops around each other are told apart, and how many operands are shown.
 DEPTH = 8

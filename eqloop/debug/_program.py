@@ -1,18 +1,16 @@
-"""A program on arrays, and the programs of its derivatives and of a batch."""
+"""A program that is to be checked, with names for its inputs and outputs."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._formula import vmap
-from .._lists import Flags, pick, put, split
+from .. import _programs
+from .._partition import Flags, pick, split
 from .._tangents import is_inexact
-from .._weak_types import strongly_typed
 from ..progress import guarded, muted
 
 
@@ -34,25 +32,40 @@ class Program:
     is_backward: bool = False
 
     def __call__(self, *args: Any) -> list[Any]:
-        return jex.jaxpr_as_fun(self.jaxpr)(*args)
-
-    @property
-    def in_types(self) -> list[Any]:
-        """The types of the inputs."""
-        return list(self.jaxpr.in_avals)
+        return _programs.run(self.jaxpr, *args)
 
     @property
     def out_types(self) -> list[Any]:
         """The types of the outputs."""
         return list(self.jaxpr.out_avals)
 
-    @property
-    def moving(self) -> list[bool]:
-        """Which outputs can have a tangent."""
-        return list(map(is_inexact, self.out_types))
+    def pushed(self, moves: Flags) -> "Program":
+        """The outputs, and the tangents of those that can have one."""
+        moving = tuple(map(is_inexact, self.out_types))
+        return Program(
+            _programs.pushed(self.jaxpr, (moves,), (moving,)),
+            (*self.names, *_each("the tangent of", pick(self.names, moves))),
+            (*self.outputs, *_each("the tangent of", pick(self.outputs, moving))),
+            self.is_backward,
+        )
+
+    def pulled(self, marks: Flags, wanted: Flags) -> "Program":
+        """The cotangents of marked inputs, from inputs and cotangents of outputs."""
+        return Program(
+            _programs.pulled(self.jaxpr, (marks,), (wanted,)),
+            (*self.names, *_each("the cotangent of", pick(self.outputs, wanted))),
+            tuple(_each("the cotangent of", pick(self.names, marks))),
+            is_backward=True,
+        )
+
+    def batched(self, axis_data: Any, dims: tuple[int | None, ...]) -> "Program":
+        """The program of a batch, whose outputs have it along their leading axis."""
+        out_dims = (0,) * len(self.outputs)
+        rewrite = lambda jaxpr: _programs.batched(jaxpr, axis_data, dims, out_dims)
+        return self.rewritten(rewrite)
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> "Program":
-        """The same with another jaxpr of the same meaning and signature."""
+        """The same with another jaxpr of as many inputs and outputs."""
         jaxpr = rewrite(self.jaxpr)
         same = jaxpr is self.jaxpr
         return self if same else dataclasses.replace(self, jaxpr=jaxpr)
@@ -88,63 +101,9 @@ def make_program(
         consts_, inputs = split(flat, len(consts))
         return jax.core.eval_jaxpr(jaxpr, consts_, *inputs)
 
-    return Program(_trace(run, [*consts, *types]), names, outputs)
+    jaxpr = _programs.traced(run, [*consts, *types])
+    return Program(jaxpr, names, outputs)
 
 
-@functools.lru_cache(maxsize=256)
-def pushed(program: Program, moves: Flags) -> Program:
-    """The outputs, and the tangents of those that can have one."""
-    types = program.in_types
-
-    def push(*flat: Any) -> list[Any]:
-        primals, tangents = split(flat, len(types))
-        run = lambda marked: program(*put(primals, moves, marked))
-        outs, dots = jax.jvp(run, (pick(primals, moves),), (tangents,))
-        return [*outs, *pick(dots, program.moving)]
-
-    dots = [aval.to_tangent_aval() for aval in pick(types, moves)]
-    names = [f"the tangent of {name}" for name in pick(program.names, moves)]
-    outputs = [
-        f"the tangent of {name}" for name in pick(program.outputs, program.moving)
-    ]
-    return Program(
-        _trace(push, [*types, *dots]),
-        (*program.names, *names),
-        (*program.outputs, *outputs),
-        program.is_backward,
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def pulled(program: Program, marks: Flags, wanted: Flags) -> Program:
-    """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
-    types = program.in_types
-
-    def pull(*flat: Any) -> list[Any]:
-        primals, cts = split(flat, len(types))
-        run = lambda marked: pick(program(*put(primals, marks, marked)), wanted)
-        _, back = jax.vjp(run, pick(primals, marks))
-        return back(cts)[0]
-
-    cts = [aval.to_ct_aval() for aval in pick(program.out_types, wanted)]
-    names = [f"the cotangent of {name}" for name in pick(program.outputs, wanted)]
-    outputs = [f"the cotangent of {name}" for name in pick(program.names, marks)]
-    return Program(
-        _trace(pull, [*types, *cts]), (*program.names, *names), tuple(outputs), True
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def batched(program: Program, axis_data: Any, dims: tuple[int | None, ...]) -> Program:
-    """The program of a batch, whose outputs all have it along their leading axis."""
-    types = [
-        aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-        for aval, dim in zip(program.in_types, dims, strict=True)
-    ]
-    jaxpr = _trace(vmap(program, axis_data, dims, 0), types)
-    return dataclasses.replace(program, jaxpr=jaxpr)
-
-
-def _trace(f: Callable[..., Sequence[Any]], types: Sequence[Any]) -> jex.ClosedJaxpr:
-    flat = lambda *args: list(map(strongly_typed, f(*args)))
-    return jax.make_jaxpr(flat)(*types)
+def _each(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what} {name}" for name in names]

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula, Mapped, Selected
-from .._lists import Arrays, split
-from .._positions import loop_name, watched
+from .._loop_markers import loop_name, watched
+from .._partition import Arrays, split
 from ..checkpointing.engine._primitive import PlannedLoop, Reverse
 from ..mapping._row_map import RowMap
 from ._body import Body, Rule
@@ -174,16 +174,12 @@ def _formula(body: Body, eqn: Any, operands: Arrays, scope: Scope) -> Sequence[A
 
 def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
     """What a primitive does, with marks of the steps that it is at."""
-
-    def run(*flat: Any) -> Any:
-        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
-
     # So what it adds of its own is said to be where it was called.
     context = source_info_util.user_context(
         source_info.traceback, name_stack=source_info_util.new_name_stack()
     )
     with watched(), context:
-        return jax.make_jaxpr(run)(*formula.in_avals_flat)
+        return formula.expanded
 
 
 # Loops.

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .._lists import Arrays
 from .._nonfinite import NonFiniteError
+from .._partition import Arrays
 from .._tangents import is_inexact
 from ..checkpointing.engine._constant import constant
 from ._body import Body

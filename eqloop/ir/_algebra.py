@@ -13,17 +13,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from .._equations import Rewrite, rewrite_everywhere
+from ._atoms import Closed, check_closed, dtype_of, is_array, is_complex, literal_value
 from ._rewriter import Rewriter
-from ._walk import (
-    Closed,
-    Rewrite,
-    check_closed,
-    dtype_of,
-    is_array,
-    is_complex,
-    literal_value,
-    rewrite_everywhere,
-)
 
 _Definitions: TypeAlias = Mapping[jex.Var, jex.JaxprEqn]
 # What stands for the result: an atom; a new equation; or nothing that is simpler.

@@ -6,17 +6,10 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
+from .._equations import Rewrite, rewrite_everywhere
+from ._atoms import Closed, check_closed, is_array, is_complex, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
 from ._rewriter import Rewriter
-from ._walk import (
-    Closed,
-    Rewrite,
-    check_closed,
-    is_array,
-    is_complex,
-    literal_value,
-    rewrite_everywhere,
-)
 
 
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

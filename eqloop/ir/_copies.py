@@ -7,8 +7,9 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, scan_counts
+from .._equations import Rewrite, rewritable_programs, rewrite_everywhere
+from ._atoms import Closed, check_closed, is_array
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, inner, is_array, rewrite_everywhere
 
 # Operations that give their first operand back if the shape is the same and the
 # parameters say so. (`replace` has compared the types.)
@@ -78,13 +79,13 @@ def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
     if name in _IDENTITIES and _IDENTITIES[name](eqn.params):
         yield eqn.outvars[0], eqn.invars[0]
     elif name in CALLS:
-        (jaxpr,) = inner(eqn)
+        (jaxpr,) = rewritable_programs(eqn)
         yield from _handed_on(jaxpr, eqn.invars, eqn.outvars)
     elif name == "cond":
         yield from _handed_on_by_all(eqn)
     elif name == "scan":
         consts, carry = scan_counts(eqn.params)
-        (jaxpr,) = inner(eqn)
+        (jaxpr,) = rewritable_programs(eqn)
         yield from _carried_along(eqn, jaxpr, consts, eqn.invars[consts:], carry)
     elif name == "while":
         consts = eqn.params["body_nconsts"]

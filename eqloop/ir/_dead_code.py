@@ -6,9 +6,11 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from .._lists import pick, split
+from .._equations import Rewrite, rewritable_programs, rewrite_everywhere
+from .._partition import pick, split
+from .._programs import inputs_read
+from ._atoms import Closed, check_closed
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, inner, rewrite_everywhere
 
 
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -93,7 +95,7 @@ def _size(jaxpr: Closed) -> int:
         1
         + len(eqn.invars)
         + sum(not isinstance(var, jex.DropVar) for var in eqn.outvars)
-        + sum(map(_size, inner(eqn)))
+        + sum(map(_size, rewritable_programs(eqn)))
         for eqn in jaxpr.eqns
     )
 
@@ -117,10 +119,10 @@ def _smaller_while(eqn: jex.JaxprEqn, used: list[bool]) -> jex.JaxprEqn:
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     counts = params["cond_nconsts"], params["body_nconsts"]
     groups = split(eqn.invars, *counts)
-    for_cond, by_cond = split(_needed(cond, [True]), counts[0])
+    for_cond, by_cond = split(inputs_read(cond, [True]), counts[0])
     used = _either(used, by_cond)
     while True:  # a carry that is needed may need others
-        for_body, by_body = split(_needed(body, used), counts[1])
+        for_body, by_body = split(inputs_read(body, used), counts[1])
         if _either(used, by_body) == used:
             break
         used = _either(used, by_body)
@@ -142,11 +144,6 @@ def _smaller_while(eqn: jex.JaxprEqn, used: list[bool]) -> jex.JaxprEqn:
             body_nconsts=sum(for_body),
         ),
     )
-
-
-def _needed(jaxpr: Closed, outputs: list[bool]) -> list[bool]:
-    """The inputs that some outputs of a jaxpr need."""
-    return partial_eval.dce_jaxpr(jaxpr.jaxpr, outputs, instantiate=False)[1]
 
 
 def _restricted(jaxpr: Closed, outputs: list[bool], inputs: list[bool]) -> Closed:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import jax.extend.core as jex
 
+from ._atoms import check_closed
 from ._graph import Graph, Node, graph
-from ._walk import check_closed
 
 if TYPE_CHECKING:
     import pydot

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from .._opening import open_call
 from ._dot import dot_text
 from ._graph import graph
-from ._trace import function_name, trace
+from ._parts import function_name
 from ._tree import tree
 
 _TEXTS = {".dot": "dot", ".txt": "tree"}
@@ -115,7 +118,8 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
         )
 
     def drawing(*args: Any, **kwargs: Any) -> Drawing:
-        jaxpr, _, _ = trace(f, args, kwargs)
+        call, arrays = open_call(f, args, kwargs)
+        jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         return Drawing(dot_text(graph(jaxpr, name)), tree(jaxpr, name))
 

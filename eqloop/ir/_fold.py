@@ -9,19 +9,17 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, scan_counts
-from ._primitives import FOLDABLE, GENERATORS
-from ._rewriter import Rewriter
-from ._walk import (
+from .._equations import Rewrite, map_programs, rewrite_everywhere
+from ._atoms import (
     Closed,
-    Rewrite,
     check_closed,
     has_known_shape,
     is_array,
     literal_value,
-    map_inner,
-    rewrite_everywhere,
     shape_of,
 )
+from ._primitives import FOLDABLE, GENERATORS
+from ._rewriter import Rewriter
 
 # The most elements that an operand or a result may have. Above it, to hold a result in
 # the program costs more than to compute it, and tracing must not compute for long.
@@ -140,7 +138,7 @@ def _with_operands_inside(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     if eqn.effects:
         return eqn  # some XLAs crash where callbacks in two calls share a constant
     operands = iter(_operands_of_jaxprs(eqn))
-    return map_inner(eqn, lambda jaxpr: _specialized(jaxpr, next(operands, ())))
+    return map_programs(eqn, lambda jaxpr: _specialized(jaxpr, next(operands, ())))
 
 
 def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:

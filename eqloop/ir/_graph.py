@@ -7,8 +7,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._partition import describe
+from ._atoms import Closed
 from ._parts import Part, numbered, parts, title
-from ._walk import Closed
 
 
 @dataclasses.dataclass(frozen=True)

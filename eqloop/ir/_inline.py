@@ -5,8 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.extend.core as jex
 
+from .._equations import Rewrite, rewritable_programs, rewrite_everywhere
+from ._atoms import Closed, check_closed
 from ._rewriter import Rewriter
-from ._walk import Closed, Rewrite, check_closed, inner, rewrite_everywhere
 
 
 def inline_jit(
@@ -48,7 +49,7 @@ def inline_jit(
         for eqn in jaxpr.eqns:
             eqn = rewriter.enter(eqn, rewrite)
             if _is_plain_call(eqn) and condition(eqn):
-                (callee,) = inner(eqn)
+                (callee,) = rewritable_programs(eqn)
                 rewriter.inline(callee, eqn.invars, eqn.outvars)
             else:
                 rewriter.eqns.append(eqn)

@@ -7,11 +7,11 @@ from typing import Any
 import jax.extend.core as jex
 
 from ._algebra import simplify_algebra
+from ._atoms import check_closed, count_equations
 from ._common import eliminate_common_subexpressions
 from ._copies import propagate_copies
 from ._dead_code import eliminate_dead_code
 from ._fold import constant_fold
-from ._walk import check_closed, count_equations
 
 PASSES: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = (
     constant_fold,

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, final
 
 import equinox as eqx
+import jax
 import jax.core
 import jax.extend.core as jex
 
 from .._generics import NewP, NewR, P, R
+from .._opening import open_call
 from .._transform import AbstractTransform
 from ._optimize import PASSES, check_passes, optimize
-from ._trace import trace
 
 
 def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
@@ -65,6 +66,6 @@ class Optimize(AbstractTransform, Generic[P, R]):
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
         """
-        jaxpr, leaves, rest = trace(self.f, args, kwargs)
-        jaxpr = optimize(jaxpr, self.passes)
-        return rest.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *leaves))
+        call, arrays = open_call(self.f, args, kwargs)
+        jaxpr = optimize(jax.make_jaxpr(call.on_arrays)(arrays), self.passes)
+        return call.kept.join(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays))

@@ -1,13 +1,14 @@
 """The jaxprs inside an equation, and what flows into and out of them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
 
 from .._compat import scan_counts
-from ._walk import Closed, inner
+from .._equations import rewritable_programs
+from ._atoms import Closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ def parts(eqn: jex.JaxprEqn) -> list[Part]:
     if name == "while":
         return _condition_and_body(eqn)
     operands = eqn.invars[1:] if name == "cond" else eqn.invars
-    jaxprs = list(inner(eqn))
+    jaxprs = list(rewritable_programs(eqn))
     labels = [f"branch {i}" for i in range(len(jaxprs))] if name == "cond" else ["body"]
     return [
         Part(
@@ -67,13 +68,19 @@ def title(eqn: jex.JaxprEqn) -> str:
     return f"{name} {called}" if isinstance(called, str) else name
 
 
+def function_name(f: Callable[..., Any]) -> str:
+    """The name of a function, or of the class of a module; `f` for a lambda."""
+    name = getattr(f, "__name__", type(f).__name__)
+    return name if name.isidentifier() else "f"
+
+
 def numbered(what: str, count: int) -> list[str]:
     """`["x 0", "x 1"]`; for a single one `["x"]`."""
     return [what] if count == 1 else [f"{what} {i}" for i in range(count)]
 
 
 def _body(eqn: jex.JaxprEqn) -> Part:
-    (jaxpr,) = inner(eqn)
+    (jaxpr,) = rewritable_programs(eqn)
     consts, carry = scan_counts(eqn.params)
     xs = len(jaxpr.in_avals) - consts - carry
     ys = len(jaxpr.out_avals) - carry

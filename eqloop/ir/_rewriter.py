@@ -6,7 +6,8 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from ._walk import Closed, Rewrite, map_inner
+from .._equations import Rewrite, map_programs
+from ._atoms import Closed
 
 
 class Rewriter:
@@ -31,7 +32,7 @@ class Rewriter:
         self, eqn: jex.JaxprEqn, rewrite: Rewrite = lambda jaxpr: jaxpr
     ) -> jex.JaxprEqn:
         """An old equation with its operands replaced and its jaxprs rewritten."""
-        eqn = map_inner(eqn, rewrite)
+        eqn = map_programs(eqn, rewrite)
         invars = [self.read(atom) for atom in eqn.invars]
         if all(new is old for new, old in zip(invars, eqn.invars, strict=True)):
             return eqn

@@ -6,8 +6,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._partition import describe
+from ._atoms import Closed
 from ._parts import parts, title
-from ._walk import Closed
 
 
 def tree(jaxpr: Closed, name: str) -> str:

@@ -10,20 +10,23 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._axes import resolve_axes
+from .._array_types import axes_of, strongly_typed, types_of, vary
+from .._axes import AlongAxes, axis_sizes, refuse_symbolic, resolve_axes
 from .._generics import NewX, X
-from .._lists import Arrays, pick, split
-from .._partition import Rest, as_arrays, describe, flatten, paths
-from .._partition import split as take_out
-from .._symbolic import refuse_symbolic
+from .._partition import (
+    Arrays,
+    as_arrays,
+    describe,
+    flatten,
+    paths,
+    split,
+)
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
-from .._weak_types import strongly_typed
 from ..checkpointing import Step, trace_step
-from ._carry import types_of
-from ._mismatch import static_changes, structure_changes, type_changes
+from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, Sweep
-from ._settings import check_bool
 
 _NAME = "AssociativeScan"
 
@@ -116,12 +119,12 @@ class AssociativeScan(AbstractTransform, Generic[X]):
             The prefixes: the same tree, with arrays of the same types.
         """
         elements = _Elements.of(as_arrays(xs), self.axis)
-        length = elements.length
+        length = elements.xs.length
         instead = "Use `el.Scan`, one element after the other"
         refuse_symbolic("AssociativeScan", length, "a tree of elements", instead)
         if self.chunk_size is None or length - 1 <= self.chunk_size:
             step, consts = self._trace(elements, length)
-            _, ys = step(consts, [], elements.arrays)
+            _, ys = step(consts, [], elements.xs.arrays)
             return elements.join(ys)
         chunks = -(-(length - 1) // self.chunk_size)
         size = -(-(length - 1) // chunks)
@@ -129,8 +132,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         if (wider := elements.varying_as(step.y_types)) is not elements:
             elements = wider
             step, consts = self._trace(elements, 1, size)
-        sweep = Sweep(step, elements.axes, length, size, self.reverse)
-        inputs = list(map(strongly_typed, consts)), elements.arrays
+        sweep = Sweep(step, elements.xs.axes, length, size, self.reverse)
+        inputs = list(map(strongly_typed, consts)), elements.xs.arrays
         in_avals = jax.tree.map(jax.typeof, inputs)
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
 
@@ -144,7 +147,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         types = [t for size in sizes for t in elements.types(size)]
 
         def body(_: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
-            before, part = split(x, len(types) - len(elements.axes))
+            before, part = split(x, len(types) - len(elements.xs.axes))
             if before:
                 part = combine.from_prefix(before, part, self.reverse)
             return [], combine.scan(part, self.reverse)
@@ -157,68 +160,53 @@ class _Elements:
     """What is scanned.
 
     Attributes:
-        arrays: Its arrays; of PRNG keys, the data.
+        xs: Its arrays along their axes; of PRNG keys, the data.
         key_impls: For each array of keys, how they are implemented, else `None`.
-        axes: The axis of each array along which its elements are.
-        length: How many elements there are.
-        rest: The tree that the arrays are from.
     """
 
-    arrays: list[jax.Array]
+    xs: AlongAxes
     key_impls: tuple[Any, ...]
-    axes: tuple[int, ...]
-    length: int
-    rest: Rest
 
     @classmethod
     def of(cls, xs: Any, axis: int) -> "_Elements":
         axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
-        arrays, rest = take_out(xs, [a is not None for a in axes])
-        names = pick(paths(xs, "xs"), rest.taken)
-        found = tuple(a for a in axes if a is not None)
-        sizes = [x.shape[a] for x, a in zip(arrays, found, strict=True)]
+        sizes = axis_sizes(xs, "xs", axes)
         if not sizes:
             raise ValueError(
                 f"{_NAME}: xs holds no array, so there is nothing to scan: it is "
                 f"{describe(xs)}."
             )
-        if len(set(sizes)) > 1:
-            lines = [f"  {n}: {s}" for n, s in zip(names, sizes, strict=True)]
-            listing = "\n".join(lines)
+        length, *others = set(sizes.values())
+        if others:
+            listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
             raise ValueError(
                 f"{_NAME}: all arrays must have the same number of elements along axis "
                 f"{axis}, but they have not:\n{listing}"
             )
-        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in arrays]
-        return cls(list(map(_raw, arrays)), tuple(impls), found, sizes[0], rest)
+        along = AlongAxes.of(xs, axes, length)
+        impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]
+        raw = dataclasses.replace(along, arrays=list(map(_raw, along.arrays)))
+        return cls(raw, tuple(impls))
 
     def types(self, size: int) -> list[Any]:
         """The types of the arrays of so many elements."""
-        return [
-            jex.unmapped_aval(size, a, jex.mapped_aval(self.length, a, jax.typeof(x)))
-            for x, a in zip(self.arrays, self.axes, strict=True)
-        ]
+        pairs = zip(self.xs.axes, self.xs.element_types, strict=True)
+        return [jex.unmapped_aval(size, axis, aval) for axis, aval in pairs]
 
     def varying_as(self, types: Sequence[Any]) -> "_Elements":
         """These elements; in `jax.shard_map`, varying over all axes that prefixes do.
 
         They need not by themselves, if `f` has parameters that do.
         """
-        axes = [
-            tuple(_varying(aval) - _varying(jax.typeof(x)))
-            for aval, x in zip(types, self.arrays, strict=True)
-        ]
-        if not any(axes):
+        before = self.xs.arrays
+        arrays = [vary(x, axes_of(t)) for x, t in zip(before, types, strict=True)]
+        if all(x is old for x, old in zip(arrays, before, strict=True)):
             return self
-        arrays = [
-            lax.pcast(x, names, to="varying") if names else x
-            for x, names in zip(self.arrays, axes, strict=True)
-        ]
-        return dataclasses.replace(self, arrays=arrays)
+        return dataclasses.replace(self, xs=dataclasses.replace(self.xs, arrays=arrays))
 
     def join(self, arrays: Arrays) -> Any:
         """The tree, with other arrays."""
-        return self.rest.join(
+        return self.xs.rest.join(
             [
                 x if impl is None else jax.random.wrap_key_data(x, impl=impl)
                 for x, impl in zip(arrays, self.key_impls, strict=True)
@@ -235,19 +223,16 @@ class _Combine:
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
         a, b = self.elements.join(one), self.elements.join(other)
-        note = (
-            f"This was raised while {_NAME} traced `f(a, b)` with\n"
-            f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
-        )
-        with explained(note):
+        arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
+        with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
             out = as_arrays(enforce_annotations(self.f)(a, b))
         _check_result(a, out)
-        taken = zip(flatten(out)[0], self.elements.rest.taken, strict=True)
+        taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
         return [_raw(jnp.asarray(x)) for x, is_taken in taken if is_taken]
 
     def from_prefix(self, before: Arrays, part: Arrays, reverse: bool) -> Arrays:
         """Elements, the first of which is combined with the prefix before it."""
-        axes = self.elements.axes
+        axes = self.elements.xs.axes
         at = part[0].shape[axes[0]] - 1 if reverse else 0
         first = [
             lax.slice_in_dim(x, at, at + 1, axis=axis)
@@ -260,7 +245,7 @@ class _Combine:
 
     def scan(self, part: Arrays, reverse: bool) -> list[jax.Array]:
         """The prefixes of some elements."""
-        axes = self.elements.axes
+        axes = self.elements.xs.axes
         if len(set(axes)) == 1:
             return lax.associative_scan(self, list(part), reverse, axes[0])
         back = lambda arrays: _moved(arrays, [0] * len(axes), axes)
@@ -274,10 +259,6 @@ def _moved(
     """Arrays with their axes moved, to the front if nothing else is said."""
     to = [0] * len(axes) if to is None else to
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
-
-
-def _varying(aval: Any) -> frozenset[Any]:
-    return aval.manual_axis_type.varying
 
 
 def _is_keys(x: Any) -> bool:

@@ -7,25 +7,61 @@ came in with what came out, and says with which carry to trace again.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
+import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import lax
 
+from .._array_types import axes_of, is_type, is_weak, types_of, vary, with_weak_types
+from .._opening import OpenedCall
 from .._partition import (
     as_array,
+    as_arrays,
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
     same_static,
-    split,
 )
-from .._weak_types import is_weak, with_weak_types
-from ._mismatch import is_type, static_changes, structure_changes, type_changes
-from ._words import OF_A_SCAN, Words
+from .._tree_differences import kind, structure_differences
+from ..checkpointing import Step, trace_step
+
+
+def step_call(carry: Any, x: Any, keywords: dict[str, Any]) -> str:
+    """The call of a step, and its arguments."""
+    call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
+    return (
+        f"`f({call})` with\n"
+        f"  carry = {eqx.tree_pformat(carry)}\n  x = {eqx.tree_pformat(x)}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The words of a loop for error messages.
+
+    Attributes:
+        carry: What its carry is called.
+        path: The same where paths of its leaves start.
+        f: What is called at each step.
+        step: What comes one after the other.
+        call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
+            that shows them.
+    """
+
+    carry: str
+    path: str
+    f: str
+    step: str
+    call: Callable[[Any, Any, dict[str, Any]], str]
+
+
+OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +81,11 @@ class Carry:
     @classmethod
     def of(cls, owner: str, init: Any, words: Words = OF_A_SCAN) -> Self:
         """The carry in which Python numbers are taken to be static."""
-        return cls(owner, _convert(init, is_dynamic), words)
+        return cls(owner, as_arrays(init), words)
 
     def varying(self) -> Self:
         """The carry in which Python numbers are arrays."""
-        return dataclasses.replace(self, tree=_convert(self.tree, is_scalar))
+        return dataclasses.replace(self, tree=as_arrays(self.tree, scalars=True))
 
     @property
     def has_scalars(self) -> bool:
@@ -59,11 +95,11 @@ class Carry:
     @property
     def arrays(self) -> list[jax.Array]:
         """The leaves that vary."""
-        return self._split()[0]
+        return partition(self.tree)[0]
 
     def join(self, arrays: list[Any]) -> Any:
         """A carry of this structure, and with these static leaves."""
-        return self._split()[1].join(arrays)
+        return partition(self.tree)[1].join(arrays)
 
     def final(self, arrays: list[Any], out: Any) -> Any:
         """The carry after the last step, with weak types where every carry has them.
@@ -120,9 +156,6 @@ class Carry:
             self._raise_static(changes)
         return self
 
-    def _split(self) -> Any:
-        return split(self.tree, [is_dynamic(leaf) for leaf in flatten(self.tree)[0]])
-
     def _raise_changed(self, changes: list[str]) -> NoReturn:
         words = self.words
         raise TypeError(
@@ -141,13 +174,74 @@ class Carry:
         )
 
 
-def types_of(carry: Any) -> Any:
-    """A carry with its arrays reduced to their types, to be kept beyond a trace."""
-    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, carry)
+_Kept = TypeVar("_Kept")
 
 
-def _convert(tree: Any, which: Callable[[Any], bool]) -> Any:
-    return jax.tree.map(lambda x: as_array(x) if which(x) else x, tree)
+@dataclasses.dataclass(frozen=True)
+class Settled(Generic[_Kept]):
+    """A step whose carry comes out as it went in.
+
+    Attributes:
+        step: The step.
+        consts: The arrays that it closes over.
+        carry: The carry that it was traced with.
+        new_carry: The types of the carry that came out.
+        kept: What else is known of what was returned.
+    """
+
+    step: Step
+    consts: list[Any]
+    carry: Carry
+    new_carry: Any
+    kept: _Kept
+
+    def final(self, arrays: list[Any]) -> Any:
+        """The carry after the last step, from its leaves that vary."""
+        return self.carry.final(arrays, self.new_carry)
+
+
+def trace_settled(
+    call: Callable[[Any, list[Any]], Any],
+    take: Callable[[Any], tuple[Any, list[Any], _Kept]],
+    carry: Carry,
+    x_types: Sequence[Any],
+) -> Settled[_Kept]:
+    """Traces a step with this carry, or with what the carry has to be instead.
+
+    Args:
+        call: The step of the user, on a carry and the arrays of `x`.
+        take: From what that returns to the new carry, the arrays of `y`, and what is to
+            be kept.
+        carry: The carry to try first.
+        x_types: The types of the arrays of `x`.
+    """
+    while True:
+        body = _open_body(call, take, carry)
+        carry_types = [jax.typeof(x) for x in carry.arrays]
+        try:
+            step, consts = trace_step(body.on_arrays, carry_types, x_types)
+        except Exception:
+            # What is right for an array may be wrong for a Python number, which has no
+            # `.astype`: if there are any, they may have to be arrays.
+            if body.has_returned or not carry.has_scalars:
+                raise
+            carry = carry.varying()
+            continue
+        new_carry, kept = body.kept
+        settled = carry.settle(new_carry)
+        if settled is carry:
+            return Settled(step, consts, carry, new_carry, kept)
+        carry = settled
+
+
+def _open_body(
+    call: Callable[..., Any], take: Callable[[Any], Any], carry: Carry
+) -> OpenedCall[Any, Any]:
+    def take_arrays(out: Any) -> Any:
+        new_carry, y, kept = take(out)
+        return (carry.take(new_carry), y), (types_of(new_carry), kept)
+
+    return OpenedCall(lambda arrays, x: (carry.join(arrays), x), call, take_arrays)
 
 
 def _promote(before: Any, after: Any) -> Any:
@@ -167,10 +261,62 @@ def _promote(before: Any, after: Any) -> Any:
         if dtype != before.dtype:
             return lax.convert_element_type(before, dtype)
     # Inside `jax.shard_map`, what starts the same on all devices may come to differ.
-    axes = _varying_axes(after) - _varying_axes(before)
-    return lax.pcast(before, tuple(axes), to="varying") if axes else before
+    return vary(before, axes_of(after))
 
 
-def _varying_axes(leaf: Any) -> frozenset[str]:
-    leaf_type = leaf if is_type(leaf) else jax.typeof(leaf)
-    return leaf_type.manual_axis_type.varying
+# How the carry that came out differs from the one that came in: a line for each place.
+
+# The path of a leaf, what came in, and what came out.
+Change = tuple[str, Any, Any]
+
+
+def type_changes(leaves: Sequence[Change]) -> list[str]:
+    """The leaves whose type changed, or that are arrays only before or only after."""
+    return [line for leaf in leaves if (line := _type_change(*leaf))]
+
+
+def static_changes(leaves: Sequence[Change]) -> list[str]:
+    """The leaves that are no arrays, and are not the same after as they were before."""
+    return [
+        _line(name, before, after)
+        for name, before, after in leaves
+        if not is_dynamic(before) and not same_static(before, after)
+    ]
+
+
+def structure_changes(before: Any, after: Any, name: str) -> list[str]:
+    """Where two trees of different structure part, from the top down."""
+    differences = structure_differences(before, after, name)
+    return [_structure_line(d.path, d.one, d.other) for d in differences]
+
+
+def _structure_line(name: str, before: str | None, after: str | None) -> str:
+    if after is None:
+        return f"  {name} came in, but did not come out"
+    if before is None:
+        return f"  {name} came out, but had not come in"
+    if before == after:
+        return f"  {name}: the static fields of the {before} changed"
+    return f"  {name}: {before} came in, {after} came out"
+
+
+def _line(name: str, before: Any, after: Any) -> str:
+    return f"  {name}: {kind(before)} came in, {kind(after)} came out"
+
+
+def _type_change(name: str, before: Any, after: Any) -> str | None:
+    if is_dynamic(before) and is_scalar(after):
+        after = jax.typeof(jnp.asarray(after))
+    if not is_dynamic(before) and not is_type(after):
+        return None
+    fits = is_dynamic(before) and is_type(after) and before.shape == after.shape
+    if fits and before.dtype == after.dtype:
+        return None
+    line = _line(name, before, after)
+    if fits:
+        return f"{line} (cast it with .astype, or start from {_article(after.dtype)})"
+    return line
+
+
+def _article(dtype: Any) -> str:
+    return f"{'an' if str(dtype)[0] in 'aeiou' else 'a'} {dtype}"

@@ -15,13 +15,23 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._frame import Opened
+from ._carry import Words
 from ._loop import AbstractLoop
-from ._words import Words
+from ._open_loop import OpenedLoop
 
 
 class AbstractForLoop(AbstractLoop, Generic[Y]):
-    """A loop over the leading axes of several arrays, that carries nothing along."""
+    """A loop over the leading axes of several arrays, that carries nothing along.
+
+    Args:
+        f: The function, `f(*x) -> y`, or `f(*x, key=...)` if the call is given a key.
+            If it is a module, then its arrays are arrays of this module, and are
+            differentiated.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either; a tuple has an entry for each of
+            `xs`. `None` gives each step the whole leaf. By default axis 0 of every
+            array.
+    """
 
     f: Callable[..., Y]
 
@@ -82,13 +92,13 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         """
         return plan(**self._problem(*xs, length=length, key=key))
 
-    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> Opened:
+    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> OpenedLoop:
         def f_transform(f: Callable[..., Any]) -> Callable[..., Any]:
             return _carrying(f if self.f_transform is None else self.f_transform(f))
 
-        frame = self._frame()
-        frame = dataclasses.replace(frame, f_transform=f_transform, words=_WORDS)
-        return frame.open(self.f, None, xs, length=length, key=key)
+        opener = self._opener()
+        opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
+        return opener.open(self.f, None, xs, length=length, key=key)
 
 
 def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,29 +124,6 @@ class ForLoop(AbstractForLoop[Y]):
     `f(*x) -> y` is called for every element `x` of each of `xs`; the results are
     stacked. It is `jax.vmap` with one call at a time, so with the memory of one.
     Should `f` need the number of its step, pass `jnp.arange(n)` among the `xs`.
-
-    Args:
-        f: The function, `f(*x) -> y`, or `f(*x, key=...)` if the call is given a key.
-            If it is a module, then its arrays are arrays of this module, and are
-            differentiated.
-        schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored.
-        policy: Which residuals of a step are stored when it is recomputed.
-        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
-            `None` and callables from a leaf to either; a tuple has an entry for each of
-            `xs`. `None` gives each step the whole leaf. By default axis 0 of every
-            array.
-        out_axes: The axis of each leaf of the result along which the steps are stacked.
-            A leaf with `None` must be the same for all steps, and is not stacked.
-        f_axes: The axis of each leaf of `f` that is scanned.
-        f_transform: Called on `f` in the body, just before `f` is called; it returns
-            what is called instead.
-        reverse: Whether to go from the last elements to the first.
-        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
-        split_keys: Whether each step is given a key of its own, split from the `key` of
-            the call, rather than that key itself.
-        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
-            or a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
@@ -173,19 +160,9 @@ class CheckpointedForLoop(AbstractForLoop[Y]):
     step. As no step needs another one, none is run more than that.
 
     Args:
-        f: The function, `f(*x) -> y`.
         base: The size of a block, whose residuals are stored together, if there is a
             `policy`; as in `Recursive(base)`.
         schedule: Replaces `Recursive(base)`, if given.
-        policy: As for `ForLoop`, and so are the remaining settings.
-        in_axes: The axis of each leaf of `xs` that is scanned.
-        out_axes: The axis of each leaf of the result along which the steps are stacked.
-        f_axes: The axis of each leaf of `f` that is scanned.
-        f_transform: Called on `f` in the body, just before `f` is called.
-        reverse: Whether to go from the last elements to the first.
-        unroll: How many steps one iteration of the compiled loop runs.
-        split_keys: Whether each step is given a key of its own.
-        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

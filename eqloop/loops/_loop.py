@@ -7,14 +7,14 @@ from typing import Any, Self
 import equinox as eqx
 
 from .._axes import hashable_axes
-from .._positions import loop_scope
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree
-from ..checkpointing import AbstractSchedule, Plan, as_policy, run
+from ..checkpointing import AbstractSchedule, Plan, as_policy
 from ..checkpointing.engine._normal_form import normal_form
-from ..progress import ProgressBar, as_progress, check_progress, make_meter
-from ._frame import Frame, Opened
-from ._settings import check_bool, check_schedule, check_unroll
+from ..progress import ProgressBar, as_progress, check_progress
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
+from ._settings import check_schedule, check_unroll
 
 
 class AbstractLoop(AbstractTransform):
@@ -22,6 +22,28 @@ class AbstractLoop(AbstractTransform):
 
     Subclasses differ in how they are called: `plan` and `_open` take what the call
     takes. Final classes say which schedule they run when `schedule` is not given.
+
+    Args:
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored.
+        policy: Which residuals of a step are stored when it is recomputed.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either. `None` gives each step the whole
+            leaf. By default axis 0 of every array.
+        out_axes: The axis of each leaf of the outputs along which the steps are
+            stacked. A leaf with `None` must be the same for all steps, and is not
+            stacked.
+        f_axes: The axis of each leaf of `f` that is scanned, as for stacked layers.
+            `None`, the default, gives each step the whole leaf.
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
+            what is called instead, for example with parameters that were cast.
+        reverse: Whether to go from the last element of `xs` to the first; outputs are
+            in the order of `xs` all the same.
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether each step is given a key of its own, split from the `key` of
+            the call, rather than that key itself.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
     f: Callable[..., Any]
@@ -46,37 +68,28 @@ class AbstractLoop(AbstractTransform):
         """The plan that a gradient of the call would run by."""
 
     @abc.abstractmethod
-    def _open(self, *args: Any, **kwargs: Any) -> Opened:
+    def _open(self, *args: Any, **kwargs: Any) -> OpenedLoop:
         """Takes a call apart, of which these are the arguments."""
 
-    def _run(self, opened: Opened) -> tuple[Any, Any]:
+    def _run(self, opened: OpenedLoop) -> tuple[Any, Any]:
         """Runs the loop: the last carry and the outputs."""
-        name, length = type(self).__name__, opened.loop.length
-        meter = make_meter(name, self.progress, length, opened.label)
-        with loop_scope(name):
-            carry, ys = run(
-                opened.step,
-                opened.consts,
-                opened.init,
-                opened.xs,
-                loop=opened.loop,
-                schedule=self._schedule(),
-                policy=as_policy(self.policy),
-                meter=meter,
-            )
-        return opened.close(carry, ys)
+        return opened.run(
+            type(self).__name__,
+            schedule=self._schedule(),
+            policy=as_policy(self.policy),
+            progress=self.progress,
+        )
 
     def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
-        opened: list[Opened] = []
 
-        def open_abstractly(loop: Self, args: Any, kwargs: Any) -> None:
-            opened.append(loop._open(*args, length=length, **kwargs))
+        def open_call(loop: Self, args: Any, kwargs: Any) -> OpenedLoop:
+            return loop._open(*args, length=length, **kwargs)
 
-        eqx.filter_eval_shape(open_abstractly, self, args, kwargs)
+        opened = open_abstractly(open_call, self, args, kwargs)
         return dict(
-            step=normal_form(opened[0].step).step,
-            loop=opened[0].loop,
+            step=normal_form(opened.step).step,
+            loop=opened.loop,
             schedule=self._schedule(),
             policy=as_policy(self.policy),
         )
@@ -84,9 +97,9 @@ class AbstractLoop(AbstractTransform):
     def _schedule(self) -> AbstractSchedule:
         return self._default_schedule() if self.schedule is None else self.schedule
 
-    def _frame(self) -> Frame:
+    def _opener(self) -> LoopOpener:
         """How a call is read, as far as these settings say it."""
-        return Frame(
+        return LoopOpener(
             name=type(self).__name__,
             in_axes=self.in_axes,
             out_axes=self.out_axes,

@@ -11,21 +11,19 @@ and the first ones are dropped.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._formula import Doubled, Formula, Static, vmap
-from .._lists import Arrays, Flags, pick, put, split
-from .._recall import recall
-from .._settled import settled
-from .._tangents import instantiated, is_inexact, zero_cotangent
-from ..checkpointing.engine._step import Step, make_step
+from .._doubled import Doubled, recall
+from .._formula import Formula, Static
+from .._partition import Arrays, Flags, pick, put, split
+from .._programs import batched, pruned, pulled, pushed, run, settled
+from .._tangents import instantiated, is_inexact, tangent_types, zero_cotangent
+from ..checkpointing.engine._step import Step
 
 Arguments = tuple[Arrays, Arrays]
 
@@ -126,6 +124,7 @@ class Sweep:
         marked = dataclasses.replace(self, axes=tuple(pick(self.axes, marks[1])))
         wanted = (*marks[0], *moving, *marks[1])
         counts = sum(marks[0]), sum(moving)
+        back = pulled(self.step.jaxpr, (wanted,), (moving,))
 
         def body(turn: Any, state: Any) -> Any:
             ct_consts, ct_end, ct_xs = state
@@ -134,10 +133,10 @@ class Sweep:
             ct_parts = inexact.owned(inexact.parts(cts, start, self.size), chunk)
             ct_parts = inexact.add(ct_parts, ct_end, end - start, 1)
             before = self.parts(ys, self.before(chunk), 1)
-            flat = [*consts, *before, *self.parts(xs, start, self.size)]
-            pulled = split(_vjp(self._prefixes, flat, wanted, ct_parts), *counts)
-            ct_xs = marked.add(ct_xs, pulled[2], start, self.size)
-            return _sums(ct_consts, pulled[0]), pulled[1], ct_xs
+            x = [*before, *self.parts(xs, start, self.size)]
+            new = split(run(back, *consts, *x, *ct_parts), *counts)
+            ct_xs = marked.add(ct_xs, new[2], start, self.size)
+            return _sums(ct_consts, new[0]), new[1], ct_xs
 
         start = (
             _zero_cts(pick(consts, marks[0])),
@@ -164,65 +163,25 @@ class Sweep:
 
     def pushed(self, moves: Flags) -> "Sweep":
         """The same with tangents, of marked consts and of all elements."""
-        return _pushed(self, moves)
+        moving = tuple(map(is_inexact, self.step.y_types))
+        jaxpr = pushed(self.step.jaxpr, (moves, moving, moving), (moving,))
+        num_consts = self.step.num_consts + sum(moves)
+        return dataclasses.replace(
+            self,
+            step=Step(pruned(jaxpr), num_consts, 0),
+            axes=(*self.axes, *pick(self.axes, moving)),
+        )
 
     def batched(self, axis_data: Any, const_dims: Sequence[int | None]) -> "Sweep":
         """The sweep under `vmap`, whose arrays are batched along their first axis."""
-        types = self.step.const_types, self.step.x_types
-        dims = list(const_dims), [0] * len(types[1])
-        const_types, x_types = (
-            [
-                aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-                for aval, dim in zip(avals, group, strict=True)
-            ]
-            for avals, group in zip(types, dims, strict=True)
-        )
-        step = vmap(lambda consts, x: self.step(consts, [], x)[1], axis_data, dims, 0)
-        flat = lambda consts, _, x: ([], step(consts, x))
+        in_dims = (*const_dims, *[0] * len(self.step.x_types))
+        out_dims = (0,) * len(self.step.y_types)
+        jaxpr = batched(self.step.jaxpr, axis_data, in_dims, out_dims)
         return dataclasses.replace(
             self,
-            step=make_step(flat, const_types, [], x_types),
+            step=dataclasses.replace(self.step, jaxpr=pruned(jaxpr)),
             axes=tuple(axis + 1 for axis in self.axes),
         )
-
-    def _prefixes(self, flat: Arrays) -> list[Any]:
-        consts, x = split(flat, self.step.num_consts)
-        return [y for y in self.step(consts, [], x)[1] if is_inexact(y)]
-
-
-@functools.lru_cache(maxsize=128)
-def _pushed(sweep: Sweep, moves: Flags) -> Sweep:
-    step, moving = sweep.step, tuple(map(is_inexact, sweep.step.y_types))
-    size = len(moving) + sum(moving)
-
-    def run(consts: Arrays, _: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
-        consts, consts_dot = split(consts, step.num_consts)
-        # The prefix before the chunk with its tangents, and then the chunk with its.
-        pairs = [split(part, len(moving)) for part in split(x, size)]
-        xs, dots = ([leaf for pair in pairs for leaf in pair[i]] for i in (0, 1))
-
-        def ys(of_consts: Arrays, of_xs: Arrays) -> list[Any]:
-            return step(put(consts, moves, of_consts), [], put(xs, moving * 2, of_xs))[
-                1
-            ]
-
-        primals = pick(consts, moves), pick(xs, moving * 2)
-        out, out_dot = jax.jvp(ys, primals, (consts_dot, dots))
-        return [], [*out, *pick(out_dot, moving)]
-
-    dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
-    twofold = lambda avals: [*avals, *dots(avals, moving)]
-    before, chunk = split(step.x_types, len(moving))
-    return dataclasses.replace(
-        sweep,
-        step=make_step(
-            run,
-            [*step.const_types, *dots(step.const_types, moves)],
-            [],
-            [*twofold(before), *twofold(chunk)],
-        ),
-        axes=(*sweep.axes, *pick(sweep.axes, moving)),
-    )
 
 
 class Prefixes(Formula):
@@ -244,20 +203,12 @@ class Prefixes(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         consts, xs = self.in_avals
         moving, inexact = moves[: len(consts)], tuple(map(is_inexact, xs))
-        dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
         in_avals = (
-            [*consts, *dots(consts, moving)],
-            [*xs, *dots(xs, inexact)],
+            [*consts, *tangent_types(consts, moving)],
+            [*xs, *tangent_types(xs, inexact)],
         )
-        of_xs = (*[False] * len(xs), *[True] * sum(inexact))
-        return Doubled(
-            Prefixes(self.sweep.pushed(moving), in_avals),
-            uses=(True,) * len(moves),
-            takes=(*moving, *inexact),
-            ins=(*[False] * len(consts), *[True] * sum(moving), *of_xs),
-            gives=inexact,
-            outs=of_xs,
-        )
+        formula = Prefixes(self.sweep.pushed(moving), in_avals)
+        return Doubled.of(formula, (moving, inexact), (inexact,))
 
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         marks = self._marks(perturbed)
@@ -276,11 +227,10 @@ class Prefixes(Formula):
         # Any prefix may move what comes after it.
         inexact = tuple(map(is_inexact, step.x_types))
         marks = (*moves[: step.num_consts], *inexact)
-        jaxpr = settled(step.jaxpr, marks, reverse)
-        if jaxpr is step.jaxpr:
-            return self
-        step = dataclasses.replace(step, jaxpr=jaxpr)
-        return self.with_params(sweep=dataclasses.replace(self.sweep, step=step))
+        step = step.rewritten(lambda jaxpr: settled(jaxpr, marks, reverse))
+        same = step is self.sweep.step
+        sweep = self.sweep if same else dataclasses.replace(self.sweep, step=step)
+        return self.with_params(sweep=sweep)
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -306,12 +256,6 @@ class Prefixes(Formula):
         cts = instantiated(pick(cts, list(map(is_inexact, ys))))
         pulled = self.sweep.pull(inputs, ys, cts, flags)
         return tuple(map(put, self.zero_cts(), flags, pulled))
-
-
-def _vjp(f: Any, flat: Arrays, marks: Sequence[bool], cts: Arrays) -> list[Any]:
-    """The cotangents of the marked inputs."""
-    _, back = jax.vjp(lambda marked: f(put(flat, marks, marked)), pick(flat, marks))
-    return back(list(cts))[0]
 
 
 def _zero_cts(arrays: Arrays) -> list[Any]:

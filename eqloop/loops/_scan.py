@@ -17,8 +17,8 @@ import equinox as eqx
 from .._generics import Carry, NewCarry, NewY, Y
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._frame import Opened
 from ._loop import AbstractLoop
+from ._open_loop import OpenedLoop
 
 # A function, or a method, which `self` is bound to later.
 Stepping = (
@@ -28,7 +28,12 @@ Stepping = (
 
 
 class AbstractScan(AbstractLoop, Generic[Carry, Y]):
-    """A loop over the leading axis of arrays, that carries a state along."""
+    """A loop over the leading axis of arrays, that carries a state along.
+
+    Args:
+        f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
+            is given a key.
+    """
 
     f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
 
@@ -108,9 +113,9 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
 
     def _open(
         self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
-    ) -> Opened:
-        frame = dataclasses.replace(self._frame(), kept=self._kept())
-        return frame.open(self.f, init, xs, length=length, key=key)
+    ) -> OpenedLoop:
+        opener = dataclasses.replace(self._opener(), kept=self._kept())
+        return opener.open(self.f, init, xs, length=length, key=key)
 
 
 @final
@@ -123,29 +128,6 @@ class Scan(AbstractScan[Carry, Y]):
 
     Call it in a function that is compiled (`equinox.filter_jit`): outside of one, each
     call traces and compiles the loop anew.
-
-    Args:
-        f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
-            is given a key.
-        schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored.
-        policy: Which residuals of a step are stored when it is recomputed.
-        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
-            `None` and callables from a leaf to either. `None` gives each step the whole
-            leaf. By default axis 0 of every array.
-        out_axes: The axis of each leaf of `ys` along which the steps are stacked. A
-            leaf with `None` must be the same for all steps, and is not stacked.
-        f_axes: The same for the leaves of `f`: an axis scans a leaf, as is needed for
-            stacked layers, `None` gives it to each step whole.
-        f_transform: Called on `f` in the body, just before `f` is called; it returns
-            what is called instead, for example with parameters that were cast.
-        reverse: Whether to go from the last element of `xs` to the first; `ys` are in
-            the order of `xs` all the same.
-        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
-        split_keys: Whether each step is given a key of its own, split from the `key` of
-            the call, rather than that key itself.
-        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
-            or a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
@@ -196,20 +178,10 @@ class CheckpointedScan(AbstractScan[Carry, Y]):
     segments, from which the steps in between are run again.
 
     Args:
-        f: The step, `f(carry, x) -> (carry, y)`.
         base: How many segments a level of nesting has. The loop stores about
             `base * log(length, base)` carries and runs each step about
             `log(length, base)` times more.
         schedule: Replaces `Recursive(base)`, if given.
-        policy: As for `Scan`, and so are the remaining settings.
-        in_axes: The axis of each leaf of `xs` that is scanned.
-        out_axes: The axis of each leaf of `ys` along which the steps are stacked.
-        f_axes: The axis of each leaf of `f` that is scanned.
-        f_transform: Called on `f` in the body, just before `f` is called.
-        reverse: Whether to go from the last element of `xs` to the first.
-        unroll: How many steps one iteration of the compiled loop runs.
-        split_keys: Whether each step is given a key of its own.
-        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

@@ -23,9 +23,3 @@ def check_unroll(owner: str, unroll: Any) -> None:
             f"{owner}: `unroll` must be at least 1, but it is {unroll}. To unroll the "
             f"whole loop, pass `unroll=True`."
         )
-
-
-def check_bool(owner: str, setting: str, value: Any) -> None:
-    """Sees to it that a setting is `True` or `False`."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{owner}: `{setting}` must be a bool, not {value!r}.")

@@ -1,14 +1,33 @@
 """`SlicedScan`: a scan that keeps a slice of its outputs."""
 
 import functools
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 from .._generics import Carry, NewCarry, NewY, Y
 from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
-from ._slices import as_index
+
+
+def as_index(owner: str, name: str, value: Any) -> int | None:
+    """One of the three numbers of a slice.
+
+    Raises:
+        TypeError: If it is neither an int nor `None`.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{owner}: `{name}` must be an int that is known when tracing, or None, "
+            f"not {value!r} of type {type(value).__name__}."
+        ) from None
 
 
 def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:
@@ -21,26 +40,14 @@ class SlicedScan(AbstractScan[Carry, Y]):
 
     Every step is run, but only the outputs that the slice keeps are computed and
     stored; in reverse mode only these have cotangents. With a `schedule` that stores
-    carries, the memory of a gradient does not depend on what is left out.
+    carries, the memory of a gradient does not depend on what is left out. The slice is
+    of `ys` in the order of `xs`, even with `reverse=True`, and is taken along the axes
+    that `out_axes` gives.
 
     Args:
-        f: The step, `f(carry, x) -> (carry, y)`.
         start: Where the slice starts: an int, which may be negative, or `None`.
         stop: Where it stops.
         step: What it goes by. If it is negative, `ys` are in the opposite order.
-        schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored.
-        policy: As for `Scan`, and so are the remaining settings.
-        in_axes: The axis of each leaf of `xs` that is scanned.
-        out_axes: The axis of each leaf of `ys` along which the steps are stacked, and
-            sliced.
-        f_axes: The axis of each leaf of `f` that is scanned.
-        f_transform: Called on `f` in the body, just before `f` is called.
-        reverse: Whether to go from the last element of `xs` to the first. The slice is
-            of `ys` in the order of `xs` all the same.
-        unroll: How many steps one iteration of the compiled loop runs.
-        split_keys: Whether each step is given a key of its own.
-        progress: Shows a progress bar.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

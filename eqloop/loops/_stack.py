@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._differences import Difference, structure_differences
 from .._partition import (
     as_arrays,
     describe,
@@ -15,6 +14,7 @@ from .._partition import (
     paths,
     same_static,
 )
+from .._tree_differences import Difference, structure_differences
 from ._layer_state import with_array_state, with_markers_of
 
 _Layer = TypeVar("_Layer")

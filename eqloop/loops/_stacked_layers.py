@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 
 from .._partition import as_arrays, describe
-from .._positions import loop_scope
+from .._settings import as_count
 from .._typecheck import (
     PRNGKey,
     PyTree,
@@ -18,12 +18,12 @@ from .._typecheck import (
     enforce_annotations,
     typed,
 )
-from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan, run
-from ._frame import Frame, Opened
+from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan
+from ._carry import Words
 from ._layer_state import check_returned, state_of, with_array_state
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 from ._settings import check_schedule, check_unroll
 from ._stack import count, layer_at, stack
-from ._words import Words
 
 _Layer = TypeVar("_Layer")
 _NewLayer = TypeVar("_NewLayer")
@@ -129,7 +129,9 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             TypeError: If `depth` is no int.
             ValueError: If `depth` is negative, or if the layers hold no arrays.
         """
-        keys = jax.random.split(key, _as_depth(depth))
+        what = "the number of layers"
+        depth = as_count(f"{_NAME}.init", "depth", what, depth, least=0)
+        keys = jax.random.split(key, depth)
         make_one = lambda key: as_arrays(with_array_state(_make(make, key)))
         return StackedLayers(eqx.filter_vmap(make_one)(keys), **settings)
 
@@ -284,27 +286,17 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
             TypeError: As the call does.
             ValueError: As the call does, and if the schedule cannot be met.
         """
-        opened: list[Opened] = []
 
-        def open_abstractly(layers: Self, x: Any, args: Any, key: Any) -> None:
-            opened.append(layers._open(_Apply.to(args, keep=False), x, args, key))
+        def open_call(layers: Self, x: Any, args: Any, key: Any) -> OpenedLoop:
+            return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        eqx.filter_eval_shape(open_abstractly, self, x, args, key)
-        return plan(opened[0].step, opened[0].loop, **self._how())
+        opened = open_abstractly(open_call, self, x, args, key)
+        return plan(opened.step, opened.loop, **self._how())
 
     def _run(self, keep: bool, x: Any, args: tuple[Any, ...], key: Any) -> Any:
         apply = _Apply.to(args, keep=keep)
         opened = self._open(apply, x, args, key)
-        with loop_scope(_NAME):
-            carry, ys = run(
-                opened.step,
-                opened.consts,
-                opened.init,
-                opened.xs,
-                loop=opened.loop,
-                **self._how(),
-            )
-        x, (state, every_x) = opened.close(carry, ys)
+        x, (state, every_x) = opened.run(_NAME, **self._how())
         if apply.state_at is None:
             return x, every_x
         return (x, args[apply.state_at].update(state)), every_x
@@ -313,24 +305,22 @@ class StackedLayers(eqx.Module, Generic[_Layer]):
         schedule = StoreAll() if self.schedule is None else self.schedule
         return {"schedule": schedule, "policy": as_policy(self.policy)}
 
-    def _open(self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any) -> Opened:
+    def _open(
+        self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any
+    ) -> OpenedLoop:
         state = None
         if apply.state_at is not None:
             state = state_of(_NAME, self.layers, args[apply.state_at], len(self))
         args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
-        frame = Frame(
+        opener = LoopOpener(
             name=_NAME,
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
-            f_axes=None,
-            f_transform=None,
-            split_keys=True,
-            reverse=False,
             unroll=self.unroll,
             words=_WORDS,
         )
         inputs = (self.layers, args, state)
-        return frame.open(apply, x, inputs, length=None, key=key)
+        return opener.open(apply, x, inputs, length=None, key=key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,23 +362,6 @@ def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:
 
 
 _WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
-
-
-def _as_depth(depth: SupportsIndex) -> int:
-    try:
-        if isinstance(depth, bool):
-            raise TypeError
-        number = operator.index(depth)
-    except TypeError as error:
-        raise TypeError(
-            f"{_NAME}.init: `depth` must be an int, the number of layers, but it is "
-            f"{describe(depth)}, of type {type(depth).__name__}."
-        ) from error
-    if number < 0:
-        raise ValueError(
-            f"{_NAME}.init: `depth` must be at least 0, but it is {number}."
-        )
-    return number
 
 
 def _make(make: Callable[..., Any], key: jax.Array) -> Any:

@@ -8,17 +8,18 @@ from typing import Any, Generic, TypeVar, final
 
 import equinox as eqx
 
+from .._loop_markers import loop_scope
 from .._partition import describe
-from .._positions import loop_scope
+from .._settings import check_least
 from .._typecheck import PyTree, typed
 from ..checkpointing import Recursive
 from ..checkpointing._run_while import run_while
 from ..checkpointing.whiles._bounded import Bounded
 from ..checkpointing.whiles._forward_only import Forward
 from ..checkpointing.whiles._online import Online
-from ..checkpointing.whiles._order import UNLIMITED
+from ..checkpointing.whiles._while_order import UNLIMITED
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
-from ._while_frame import open_while
+from ._open_while import open_while
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
@@ -28,10 +29,18 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
     """Calls `body` on a carry, over and over, while `cond` of the carry holds.
 
     What all while loops have in common. A final class adds how it is differentiated.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        body: From the carry to the next one. It may be any callable; if it is a module,
+            then its arrays are arrays of this module, and are differentiated.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
-    cond: eqx.AbstractVar[Callable[[_Carry], Any]]
-    body: eqx.AbstractVar[Callable[[_Carry], _Carry]]
+    cond: Callable[[_Carry], Any]
+    body: Callable[[_Carry], _Carry]
     progress: eqx.AbstractVar[ProgressBar | None]
 
     @abc.abstractmethod
@@ -83,14 +92,6 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
 class WhileLoop(AbstractWhileLoop[_Carry]):
     """As `jax.lax.while_loop`: differentiable in forward mode alone.
 
-    Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one. It may be any callable; if it is a module,
-            then its arrays are arrays of this module, and are differentiated.
-        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
-            or a [`ProgressBar`][eqloop.ProgressBar].
-
     Raises:
         TypeError: If one of them is not callable. What the call raises is said there;
             in reverse mode there is a `ValueError`.
@@ -110,8 +111,6 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
         [`jax.lax.while_loop`](https://docs.jax.dev/en/latest/_autosummary/jax.lax.while_loop.html).
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
     progress: ProgressBar | None = eqx.field(
         default=None, static=True, converter=as_progress, kw_only=True
     )
@@ -129,13 +128,9 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     again. Steps that are not run cost nothing.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one.
         max_steps: The most steps that are run. The loop then stops, and returns the
             carry as it is: test `cond` of it, if that is to be an error.
         base: How many segments a level of nesting has.
-        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -155,8 +150,6 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         It stands in for `equinox.internal.while_loop(..., kind="bounded")`.
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
     max_steps: int = eqx.field(static=True, kw_only=True)
     base: int = eqx.field(default=16, static=True, kw_only=True)
     progress: ProgressBar | None = eqx.field(
@@ -182,16 +175,12 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
     times: by the primal, once again, and for its reversal.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
-            not differentiated.
-        body: From the carry to the next one.
         checkpoints: How many carries are stored, the initial one included. By default
             the fewest with which `max_steps` steps are evaluated at most 3 times each.
             Without `max_steps` it is 64, enough for 2144 steps; 47,904 steps would be
             evaluated about 4 times each.
         max_steps: The most steps that are run, if there is to be a bound. The loop then
             stops, and returns the carry as it is.
-        progress: Shows a progress bar, as for `WhileLoop`.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
@@ -215,8 +204,6 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         `body` more often than that does with as many checkpoints.
     """
 
-    cond: Callable[[_Carry], Any]
-    body: Callable[[_Carry], _Carry]
     checkpoints: int | None = eqx.field(default=None, static=True, kw_only=True)
     max_steps: int | None = eqx.field(default=None, static=True, kw_only=True)
     progress: ProgressBar | None = eqx.field(
@@ -254,7 +241,4 @@ def _check_count(owner: str, name: str, value: Any, at_least: int) -> None:
             f"{owner}: `{name}` must be an int that is known when tracing, not "
             f"{describe(value)}."
         )
-    if count < at_least:
-        raise ValueError(
-            f"{owner}: `{name}` must be at least {at_least}, but it is {value}."
-        )
+    check_least(owner, name, count, at_least)

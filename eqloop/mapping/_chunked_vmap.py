@@ -1,21 +1,21 @@
 """`ChunkedVmap`: `jax.vmap` over at most so many rows at once."""
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import equinox as eqx
 
 from .._axes import axes_tree, hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._transform import AbstractTransform, setting
+from .._settings import as_count, check_bool
+from .._transform import setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_call
+from ._abstract_map import AbstractAxesMap
+from ._open_map import open_map
 from ._planner import AtMost, Planner, Within
 from ._reduce import check_reduce
-from ._settings import as_count, check_flag
 
 
 def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
@@ -26,7 +26,7 @@ def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
 
 
 @final
-class ChunkedVmap(AbstractTransform, Generic[P, R]):
+class ChunkedVmap(AbstractAxesMap[P, R]):
     """Vectorises a function over at most so many rows at once.
 
     As `equinox.filter_vmap`, with the memory of one chunk rather than of all rows, also
@@ -46,19 +46,11 @@ class ChunkedVmap(AbstractTransform, Generic[P, R]):
     compiles anew.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
         chunk_size: How many rows may be mapped at once, at least 1. Or an
             [`eqloop.Budget`][]: as many as fit into so much memory, beside arguments
             and results. That is found out where the map is compiled, for the value and
             for each derivative by itself, and under `vmap` for the whole batch: by
             compiling a few sizes, which are not run.
-        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
-            argument whole, a function from a leaf to either, or a tree of these. A
-            tuple has an entry for each positional argument, a dictionary one for each
-            of the arguments that it names; other arguments are mapped over the leading
-            axes of their arrays. Leaves that are not arrays are passed as they are.
-        out_axes: At which axes of the results the rows are: likewise, a prefix of what
-            `f` returns. `None` is for what is the same for every row.
         reduce: `"sum"` or `"mean"` to have that of the rows, rather than all of them,
             in the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these for what
             `f` returns, with `None` for what is to be stacked. So the gradient of a
@@ -124,13 +116,9 @@ class ChunkedVmap(AbstractTransform, Generic[P, R]):
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "ChunkedVmap[NewP, NewR]": ...
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
-
     def __check_init__(self) -> None:
         check_reduce("ChunkedVmap", axes_tree(self.reduce))
-        check_flag("ChunkedVmap", "exact", self.exact)
+        check_bool("ChunkedVmap", "exact", self.exact)
         check_progress("ChunkedVmap", self.progress)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,7 +139,7 @@ class ChunkedVmap(AbstractTransform, Generic[P, R]):
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
                 if a row alone takes more than the budget.
         """
-        call = open_call(
+        call = open_map(
             "ChunkedVmap",
             self.f,
             args,

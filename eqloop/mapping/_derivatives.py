@@ -10,84 +10,85 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._formula import vmap
-from .._lists import Arrays, Flags, pick, put, split
-from .._settled import has_rules, settled
-from .._tangents import instantiated
-from ._rows import Rows, along
+from .._partition import Flags, pick, split
+from .._programs import (
+    along_axis,
+    batched,
+    batched_axes,
+    batched_types,
+    has_rules,
+    joined,
+    pulled,
+    pushed,
+    run,
+    settled,
+    traced,
+)
+from .._tangents import cotangent_types, tangent_types
+from ._rows import Rows, along, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
 Marks = tuple[Flags, Flags]
 
 
 @functools.lru_cache(maxsize=128)
-def pushed(rows: Rows, moves: Marks, out: Marks) -> Rows:
+def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
     """The outputs, and the tangents of some of them, from inputs and their tangents."""
 
-    def push(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        consts, consts_dot = split(consts, len(rows.const_types))
-        xs, xs_dot = split(xs, len(rows.x_types))
-        run = lambda *marked: chunk(visits, *map(put, (consts, xs), moves, marked))
-        primals = tuple(map(pick, (consts, xs), moves))
-        values, tangents = jax.jvp(run, primals, (consts_dot, xs_dot))
-        sums, ys = map(_with, values, tangents, out)
-        return sums, ys
+    def push(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        program = rows.program(size, has_visits)
+        return pushed(program, rows.marks(has_visits, *moves), out)
 
-    dots = lambda avals, flags: [a.to_tangent_aval() for a in pick(avals, flags)]
     twofold = lambda entries, flags: (*entries, *pick(entries, flags))
     return dataclasses.replace(
         rows,
         f=push,
-        const_types=(*rows.const_types, *dots(rows.const_types, moves[0])),
-        x_types=(*rows.x_types, *dots(rows.x_types, moves[1])),
+        const_types=(*rows.const_types, *tangent_types(rows.const_types, moves[0])),
+        x_types=(*rows.x_types, *tangent_types(rows.x_types, moves[1])),
         x_axes=twofold(rows.x_axes, moves[1]),
         y_axes=twofold(rows.y_axes, out[1]),
         shares=twofold(rows.shares, out[1]),
+        num_sums=rows.num_sums + sum(out[0]),
         meter=rows.meter and rows.meter.tangents,
     )
 
 
 @functools.lru_cache(maxsize=128)
-def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
+def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
     again = rows.again(backward=False)
 
-    def pull(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = again.chunk(size, visits is not None)
-        consts, ct_sums = split(consts, len(rows.const_types))
-        xs, ct_ys = split(xs, len(rows.x_types))
+    def pull(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        moves = again.marks(has_visits, *marks)
+        program = pulled(again.program(size, has_visits), moves, wanted)
+        if not has_visits:
+            return program
+        num_visits = again.num_visits(has_visits)
 
-        def run(*marked: Arrays) -> Any:
-            out = chunk(visits, *map(put, (consts, xs), marks, marked))
-            return tuple(map(pick, out, wanted))
+        def halve(visits: Any, *flat: Any) -> list[Any]:
+            before, ct_ys = split(flat, len(flat) - len(axes))
+            ct_ys = [
+                ct if share else halved(ct, visits, axis)
+                for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
+            ]
+            return run(program, *[visits] * num_visits, *before, *ct_ys)
 
-        _, back = jax.vjp(run, *map(pick, (consts, xs), marks))
-        ct_ys = [
-            ct if visits is None or share else halved(ct, visits, axis)
-            for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
-        ]
-        return back((ct_sums, ct_ys))
+        return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
 
-    cts = lambda avals, flags: [a.to_ct_aval() for a in pick(avals, flags)]
     y_axes = tuple(pick(rows.x_axes, marks[1]))
     return dataclasses.replace(
         rows,
         f=pull,
-        const_types=(*rows.const_types, *cts(rows.out_types[0], wanted[0])),
-        x_types=(*rows.x_types, *cts(rows.y_types, wanted[1])),
+        const_types=(*rows.const_types, *cotangent_types(rows.out_types[0], wanted[0])),
+        x_types=(*rows.x_types, *cotangent_types(rows.y_types, wanted[1])),
         x_axes=(*rows.x_axes, *axes),
         y_axes=y_axes,
         shares=(True,) * len(y_axes),
+        num_sums=sum(marks[0]),
         uses_visits=True,
         meter=rows.meter and rows.meter.backward,
         is_again=False,
@@ -96,25 +97,19 @@ def pulled(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
 
 @functools.lru_cache(maxsize=128)
 def settled_rows(rows: Rows, marks: Marks, reverse: bool) -> Rows:
-    """What is left of the function when it has been differentiated, see `_settled`."""
-    if not has_rules(rows.chunk(*rows.probe).step.jaxpr):
+    """What is left of the function when it has been differentiated, see `settled`."""
+    if not has_rules(rows.program(*rows.probe)):
         return rows
 
-    def left(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        flags = (*[False] * chunk.has_visits, *marks[0], *marks[1])
-        step = dataclasses.replace(
-            chunk.step, jaxpr=settled(chunk.step.jaxpr, flags, reverse)
-        )
-        return dataclasses.replace(chunk, step=step)(visits, consts, xs)
+    def settle(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        flags = joined(rows.marks(has_visits, *marks))
+        return settled(rows.program(size, has_visits), flags, reverse)
 
-    return dataclasses.replace(rows, f=left)
+    return dataclasses.replace(rows, f=settle)
 
 
 @functools.lru_cache(maxsize=128)
-def batched(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
+def batched_rows(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     """The function under `vmap`, with which outputs it batches: along their first axis.
 
     To batch what is done to a chunk, and not the loop over them, leaves one accumulator
@@ -123,31 +118,21 @@ def batched(rows: Rows, axis_data: Any, dims: Any) -> tuple[Rows, Marks]:
     const_dims, x_dims = map(tuple, dims)
     is_batched = [[dim is not None for dim in group] for group in dims]
     marks = rows.reached(*is_batched, axis_name=axis_data.name)
-    in_axes = (None, list(const_dims), list(x_dims))
-    out_axes = tuple(map(in_front, marks))
 
-    def batch(
-        size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        chunk = rows.chunk(size, visits is not None)
-        return vmap(chunk, axis_data, in_axes, out_axes)(visits, consts, xs)
+    def batch(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        of_visits = [None] * rows.num_visits(has_visits)
+        in_dims, out_dims = (*of_visits, *const_dims, *x_dims), in_front(joined(marks))
+        # Nobody has traced chunks of this size before, and rows may use the axis.
+        program = along_axis(lambda: rows.program(size, has_visits), axis_data)
+        return batched(program, axis_data, in_dims, tuple(out_dims))
 
-    x_axes = tuple(
-        axis + (dim is not None and dim <= axis)
-        for axis, dim in zip(rows.x_axes, x_dims, strict=True)
-    )
-    of_row = tuple(
-        None if dim is None else dim - (dim > axis)
-        for axis, dim in zip(x_axes, x_dims, strict=True)
-    )
-    grown = lambda aval, dim: (
-        aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-    )
+    x_axes, of_row = batched_axes(rows.x_axes, x_dims)
+    size = axis_data.size
     grown_rows = dataclasses.replace(
         rows,
         f=batch,
-        const_types=tuple(map(grown, rows.const_types, const_dims)),
-        x_types=tuple(map(grown, rows.x_types, of_row)),
+        const_types=tuple(batched_types(rows.const_types, const_dims, size)),
+        x_types=tuple(batched_types(rows.x_types, of_row, size)),
         x_axes=x_axes,
         y_axes=tuple(map(int.__add__, rows.y_axes, map(int, marks[1]))),
     )
@@ -162,7 +147,3 @@ def halved(y: Any, visits: Any, axis: int) -> Any:
 def in_front(flags: Flags) -> list[int | None]:
     """Where outputs are batched."""
     return [0 if flag else None for flag in flags]
-
-
-def _with(values: Arrays, tangents: Arrays, flags: Flags) -> list[Any]:
-    return [*values, *instantiated(pick(tangents, flags))]

@@ -1,17 +1,17 @@
 """`Map`: a function over rows, one after the other."""
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, SupportsIndex, final
 
 import equinox as eqx
 
 from .._generics import NewP, NewR, P, R
-from .._transform import AbstractTransform, setting
+from .._settings import as_count
+from .._transform import setting
 from ..progress import ProgressBar, as_progress, check_progress
-from ._call import open_call
+from ._abstract_map import AbstractMap
+from ._open_map import open_map
 from ._planner import AtMost
-from ._settings import as_count
 
 
 def _as_batch_size(size: SupportsIndex | None) -> int | None:
@@ -25,7 +25,7 @@ def _as_unroll(unroll: SupportsIndex) -> int:
 
 
 @final
-class Map(AbstractTransform, Generic[P, R]):
+class Map(AbstractMap[P, R]):
     """Runs a function for one row after the other.
 
     As `jax.lax.map`, with leaves of any kind, and in the memory of one row also when it
@@ -39,7 +39,6 @@ class Map(AbstractTransform, Generic[P, R]):
     row. Results that are not arrays come back as they are.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
         batch_size: How many rows are mapped at once; by default one.
         unroll: How many of these one iteration of the compiled loop has.
         progress: Shows a progress bar: `True`, an int (after how many rows it moves) or
@@ -74,10 +73,6 @@ class Map(AbstractTransform, Generic[P, R]):
     def __check_init__(self) -> None:
         check_progress("Map", self.progress)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
-
     def __call__(self, *xs: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments, one after the other.
 
@@ -94,6 +89,6 @@ class Map(AbstractTransform, Generic[P, R]):
                 length.
         """
         axes = eqx.if_array(0)
-        call = open_call("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
+        call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
         planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
         return call.run(planner, progress=self.progress)

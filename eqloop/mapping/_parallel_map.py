@@ -1,8 +1,7 @@
 """`ParallelMap`: `jax.vmap` with its rows on the devices of a mesh."""
 
-import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -11,12 +10,13 @@ from jax.sharding import Mesh
 
 from .._axes import hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._transform import AbstractTransform, setting
+from .._settings import as_count
+from .._transform import setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget
-from ._arguments import open_arguments
+from ._abstract_map import AbstractAxesMap
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
-from ._settings import as_count
+from ._open_map import open_arguments
 from ._split_rows import SplitRows
 
 
@@ -47,7 +47,7 @@ def _as_chunk_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
 
 
 @final
-class ParallelMap(AbstractTransform, Generic[P, R]):
+class ParallelMap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows that are on many devices, each its share of them.
 
     As `equinox.filter_vmap`. The rows of the arguments are split evenly over the
@@ -71,18 +71,14 @@ class ParallelMap(AbstractTransform, Generic[P, R]):
     once, and as many on each device.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
         mesh: A `jax.sharding.Mesh` to run on. By default that of `jax.set_mesh`; if
             there is none either, all devices, those of all processes.
         devices: The devices to run on, in place of a mesh.
         axis_name: The axis of the mesh, if it has several; the others are left to the
             compiler. It is also what the collectives in `f` call the rows. Where there
             is no mesh, it is `"rows"` by default.
-        in_axes: Which axes of the arguments are mapped, as for
-            [`ChunkedVmap`][eqloop.ChunkedVmap].
-        out_axes: At which axes of the results the rows are, as for it.
-        chunk_size: How many rows a device maps at once, as for it. By default all that
-            it has.
+        chunk_size: How many rows a device maps at once, as for
+            [`ChunkedVmap`][eqloop.ChunkedVmap]. By default all that it has.
 
     Raises:
         TypeError: `mesh` is no mesh, or one of `devices` no device; when called, as
@@ -125,10 +121,6 @@ class ParallelMap(AbstractTransform, Generic[P, R]):
 
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "ParallelMap[NewP, NewR]": ...
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
 
     def __check_init__(self) -> None:
         check_mesh("ParallelMap", self.mesh)

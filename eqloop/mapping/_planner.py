@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
+from .._axes import is_symbolic
 from .._bytes import format_bytes
-from .._lists import pick, put
-from .._symbolic import is_symbolic
+from .._equations import equations
+from .._partition import pick, put
 from .._tangents import is_inexact
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.planning._compiled import temporary_bytes
@@ -132,7 +133,7 @@ class Within:
         self, rows: Rows, program: Callable[[Sweep], "_Program"], kind: Any
     ) -> Sweep:
         search = _Search(
-            str(rows.chunk(*rows.probe).step.jaxpr),
+            str(rows.program(*rows.probe)),
             (rows.length, rows.x_axes, rows.y_axes, rows.shares, kind),
             jax.default_backend(),
             self,
@@ -185,13 +186,10 @@ def _found(search: _Search) -> tuple[int, int]:
 
 def _intermediate_bytes(jaxpr: Any) -> int:
     """The bytes of all that a program computes, as if nothing were ever freed."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        inner = list(jex.jaxprs_in_params(eqn.params))
-        total += sum(map(_intermediate_bytes, inner))
-        if not inner:
-            total += sum(
-                math.prod(var.aval.shape) * var.aval.dtype.itemsize
-                for var in eqn.outvars
-            )
-    return total
+    inside = lambda eqn: list(jex.jaxprs_in_params(eqn.params))
+    return sum(
+        math.prod(var.aval.shape) * var.aval.dtype.itemsize
+        for eqn in equations(jaxpr, inside)
+        if not inside(eqn)
+        for var in eqn.outvars
+    )

@@ -18,16 +18,23 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from .._array_types import strongly_typed
+from .._doubled import Doubled, recall
 from .._effects import refuse_callbacks, refuse_checks
-from .._formula import Doubled, Formula, Static
-from .._lists import Arrays, Flags, pick, put
-from .._recall import recall
-from .._tangents import instantiated, is_inexact, nonzero
-from .._weak_types import strongly_typed
+from .._formula import Formula, Static
+from .._partition import Arrays, Flags, pick, put
+from .._tangents import instantiated, is_inexact, nonzero, tangent_types
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
 from ..progress import open_back, tied
-from ._derivatives import Marks, batched, in_front, pulled, pushed, settled_rows
+from ._derivatives import (
+    Marks,
+    batched_rows,
+    in_front,
+    pulled_rows,
+    pushed_rows,
+    settled_rows,
+)
 from ._planner import Planner
 from ._rows import Rows
 from ._stored import run_stored
@@ -72,7 +79,7 @@ class RowMap(Formula):
         self.in_avals = in_avals
         self.out_aval = rows.out_types
         self.params = {"rows": rows, "planner": planner, "policy": policy}
-        self.effects = rows.chunk(*rows.probe).step.jaxpr.effects
+        self.effects = rows.program(*rows.probe).effects
         super().__init__()
 
     def expand(self, *inputs: Any) -> Any:
@@ -80,18 +87,15 @@ class RowMap(Formula):
         return self.planner.sweep(self.rows).run(*inputs) if known is None else known
 
     def doubled(self, moves: Flags) -> Doubled:
-        gives = self.moves_out(moves)
-        moves_in, moves_out = self.in_tree.unflatten(moves), self._out_marks(gives)
-        rows = pushed(self.rows, _flags(moves_in), moves_out)
-        in_avals = tuple(map(_with_tangents, self.in_avals, moves_in))
-        return Doubled(
-            RowMap(rows, self.planner, self.policy, in_avals),
-            uses=(True,) * len(moves),
-            takes=moves,
-            ins=_behind(moves_in),
-            gives=tuple(gives),
-            outs=_behind(moves_out),
+        moves_in = _flags(self.in_tree.unflatten(moves))
+        gives = self._out_marks(self.moves_out(moves))
+        in_avals = tuple(
+            [*avals, *tangent_types(avals, flags)]
+            for avals, flags in zip(self.in_avals, moves_in, strict=True)
         )
+        rows = pushed_rows(self.rows, moves_in, gives)
+        formula = RowMap(rows, self.planner, self.policy, in_avals)
+        return Doubled.of(formula, moves_in, gives)
 
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
         refuse_callbacks(
@@ -133,7 +137,7 @@ class RowMap(Formula):
         zeros = self.zero_cts()
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
-        rows = pulled(self.rows, marks, wanted)
+        rows = pulled_rows(self.rows, marks, wanted)
         inputs = tuple(map(_with, inputs, cts, wanted))
         in_avals = jax.tree.map(jax.typeof, inputs)
         out = RowMap(rows, self.planner, None, in_avals)(*inputs)
@@ -151,7 +155,7 @@ class RowMap(Formula):
     def batched(
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
-        rows, marks = batched(self.rows, axis_data, tuple(map(tuple, dims)))
+        rows, marks = batched_rows(self.rows, axis_data, tuple(map(tuple, dims)))
         in_avals = jax.tree.map(jax.typeof, args)
         formula = RowMap(rows, self.planner, self.policy, in_avals)
         return formula, args, in_front((*marks[0], *marks[1]))
@@ -160,7 +164,7 @@ class RowMap(Formula):
     def jaxprs(self) -> list[Any]:
         # Chunks of another size are traced later, whatever comes of it: if there is a
         # collective, that must be under the `vmap` that it is for.
-        return [self.rows.chunk(*self.rows.probe).whole]
+        return [self.rows.program(*self.rows.probe)]
 
     def muted(self, backward: bool) -> Self:
         return self.with_params(rows=self.rows.again(backward))
@@ -178,16 +182,6 @@ class RowMap(Formula):
 def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:
     """Values, followed by those of some more that are marked."""
     return [*values, *instantiated(pick(more, flags))]
-
-
-def _with_tangents(avals: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
-    return [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
-
-
-def _behind(groups: Any) -> Flags:
-    """Which entries are tangents, if each group has those that are marked behind it."""
-    marks = ([False] * len(flags) + [True] * sum(flags) for flags in groups)
-    return tuple(mark for group in marks for mark in group)
 
 
 def _flags(groups: Any) -> Marks:

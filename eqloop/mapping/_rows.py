@@ -9,23 +9,24 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import partial_eval
 
-from .._lists import Arrays, Flags, split
-from ..checkpointing.engine._step import Step, make_step, reaching
-from ..progress import Gauge, Meter
+from .._partition import Arrays, Flags, split
+from .._programs import joined, pruned, run, traced
+from .._reaching import reached
+from ..progress import Gauge, Meter, guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """`(size, visits, consts, xs) -> (sums, ys)`, for as many rows as `size` says.
+    """`(visits, consts, xs) -> (sums, ys)`, for any number of rows.
 
     `visits` is a vector with an entry for each of them: 0 if only this chunk has the
     row, 1 if it is in the next chunk as well, and 2 if it has been in the last. It is
-    `None` if no row is in two.
+    left out if no row is in two.
 
     Attributes:
-        f: The function. It closes over no tracers.
+        f: What traces the function, given these rows, a number of rows, and whether
+            there are `visits`: `[*visits, *consts, *xs] -> [*sums, *ys]`.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
         x_types: The types of `xs`, of one row.
@@ -33,6 +34,7 @@ class Rows:
         y_axes: The same for each of the `ys`.
         shares: For each of the `ys`, whether a row that is in two chunks gets a share
             of its value from both. Otherwise both give it the same value.
+        num_sums: How many of its outputs are sums.
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
@@ -41,13 +43,14 @@ class Rows:
         is_guarded: Whether its callbacks close all bars when they raise.
     """
 
-    f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+    f: Callable[["Rows", int, bool], jex.ClosedJaxpr]
     length: int
     const_types: tuple[Any, ...]
     x_types: tuple[Any, ...]
     x_axes: tuple[int, ...]
     y_axes: tuple[int, ...]
     shares: Flags
+    num_sums: int
     uses_visits: bool
     probe: tuple[int, bool]
     meter: Meter | None = None
@@ -70,9 +73,25 @@ class Rows:
         """The bar of this sweep, if it has one."""
         return None if self.meter is None else self.meter.here
 
-    def chunk(self, size: int, has_visits: bool) -> "Chunk":
-        """The function, traced on so many rows."""
-        return _trace(self, size, has_visits and self.uses_visits)
+    def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
+        return _program(self, size, has_visits and self.uses_visits)
+
+    def __call__(
+        self, size: int, visits: Any, consts: Arrays, xs: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        """The sums and the `ys` of so many rows; no `visits` are `None`."""
+        program = self.program(size, visits is not None)
+        visits = [visits] * self.num_visits(visits is not None)
+        return split(run(program, *visits, *consts, *xs), self.num_sums)
+
+    def num_visits(self, has_visits: bool) -> int:
+        """How many `visits` its program takes: one, or none."""
+        return int(has_visits and self.uses_visits)
+
+    def marks(self, has_visits: bool, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
+        """The marks of all inputs of its program, from those of `consts` and `xs`."""
+        return ((False,) * self.num_visits(has_visits) + consts, xs)
 
     @property
     def in_types(self) -> tuple[list[Any], list[Any]]:
@@ -83,7 +102,7 @@ class Rows:
     def y_types(self) -> tuple[Any, ...]:
         """The types of `ys`, of one row."""
         size, _ = self.probe
-        _, of_chunk = self.chunk(*self.probe).out_types
+        of_chunk = self.program(*self.probe).out_avals[self.num_sums :]
         return tuple(
             jex.mapped_aval(size, axis, aval)
             for aval, axis in zip(of_chunk, self.y_axes, strict=True)
@@ -92,74 +111,54 @@ class Rows:
     @property
     def out_types(self) -> tuple[list[Any], list[Any]]:
         """The types of `sums`, and those of `ys` for all rows."""
-        sums, _ = self.chunk(*self.probe).out_types
-        return sums, stacked(self.y_types, self.length, self.y_axes)
+        sums = self.program(*self.probe).out_avals[: self.num_sums]
+        return list(sums), stacked(self.y_types, self.length, self.y_axes)
 
     def reached(
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
     ) -> tuple[Flags, Flags]:
-        """Which of the outputs depend on the marked inputs, see `reaching`."""
-        chunk = self.chunk(*self.probe)
-        visits = [False] * chunk.has_visits
-        _, outs = reaching(chunk.step, [*visits, *consts], [], xs, **settings)
-        return outs[: chunk.num_sums], outs[chunk.num_sums :]
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """`(visits, consts, xs) -> (sums, ys)` on the rows of one chunk, traced.
-
-    Attributes:
-        step: The traced function. Its consts are `visits`, if any, and `consts`; its
-            `y` are `sums` and `ys`.
-        has_visits: Whether it has them; otherwise what it is called with is ignored.
-        num_sums: How many of its outputs are to be added up over the chunks.
-        whole: The program with what no output needs, and which is still traced.
-    """
-
-    step: Step
-    has_visits: bool
-    num_sums: int
-    whole: Any
-
-    @property
-    def out_types(self) -> tuple[list[Any], list[Any]]:
-        """The types of `sums`, and those of `ys`."""
-        return split(self.step.y_types, self.num_sums)
-
-    def __call__(self, visits: Any, consts: Arrays, xs: Arrays) -> tuple[list, list]:
-        visits = [visits] if self.has_visits else []
-        _, outs = self.step([*visits, *consts], [], xs)
-        return split(outs, self.num_sums)
+        """Which of the outputs depend on the marked inputs, see `reached`."""
+        size, has_visits = self.probe
+        marks = joined(self.marks(has_visits, tuple(consts), tuple(xs)))
+        outs = reached(self.program(size, has_visits), marks, **settings)
+        return outs[: self.num_sums], outs[self.num_sums :]
 
 
 @functools.lru_cache(maxsize=256)
-def _trace(rows: Rows, size: int, has_visits: bool) -> Chunk:
-    visits = [jax.ShapeDtypeStruct((size,), jnp.int8)] if has_visits else []
-    num_sums = 0
-
-    def flat(consts: Arrays, _: Arrays, xs: Arrays) -> tuple[Arrays, Arrays]:
-        nonlocal num_sums
-        visits_, consts = split(consts, len(visits))
-        sums, ys = rows.f(size, visits_[0] if visits else None, consts, xs)
-        num_sums = len(sums)
-        return [], [*sums, *ys]
-
-    xs = stacked(rows.x_types, size, rows.x_axes)
-    step = make_step(flat, [*visits, *rows.const_types], [], xs)
+def _program(rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+    program = rows.f(rows, size, has_visits)
     if rows.is_guarded:
-        step = step.guarded()
+        program = guarded(program)
     if rows.is_again:
-        step = step.muted(backward=False)
-    return Chunk(_without_dead_code(step), has_visits, num_sums, step.jaxpr)
+        program = muted(program, backward=False)
+    return pruned(program)
 
 
-def _without_dead_code(step: Step) -> Step:
-    """A derivative needs not all of its primal; XLA would find that out, but later."""
-    jaxpr = step.jaxpr.jaxpr
-    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
-    closed = jex.ClosedJaxpr(live, step.jaxpr.consts)
-    return dataclasses.replace(step, jaxpr=closed)
+@dataclasses.dataclass(frozen=True)
+class RowsFunction:
+    """Traces `f(size, visits, consts, xs) -> (sums, ys)`, which closes over no tracers.
+
+    `visits` is `None` if no row is in two chunks.
+    """
+
+    f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+
+    def __call__(self, rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
+        visits = [visits_type(size)] if has_visits else []
+
+        def flat(*inputs: Any) -> list[Any]:
+            counts = len(visits), len(rows.const_types)
+            visits_, consts, xs = split(inputs, *counts)
+            sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
+            return [*sums, *ys]
+
+        xs = stacked(rows.x_types, size, rows.x_axes)
+        return traced(flat, [*visits, *rows.const_types, *xs])
+
+
+def visits_type(size: int) -> Any:
+    """The type of `visits` for so many rows."""
+    return jax.ShapeDtypeStruct((size,), jnp.int8)
 
 
 def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:

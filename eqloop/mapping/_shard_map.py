@@ -1,5 +1,6 @@
 """`ShardMap`: `jax.shard_map`, as a PyTree around its function."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, final
@@ -10,12 +11,12 @@ from jax.sharding import PartitionSpec
 
 from .._axes import axes_tree, hashable_axes
 from .._generics import NewR, R
-from .._partition import Rest, as_arrays, flatten, is_dynamic, split
-from .._signature import argument_names
+from .._opening import OpenedCall, argument_names
+from .._partition import as_arrays, is_dynamic, partition
+from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained
 from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
-from ._settings import check_flag
 from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
@@ -90,7 +91,7 @@ class ShardMap(AbstractTransform, Generic[R]):
 
     def __check_init__(self) -> None:
         check_mesh("ShardMap", self.mesh)
-        check_flag("ShardMap", "check_vma", self.check_vma)
+        check_bool("ShardMap", "check_vma", self.check_vma)
 
     def __call__(self, *args: Any) -> R:
         """Runs `f` on every device.
@@ -112,21 +113,21 @@ class ShardMap(AbstractTransform, Generic[R]):
         resolved = self._resolve(args, axes)
         check_even(resolved, mesh)
         tree = (self.f, args)
-        leaves, rest = split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
+        leaves, rest = partition(tree)
         own = len(leaves) - len(resolved)
         in_specs = [PartitionSpec()] * own + [spec for _, spec in resolved.values()]
         if axes == set(mesh.axis_names):
             leaves = place(leaves, mesh, in_specs)
-        part = _Part(rest, axes_tree(self.out_specs), axes)
+        on_device = OpenedCall(rest.join, _call, functools.partial(self._take, axes))
         run = jax.shard_map(
-            part,
+            on_device.on_arrays,
             mesh=mesh,
             in_specs=(in_specs,),
             out_specs=axes_tree(self.out_specs),
             axis_names=axes,
             check_vma=self.check_vma,
         )
-        return eqx.combine(jax.jit(run)(leaves), part.static)
+        return eqx.combine(jax.jit(run)(leaves), on_device.kept)
 
     def _mesh(self) -> SomeMesh:
         mesh = current_mesh() if self.mesh is None else self.mesh
@@ -167,31 +168,15 @@ class ShardMap(AbstractTransform, Generic[R]):
             resolved |= resolve_specs(args[i], spec, axes, **names)
         return resolved
 
+    def _take(self, axes: frozenset[Any], out: Any) -> tuple[Any, Any]:
+        """The arrays that `f` returned on one device, and the rest."""
+        out, specs = as_arrays(out), axes_tree(self.out_specs)
+        names = dict(tree_name="out", spec_name="out_specs")
+        check_replicated(resolve_specs(out, specs, axes, **names), axes)
+        return eqx.partition(out, is_dynamic)
 
-class _Part:
-    """`f` on the arrays of one device; remembers what it returned besides arrays."""
 
-    def __init__(self, call: Rest, out_specs: Any, axes: frozenset[Any]):
-        self.call = call
-        self.out_specs = out_specs
-        self.axes = axes
-
-    def __call__(self, leaves: list[Any]) -> Any:
-        f, args = self.call.join(leaves)
-        note = (
-            f"This was raised while ShardMap traced f on the part of one device, with\n"
-            f"  {eqx.tree_pformat(args)}"
-        )
-        with explained(note):
-            out = enforce_annotations(f)(*args)
-        out = as_arrays(out)
-        resolved = resolve_specs(
-            out,
-            self.out_specs,
-            self.axes,
-            tree_name="out",
-            spec_name="out_specs",
-        )
-        check_replicated(resolved, self.axes)
-        arrays, self.static = eqx.partition(out, is_dynamic)
-        return arrays
+def _call(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
+    with explained("ShardMap", what):
+        return enforce_annotations(f)(*args)

@@ -17,12 +17,12 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from .._lists import Arrays
-from .._partition import Rest, flatten, is_dynamic, split
+from .._axes import AlongAxes
+from .._opening import OpenedCall, Outputs
+from .._partition import Arrays, Rest, partition
 from ..checkpointing import Budget
-from ._arguments import Arguments
-from ._call import Row, trace_call
 from ._mesh import SomeMesh, constrained, place
+from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
 from ._padding import padded, without_padding
 from ._planner import AtMost, Planner, Within
 from ._vmap import Vmap
@@ -45,7 +45,7 @@ class SplitRows:
     """
 
     f: Callable[..., Any]
-    arguments: Arguments
+    arguments: AlongAxes
     in_axes: Any
     out_axes: Any
     chunk_size: int | Budget | None
@@ -55,12 +55,12 @@ class SplitRows:
     @property
     def missing(self) -> int:
         """How many rows there are too few for the devices to have equally many."""
-        return -self.arguments.size % self.mesh.shape[self.axis]
+        return -self.arguments.length % self.mesh.shape[self.axis]
 
     @property
     def share(self) -> int:
         """How many rows each device has."""
-        return -(-self.arguments.size // self.mesh.shape[self.axis])
+        return -(-self.arguments.length // self.mesh.shape[self.axis])
 
     @property
     def specs(self) -> list[PartitionSpec]:
@@ -69,8 +69,8 @@ class SplitRows:
 
     def run(self) -> Any:
         """What the user gets."""
-        whole, rest = _arrays((self.f, self.arguments.rest.leaves))
-        xs, axes = self.arguments.xs, self.arguments.axes
+        whole, rest = partition((self.f, self.arguments.rest.leaves))
+        xs, axes = self.arguments.arrays, self.arguments.axes
         if self.missing:
             xs = [padded(x, at, self.missing) for x, at in zip(xs, axes, strict=True)]
         if {self.axis} == set(self.mesh.axis_names):
@@ -85,9 +85,9 @@ class SplitRows:
 
     def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
         """One program for each device."""
-        on_device = _OnDevice(self, rest)
+        on_device = self._on_device(rest)
         run = jax.shard_map(
-            on_device,
+            on_device.on_arrays,
             mesh=self.mesh,
             in_specs=(PartitionSpec(), self.specs),
             out_specs=(PartitionSpec(self.axis), PartitionSpec()),
@@ -97,14 +97,50 @@ class SplitRows:
             check_vma=False,
         )
         stacked, same = jax.jit(run)(whole, xs)
-        outputs = on_device.outputs
         if self.missing:
             # In an explicit mesh they cannot be sliced where they are.
             everywhere = PartitionSpec()
             stacked = [constrained(y, self.mesh, everywhere) for y in stacked]
             stacked = [without_padding(y, self.missing) for y in stacked]
-        stacked = map(jnp.moveaxis, stacked, [0] * len(stacked), outputs.stacked_axes)
-        return outputs.join(list(stacked), same)
+        return on_device.kept.join_stacked(stacked, same)
+
+    def _on_device(self, rest: Rest) -> OpenedCall[tuple[Arrays, Arrays], Outputs]:
+        """The rows of one device."""
+
+        def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], AlongAxes]:
+            f, arguments = _joined(self.arguments, rest, whole)
+            return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
+
+        def call(f: Callable[..., Any], arguments: AlongAxes) -> OpenedMap:
+            row = open_row(_NAME, f, arguments.rest, self.out_axes)
+            return trace_call(_NAME, self._without_collectives(row), arguments)
+
+        def take(traced: OpenedMap) -> tuple[tuple[Arrays, Arrays], Outputs]:
+            ys, axes = traced.results(self._planner), traced.f.y_axes
+            stacked = [jnp.moveaxis(y, at, 0) for y, at in zip(ys, axes, strict=True)]
+            return (stacked, traced.same), traced.outputs
+
+        return OpenedCall(join, call, take)
+
+    def _without_collectives(self, row: OpenedRow) -> OpenedRow:
+        """`f` on one row; raises if it speaks to others that a device has as well."""
+
+        def call(x: Arrays) -> list[Any]:
+            # By itself, to see its collectives, as one of so many rows, not devices.
+            axis_env = [(self.axis, self.arguments.length)]
+            closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
+            names = {getattr(effect, "name", None) for effect in closed.effects}
+            if self.axis in names and (self.missing or self.share > 1):
+                raise _HasCollectives
+            return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
+
+        return OpenedCall(lambda x: [x], call, lambda ys: (ys, row.kept))
+
+    @property
+    def _planner(self) -> Planner:
+        if isinstance(self.chunk_size, Budget):
+            return Within(self.chunk_size.nbytes, exact=False)
+        return AtMost(self.chunk_size or max(self.share, 1), exact=False)
 
     def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
         """One program for all rows."""
@@ -129,7 +165,7 @@ class SplitRows:
         if self.missing:
             raise ValueError(
                 f"{_NAME}: {name} are over all rows, which must then be as many on "
-                f"each device, but there are {self.arguments.size} rows for "
+                f"each device, but there are {self.arguments.length} rows for "
                 f"{self.mesh.shape[self.axis]} devices. Change the number of rows, or "
                 f"give fewer `devices`."
             )
@@ -146,56 +182,9 @@ class _HasCollectives(Exception):
     """Raised where a device has several rows and `f` speaks to all of them."""
 
 
-class _OnDevice:
-    """The rows of one device; remembers what `f` returned besides arrays."""
-
-    def __init__(self, call: SplitRows, rest: Rest):
-        self.call = call
-        self.rest = rest
-
-    def __call__(self, whole: Arrays, xs: Arrays) -> tuple[list[Any], list[Any]]:
-        call = self.call
-        f, arguments = _joined(call.arguments, self.rest, whole)
-        row = _Row(call, f, arguments.rest)
-        arguments = dataclasses.replace(arguments, xs=list(xs), size=call.share)
-        traced = trace_call(row, arguments)
-        self.outputs = traced.outputs
-        results = zip(traced.results(_planner(call)), traced.f.y_axes, strict=True)
-        return [jnp.moveaxis(y, at, 0) for y, at in results], traced.same
-
-
-class _Row(Row):
-    """`f` on one row, which may be the only one that its device has."""
-
-    def __init__(self, call: SplitRows, f: Callable[..., Any], arguments: Rest):
-        super().__init__(_NAME, f, arguments, call.out_axes)
-        self.call = call
-
-    def __call__(self, x: Arrays) -> list[Any]:
-        call = self.call
-        # By itself, to see its collectives; and as one of so many rows, not devices.
-        axis_env = [(call.axis, call.arguments.size)]
-        closed = jax.make_jaxpr(super().__call__, axis_env=axis_env)(x)
-        names = {getattr(effect, "name", None) for effect in closed.effects}
-        if call.axis in names and (call.missing or call.share > 1):
-            raise _HasCollectives
-        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)
-
-
-def _planner(call: SplitRows) -> Planner:
-    if isinstance(call.chunk_size, Budget):
-        return Within(call.chunk_size.nbytes, exact=False)
-    return AtMost(call.chunk_size or max(call.share, 1), exact=False)
-
-
-def _arrays(tree: Any) -> tuple[list[Any], Rest]:
-    """The arrays of a tree, and the rest."""
-    return split(tree, [is_dynamic(leaf) for leaf in flatten(tree)[0]])
-
-
 def _joined(
-    arguments: Arguments, rest: Rest, whole: Arrays
-) -> tuple[Callable[..., Any], Arguments]:
+    arguments: AlongAxes, rest: Rest, whole: Arrays
+) -> tuple[Callable[..., Any], AlongAxes]:
     """`f` and the arguments, with other arrays for those that are not mapped."""
     f, leaves = rest.join(whole)
     unmapped = dataclasses.replace(arguments.rest, leaves=leaves)

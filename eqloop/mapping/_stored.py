@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
+from .._partition import Arrays
 from ..checkpointing.engine._forward import Saveable
 from ._chunks import Chunks
 from ._sweep import Sweep, zeros
@@ -39,7 +39,7 @@ def run_stored(
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def evaluate(visits: Any, consts: Arrays, parts: Arrays) -> tuple[list, list]:
         size = parts[0].shape[rows.x_axes[0]]
-        return rows.chunk(size, visits is not None)(visits, consts, parts)
+        return rows(size, visits, consts, parts)
 
     def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
         (number, back, sums), (index, parts) = state, inputs

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._lists import Arrays
-from .._positions import mark
+from .._loop_markers import mark
+from .._partition import Arrays
 from ..progress import tied
 from ._chunks import Chunks
 from ._rows import Rows, along
@@ -43,7 +43,7 @@ class Sweep:
         """
         chunks, number = self.chunks, self.open(consts, xs)
         if chunks.size == chunks.rows:
-            state = self.rows.chunk(chunks.size, False)(None, consts, xs)
+            state = self.rows(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
 
         def body(index: Any, told: tuple[Any, _State]) -> tuple[Any, _State]:
@@ -107,7 +107,7 @@ class Sweep:
             _read(x, start, size, axis)
             for x, axis in zip(xs, self.rows.x_axes, strict=True)
         ]
-        more, new = self.rows.chunk(size, visits is not None)(visits, consts, parts)
+        more, new = self.rows(size, visits, consts, parts)
         return [a + b for a, b in zip(sums, more, strict=True)], [
             _write(y, part, start, axis, visits if shares else None)
             for y, part, axis, shares in zip(

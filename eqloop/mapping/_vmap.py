@@ -1,21 +1,19 @@
 """`Vmap`: `jax.vmap` as a PyTree around its function."""
 
-import inspect
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from .._axes import hashable_axes
+from .._axes import AlongAxes, hashable_axes
 from .._generics import NewP, NewR, P, R
-from .._lists import pick
-from .._transform import AbstractTransform, setting
+from .._partition import pick
+from .._settings import as_count
+from .._transform import setting
 from .._typecheck import PyTree
-from ._arguments import Arguments, open_arguments
-from ._call import VARYING, Row
-from ._settings import as_count
+from ._abstract_map import AbstractAxesMap
+from ._open_map import VARYING, OpenedRow, open_arguments, open_row
 
 
 def _as_axis_size(size: SupportsIndex | None) -> int | None:
@@ -25,7 +23,7 @@ def _as_axis_size(size: SupportsIndex | None) -> int | None:
 
 
 @final
-class Vmap(AbstractTransform, Generic[P, R]):
+class Vmap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows, all at once.
 
     As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
@@ -34,14 +32,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
     that is given as `key=` is split, one for each row.
 
     Args:
-        f: The function. Its own arrays are the same for every row.
-        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
-            argument whole, a function from a leaf to either, or a tree of these. A
-            tuple has an entry for each positional argument, a dictionary one for each
-            of the arguments that it names; other arguments are mapped over the leading
-            axes of their arrays. Leaves that are not arrays are passed as they are.
-        out_axes: At which axes of the results the rows are: likewise, a prefix of what
-            `f` returns. `None` is for what is the same for every row.
         axis_name: What `jax.lax.psum` and the other collectives call the rows.
         axis_size: How many rows there are; needed only if no argument is mapped.
 
@@ -77,10 +67,6 @@ class Vmap(AbstractTransform, Generic[P, R]):
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Vmap[NewP, NewR]": ...
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.f)
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments.
 
@@ -100,55 +86,47 @@ class Vmap(AbstractTransform, Generic[P, R]):
         arguments = open_arguments(
             "Vmap", self.f, args, kwargs, in_axes=self.in_axes, size=self.axis_size
         )
-        row = Row("Vmap", self.f, arguments.rest, self.out_axes)
+        row = open_row("Vmap", self.f, arguments.rest, self.out_axes)
+
+        def apart(x: list[Any]) -> tuple[list[Any], list[Any]]:
+            arrays = row.on_arrays(x)
+            same = row.kept[0].same
+            return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)
+
         try:
-            stacked, same = self._mapped(_Split(row), arguments)
+            stacked, same = self._mapped(apart, arguments)
         except ValueError:
             # JAX says so by the places that results have here.
             self._check_same(row, arguments)
             raise
-        stacked = [
-            jnp.moveaxis(y, 0, axis)
-            for y, axis in zip(stacked, row.outputs.stacked_axes, strict=True)
-        ]
-        return row.outputs.join(stacked, same)
+        outputs, _ = row.kept
+        return outputs.join_stacked(stacked, same)
 
-    def _mapped(self, f: Callable[..., Any], arguments: Arguments) -> Any:
+    def _mapped(self, f: Callable[..., Any], arguments: AlongAxes) -> Any:
         return jax.vmap(
             f,
             in_axes=(list(arguments.axes),),
             out_axes=(0, None),
             axis_name=self.axis_name,
-            axis_size=arguments.size,
-        )(arguments.xs)
+            axis_size=arguments.length,
+        )(arguments.arrays)
 
-    def _check_same(self, row: Row, arguments: Arguments) -> None:
+    def _check_same(self, row: OpenedRow, arguments: AlongAxes) -> None:
         """Raises if there are results that differ and that must not: says which."""
-        if not hasattr(row, "outputs"):
+        if not hasattr(row, "kept"):
             return
+        outputs, _ = row.kept
         varying = [
             same and self._differs(row, arguments, index)
-            for index, same in enumerate(row.outputs.same)
+            for index, same in enumerate(outputs.same)
         ]
-        row.outputs.check_same("Vmap", varying, VARYING)
+        outputs.check_same("Vmap", varying, VARYING)
 
-    def _differs(self, row: Row, arguments: Arguments, index: int) -> bool:
+    def _differs(self, row: OpenedRow, arguments: AlongAxes, index: int) -> bool:
         """Whether a result is not the same for every row, which JAX objects to."""
-        only = lambda x: ([], row(x)[index])
+        only = lambda x: ([], row.on_arrays(x)[index])
         try:
             jax.eval_shape(lambda: self._mapped(only, arguments))
         except ValueError:
             return True
         return False
-
-
-class _Split:
-    """`f` on one row: the results that are stacked, and those that are the same."""
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-
-    def __call__(self, x: list[Any]) -> tuple[list[Any], list[Any]]:
-        arrays = self.row(x)
-        same = self.row.outputs.same
-        return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)

@@ -6,20 +6,17 @@ Where in a loop it reports is known to the loops; nothing here knows one.
 from ._bar import ProgressBar, as_progress, check_progress
 from ._meter import Gauge, Label, Meter, make_meter, open_back, tied
 from ._mute import guarded, muted
-from ._watched import Watched, silent
 
 __all__ = [
     "Gauge",
     "Label",
     "Meter",
     "ProgressBar",
-    "Watched",
     "as_progress",
     "check_progress",
     "guarded",
     "make_meter",
     "muted",
     "open_back",
-    "silent",
     "tied",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
 from .._partition import describe
+from .._settings import check_least
 
 
 @final
@@ -99,7 +100,4 @@ def _check_count(name: str, value: Any, least: int, meaning: str) -> None:
         raise TypeError(
             f"ProgressBar: `{name}` must be an int, {meaning}, not {describe(value)}."
         )
-    if value < least:
-        raise ValueError(
-            f"ProgressBar: `{name}` must be at least {least}, but it is {value}."
-        )
+    check_least("ProgressBar", name, value, least)

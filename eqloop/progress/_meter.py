@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._lists import Arrays, split
-from .._symbolic import refuse_symbolic
+from .._axes import refuse_symbolic
+from .._partition import Arrays, split
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source
@@ -26,7 +26,7 @@ from ._display import Source
 # How often a bar moves unless the user says so.
 _MOVES = 25
 
-BACKWARD, TANGENTS, _UNKNOWN = "backward", "tangents", -1
+_BACKWARD, _TANGENTS, _UNKNOWN = "backward", "tangents", -1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,6 +88,7 @@ class Meter:
         is_known: Whether it is known beforehand how many steps there are.
         phase: The sweep that is run; empty for the loop itself.
         forward: Whether the loop itself has one. If it is run again it has not.
+        at: Where in the carry of a while loop the number of the bar is.
     """
 
     source: Source
@@ -95,11 +96,7 @@ class Meter:
     is_known: bool = True
     phase: str = ""
     forward: bool = True
-
-    @property
-    def gauge(self) -> "Gauge":
-        """The gauge of a loop whose steps tell by themselves how far it has come."""
-        return self._gauge("")
+    at: int = 1
 
     @property
     def here(self) -> "Gauge | None":
@@ -114,7 +111,7 @@ class Meter:
     @property
     def back(self) -> "Gauge":
         """The gauge of the backward sweep."""
-        phase = f"{self.phase}, {BACKWARD}" if self.phase else BACKWARD
+        phase = f"{self.phase}, {_BACKWARD}" if self.phase else _BACKWARD
         return self._gauge(phase)
 
     def _gauge(self, phase: str) -> "Gauge":
@@ -129,7 +126,7 @@ class Meter:
     @property
     def tangents(self) -> "Meter":
         """The same for the loop that computes tangents."""
-        phase = f"{self.phase}, {TANGENTS}" if self.phase else TANGENTS
+        phase = f"{self.phase}, {_TANGENTS}" if self.phase else _TANGENTS
         return dataclasses.replace(self, phase=phase)
 
 
@@ -150,76 +147,9 @@ class Gauge:
     phase: str
     total: Any
 
-    @property
-    def is_backward(self) -> bool:
-        """Whether the steps are those of a backward sweep."""
-        return self.phase.endswith(BACKWARD)
-
-    @property
-    def tangents(self) -> "Gauge":
-        """The bar of the tangents of this sweep."""
-        words = [TANGENTS, self.phase] if self.phase else [TANGENTS]
-        return dataclasses.replace(self, phase=", ".join(words))
-
-    @property
-    def backward(self) -> "Gauge":
-        """The bar of the backward sweep of this one."""
-        words = [self.phase, BACKWARD] if self.phase else [BACKWARD]
-        return dataclasses.replace(self, phase=", ".join(words))
-
-    def step(self, state: Arrays, values: Arrays, is_after: bool) -> list[Any]:
-        """Opens the bar before the first step, and has it move after a step.
-
-        Args:
-            state: The number of the bar, how often it has moved, and how many steps
-                there were since: for each example of a batch, if that is batched.
-            values: What the label is made from. On the way back it is where the loop
-                has been, if that was not known before.
-            is_after: Whether a step has been run; otherwise one is to be run.
-
-        Returns:
-            The state after it; zeros for examples that have no part in it.
-        """
-        number, times, since = state
-        shown = jnp.max(number)
-        mine = number == shown if number.ndim else True
-        total = self.total
-        if is_after:
-            since = since + 1
-            is_full = since >= self.every
-            times, since = times + is_full, jnp.where(is_full, 0, since)
-            ends = divmod(total, self.every) if total >= 0 else (-1, -1)
-            is_due = is_full | ((times == ends[0]) & (since == ends[1]))
-            is_due = jnp.any(mine & is_due)
-        else:
-            is_due = shown == 0
-            if self.is_backward and values:
-                (of_times, of_since), values = values, []
-                total = self._steps(of_times, of_since, True) + 1
-        done = self._steps(times, since, mine)
-        tell = lambda: self._report(shown, done, total, values, [])
-        number = lax.cond(is_due, tell, lambda: shown)
-        if mine is True:
-            return [number, times, since]
-        return [jnp.where(mine, x, 0) for x in (number, times, since)]
-
-    def close(self, state: Arrays, after: Arrays) -> Any:
-        """Has the bar end, unless the last step did that.
-
-        Returns:
-            Its number, which is not negative.
-        """
-        number, times, since = state
-        shown = jnp.max(number)
-        if self.total >= 0:
-            return shown
-        done = self._steps(times, since, number == shown)
-        return self._report(shown, done, done, [], after, shown > 0)
-
-    def _steps(self, times: Any, since: Any, mine: Any) -> Any:
-        """How many steps have been run, by the example that has run the most."""
-        done = times.astype(jnp.int32) * self.every + since.astype(jnp.int32)
-        return jnp.max(jnp.where(mine, done, 0))
+    def of(self, total: Any) -> "Gauge":
+        """The same, now that it is known how many steps there are."""
+        return dataclasses.replace(self, total=total)
 
     def open(self, after: Arrays, dtype: Any = jnp.int32) -> jax.Array:
         """Has the bar shown, before the first step.
@@ -247,21 +177,9 @@ class Gauge:
         Returns:
             The number to hand on.
         """
-        values = []
-        if self.source.label is not None and y is not None and not self.is_backward:
-            values = self.source.label.pick(carry, y)
-        return self._report(number, done, self.total, values, [*carry, *(y or [])])
-
-    def _report(
-        self,
-        number: Any,
-        done: Any,
-        total: Any,
-        values: Arrays,
-        after: Arrays,
-        is_told: Any = True,
-    ) -> jax.Array:
-        message = [number, done, total, _is_first() & is_told, _token(after)]
+        label = None if _BACKWARD in self.phase else self.source.label
+        values = [] if label is None or y is None else label.pick(carry, y)
+        message = [number, done, self.total, _is_first(), _token([*carry, *(y or [])])]
         # In one array, since each takes its time to get to the host.
         packed = jnp.stack([jnp.asarray(x).astype(jnp.int32) for x in message])
         shown = jax.pure_callback(
@@ -446,5 +364,4 @@ def _report(
     if is_first:
         arrays = tuple(map(np.asarray, values))
         number = _display.report(source, phase, number, done, total, arrays)
-    number = number or 1  # elsewhere it is nobody's, and is not asked for again
     return np.full(message.shape[:-1], number, np.int32)

@@ -8,6 +8,14 @@ from ._eval_shape import EvalShape
 from ._find_leaves import find_leaves
 from ._jit import Jit
 from ._named import Named
-from ._trace import Trace, Traced
+from ._trace import RememberedCall, Trace, Traced
 
-__all__ = ["EvalShape", "Jit", "Named", "Trace", "Traced", "find_leaves"]
+__all__ = [
+    "EvalShape",
+    "Jit",
+    "Named",
+    "RememberedCall",
+    "Trace",
+    "Traced",
+    "find_leaves",
+]

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._lists import pick
+from .._opening import OpenedCall, argument_names
 from .._partition import (
     Rest,
     as_arrays,
     flatten,
     is_dynamic,
     is_scalar,
+    partition,
     paths,
-    split,
+    pick,
 )
-from .._signature import argument_names
 from .._transform import AbstractTransform
 from .._typecheck import enforce_annotations
 from ._usage import Usage, leaf_usage
@@ -98,7 +98,7 @@ class Trace(AbstractTransform):
         Raises:
             TypeError: If a leaf that is no array is not hashable.
         """
-        call = Inputs.of("Trace", self.f, args, kwargs)
+        call = RememberedCall.of("Trace", self.f, args, kwargs)
         count = sum(map(_is_array, flatten(self.f)[0]))
         traced = call.trace()
         jaxpr = traced.jaxpr.jaxpr
@@ -130,7 +130,7 @@ class Trace(AbstractTransform):
             - `"passed"`: `f` only returns it, as it came;
             - `"unused"`: neither.
         """
-        call = Inputs.of("Trace", self.f, args, kwargs)
+        call = RememberedCall.of("Trace", self.f, args, kwargs)
         return dict(zip(call.names, leaf_usage(call.trace().jaxpr), strict=True))
 
 
@@ -141,8 +141,7 @@ class _Static:
 
     Attributes:
         rest: The leaves, and the structure.
-        kinds: What tells leaves apart that are equal and yet not the same, as 1 and
-            1.0.
+        kinds: What tells apart leaves that are equal but not the same, like 1 and 1.0.
     """
 
     rest: Rest
@@ -150,14 +149,14 @@ class _Static:
 
     @classmethod
     def of(cls, tree: Any) -> tuple[list[Any], "_Static"]:
-        arrays, rest = split(tree, list(map(_is_array, flatten(tree)[0])))
+        arrays, rest = partition(tree, _is_array)
         kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
         return arrays, cls(rest, kinds)
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
-    """The arrays of a call `(f, args, kwargs)`, and its other leaves.
+class RememberedCall:
+    """A call `f(*args, **kwargs)` whose trace is remembered.
 
     Attributes:
         arrays: The arrays.
@@ -172,7 +171,7 @@ class Inputs:
     @classmethod
     def of(
         cls, owner: str, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "Inputs":
+    ) -> "RememberedCall":
         arrays, static = _Static.of((f, args, kwargs))
         names = paths(f, "f")
         for name, argument in zip(argument_names(f, args), args, strict=True):
@@ -194,7 +193,7 @@ class Inputs:
         traced = _remembered.trace(self.static, self.arrays)
         jaxpr, (_, static) = traced.jaxpr, traced.out_info
         if len(jaxpr.in_avals) != len(self.arrays):
-            # To close over a tracer gives it another input; then it is to be a const.
+            # `jit` makes an input of a tracer that `f` closes over. Make it a const.
             run = functools.partial(_run, self.static)
             jaxpr, (_, static) = jax.make_jaxpr(run, return_shape=True)(self.arrays)
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.out_avals]
@@ -202,11 +201,12 @@ class Inputs:
 
 
 def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
-    f, args, kwargs = static.rest.join(arrays)
-    return _Static.of(as_arrays(enforce_annotations(f)(*args, **kwargs)))
+    call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
+    opened = OpenedCall(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
+    return opened.on_arrays(arrays), opened.kept
 
 
-# It is never run: it is there since what JAX has traced it remembers.
+# It is never run. It is jitted because JAX remembers the traces of jitted functions.
 _remembered = jax.jit(_run, static_argnums=0)
 
 

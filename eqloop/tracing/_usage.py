@@ -10,12 +10,11 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import jax
 import jax.extend.core as jex
 
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
-from .._lists import pick, split
+from .._partition import pick, split
 
 Usage = Literal["unused", "passed", "read"]
 
@@ -66,7 +65,7 @@ def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
 def _compute(eqn: Any, outs: _Many) -> _Many:
     for value in eqn.params.values():
         if isinstance(value, Formula):
-            return _asked_of_inputs(_expanded(value), outs)
+            return _asked_of_inputs(value.expanded, outs)
     asked = _Asked.ITS_VALUE if any(outs) or eqn.effects else _Asked.NOTHING
     return [asked] * len(eqn.invars)
 
@@ -141,15 +140,6 @@ def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:
         if more == carry:
             return carry
         carry = more
-
-
-def _expanded(formula: Formula) -> jex.ClosedJaxpr:
-    """What a primitive of this library does, in those of JAX."""
-
-    def run(*flat: Any) -> Any:
-        return formula.flat_out(formula.expand(*formula.in_tree.unflatten(flat)))
-
-    return jax.make_jaxpr(run)(*formula.in_avals_flat)
 
 
 _RULES: dict[str, Callable[[Any, _Many], _Many]] = {

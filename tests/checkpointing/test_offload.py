@@ -122,3 +122,25 @@ def test_what_offload_takes():
         el.Offload(el.Offload(el.Binomial(3)))
     with pytest.raises(ValueError, match="must be 'pinned_host'"):
         el.Offload(el.Binomial(3), memory_kind="device")
+
+
+@pytest.mark.parametrize("is_jitted", [False, True], ids=["op by op", "jit"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_carries_of_every_kind(schedule, is_jitted):
+    dtypes = "bool_ int4 uint8 bfloat16 float16 float8_e5m2 complex64"
+    others = [jnp.ones(2, getattr(jnp, name)) for name in dtypes.split()]
+    others += [jax.random.split(jax.random.key(0, impl=i)) for i in ("rbg", None)]
+
+    def step(carry, x):
+        h, *others = carry
+        noise = jax.random.uniform(others[-1][0])
+        return (jnp.sin(h * x + noise), *(leaf[::-1] for leaf in others)), None
+
+    def loss(schedule):
+        scan = el.Scan(step, schedule=schedule)
+        return lambda h, xs: scan((h, *others), xs)[0][0]
+
+    args = jnp.array(0.3), jnp.linspace(0.5, 1.0, 7)
+    grad = jax.grad(loss(el.Offload(schedule)), (0, 1))
+    grad = jax.jit(grad) if is_jitted else grad
+    assert_close(grad(*args), jax.grad(loss(el.StoreAll()), (0, 1))(*args))

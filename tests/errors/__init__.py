@@ -1,6 +1,6 @@
-"""Every error of the library: where it is raised, as a test saw it, and what it means.
+"""Every error of the library: where it is raised, what it says, and what it means.
 
-`python -m tests.errors` runs the tests of wrong calls, notes their messages in
-`messages.json`, and writes `docs/errors.md` from these and from `entries/`, where it is
-written by hand what each means.
+The wording of a message is in the source of the library and nowhere else. What each
+means is written in `entries/`, with an example of what stands in its blanks.
+`python -m tests.errors` writes `docs/errors.md` from the two.
 """

@@ -1,14 +1,14 @@
-"""The page `docs/errors.md`, from the messages and from what is written about them."""
+"""The page `docs/errors.md`, from the source and from what is written about it."""
 
 import dataclasses
 import functools
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ._messages import Message
+from ._sites import sites
 
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 _ENTRIES = Path(__file__).parent / "entries"
@@ -18,9 +18,9 @@ _UNBROKEN = "\0"
 _INTRO = """\
 # Errors
 
-Every error of the library, with a message as a test saw it, what it means, and how to
-mend it. Search this page, or the site, for the words of yours that are not names or
-numbers.
+Every error of the library, with an example of its message, what it means, and how to
+fix it. Search this page, or the site, for the words of your message that are not names
+or numbers.
 
 All of them come from the call itself, while it is traced and before anything runs, but
 for those in [At run time](#at-run-time). A message begins with the transform that was
@@ -47,26 +47,25 @@ class Entry:
     """An error, or several that say the same of different settings.
 
     Attributes:
-        says: The words that tell it; `…` is for any others.
-        means: What it means, and how to mend it.
-        title: What it is called, if not by its words.
-        code: An example of how to mend it, a program.
-        shows: Words of the message to show, where a test sees several.
+        title: What it is called.
+        means: What it means, and how to fix it.
+        at: Where it is raised, as `sites` has it, and an example of each: what stands
+            in the blanks of the message. The rest of the message is in the source.
+        code: An example of how to fix it, a program.
     """
 
-    says: str
+    title: str
     means: str
-    title: str = ""
+    at: Mapping[str, Sequence[str]]
     code: str = ""
-    shows: str = ""
 
-    @functools.cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(".*".join(map(re.escape, self.says.split("…"))), re.DOTALL)
+    def messages(self) -> list[str]:
+        """Its messages, filled in."""
+        return sorted({sites()[site].fill(values) for site, values in self.at.items()})
 
-    def is_of(self, message: str) -> bool:
-        """Whether the words are in a message."""
-        return self._pattern.search(message) is not None
+    def kinds(self) -> list[str]:
+        """The types of exceptions that it comes as."""
+        return sorted({sites()[site].kind for site in self.at})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,41 +89,20 @@ def _section(path: Path) -> Section:
     return Section(text["title"], text.get("intro", ""), errors)
 
 
-def entry_of(message: str) -> Entry | None:
-    """What is written about a message: where several fit, that with the most words."""
-    every = [entry for section in sections() for entry in section.errors]
-    fitting = [entry for entry in every if entry.is_of(message)]
-    return max(fitting, key=lambda entry: len(entry.says), default=None)
-
-
-def is_apt(message: str) -> bool:
-    """Whether a message is one to show, where a test sees several from one place."""
-    entry = entry_of(message)
-    return entry is not None and entry.shows in message
-
-
-def render(messages: Mapping[str, Message]) -> str:
+def render() -> str:
     """The page."""
-    shown: dict[Entry | None, list[Message]] = {}
-    for message in messages.values():
-        shown.setdefault(entry_of(message.text), []).append(message)
-    blocks = [
-        block for section in sections() for block in _section_blocks(section, shown)
-    ]
+    blocks = [block for section in sections() for block in _section_blocks(section)]
     return "\n\n".join(block.strip("\n") for block in [_INTRO, *blocks]) + "\n"
 
 
-def _section_blocks(
-    section: Section, shown: Mapping[Entry | None, list[Message]]
-) -> Iterator[str]:
+def _section_blocks(section: Section) -> Iterator[str]:
     yield f"## {section.title}"
     if section.intro:
         yield _paragraph(section.intro)
     for entry in section.errors:
-        messages = sorted(set(shown[entry]), key=lambda m: (m.text, m.kind))
-        yield f"### {entry.title or entry.says}"
-        yield ", ".join(f"`{kind}`" for kind in sorted({m.kind for m in messages}))
-        yield "```text\n" + "\n\n".join(_wrap(m.text) for m in messages) + "\n```"
+        yield f"### {entry.title}"
+        yield ", ".join(f"`{kind}`" for kind in entry.kinds())
+        yield "```text\n" + "\n\n".join(map(_wrap, entry.messages())) + "\n```"
         yield _paragraph(entry.means)
         if entry.code:
             yield f"```python\n{entry.code.strip()}\n```"

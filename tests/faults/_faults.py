@@ -17,8 +17,9 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 PLACES = (
     (
         "eqloop/_formula.py",
+        "eqloop/_doubled.py",
         "eqloop/_tangents.py",
-        "eqloop/_settled.py",
+        "eqloop/_programs.py",
         "eqloop/_reaching.py",
     ),
     ("eqloop/checkpointing/engine", "eqloop/checkpointing/whiles"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from eqloop import ir
-from eqloop.ir._walk import count_equations
+from eqloop.ir._atoms import count_equations
 
 from ..marks import slow, slow_if
 from .corpus import PROBLEMS

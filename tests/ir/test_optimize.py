@@ -10,7 +10,7 @@ from jax import export, lax
 
 import eqloop as el
 from eqloop import ir
-from eqloop.ir._walk import count_equations
+from eqloop.ir._atoms import count_equations
 
 X = jnp.linspace(-1.0, 1.0, 3)
 

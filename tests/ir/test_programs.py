@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from eqloop import ir
-from eqloop.ir._walk import count_equations
+from eqloop.ir._atoms import count_equations
 
 SPECIALS = jnp.array([0.0, -0.0, 1.0, -1.5, 3e38, jnp.inf, -jnp.inf, jnp.nan])
 CONSTANTS = (0.0, -0.0, 1.0, -1.0, 2.0, float("inf"), float("nan"))

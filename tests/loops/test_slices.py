@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.loops._slices import as_index, kept_indices
+from eqloop.loops._open_loop import kept_indices
+from eqloop.loops._sliced_scan import as_index
 
 numbers = st.none() | st.integers(-15, 15)
 slices = st.builds(slice, numbers, numbers, numbers.filter(lambda step: step != 0))

@@ -201,20 +201,28 @@ def test_integers_keys_and_flags_are_not_differentiated():
     assert_close(total(el.ChunkedVmap(f, 2)), total(jax.vmap(f)))
 
 
-def test_collectives_along_an_axis_outside():
+@pytest.mark.parametrize(
+    "transform",
+    [lambda f: el.ChunkedVmap(f, 3), lambda f: el.Map(f, batch_size=3)],
+    ids=["ChunkedVmap", "Map"],
+)
+def test_collectives_along_an_axis_outside(transform):
     def normalised(x):
-        return x - jax.lax.pmean(x, "batch") ** 2
+        i = jax.lax.axis_index("batch").astype(x.dtype)
+        return x * i - jax.lax.pmean(x, "batch") ** 2
 
     def both(f):
         outer = jax.vmap(f, axis_name="batch")
         per_example = jax.vmap(jax.grad(lambda x: f(x).sum()), axis_name="batch")
         return (
-            outer(STACKS[1]),
-            jax.grad(lambda x: jnp.sum(outer(x) ** 2))(STACKS[1]),
-            per_example(STACKS[1]),
+            outer(stacks),
+            jax.grad(lambda x: jnp.sum(outer(x) ** 2))(stacks),
+            per_example(stacks),
         )
 
-    chunked = el.ChunkedVmap(normalised, 2)
+    # The chunk that remains is another one, and is traced later.
+    stacks = jnp.sin(jnp.arange(42.0)).reshape(2, 7, 3)
+    chunked = transform(normalised)
     found, expected = jax.jit(lambda: (both(chunked), both(jax.vmap(normalised))))()
     assert_close(found, expected)
 

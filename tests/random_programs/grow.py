@@ -43,7 +43,15 @@ class Features:
         rules, is_plain = self.rules, transform.is_plain
         if is_plain:
             rules = tuple(name for name in rules if RULES[name].is_honest)
-        return dataclasses.replace(self, rules=rules, effects=(), depth=self.depth - 1)
+        # Under `vmap` examples run all branches, those of others as well. That theirs
+        # have no cotangents is not told to collectives in a branch, by JAX either.
+        has_axis = self.has_axis and transform.name not in BRANCHES
+        return dataclasses.replace(
+            self, rules=rules, effects=(), has_axis=has_axis, depth=self.depth - 1
+        )
+
+
+BRANCHES = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
 
 
 class Grower:
@@ -247,8 +255,7 @@ class Grower:
         self.add(Op("map", (*xs, *closed), results, (body,), within))
 
     def _branch(self) -> None:
-        names = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
-        transform = Transform(self.rng.choice(names))
+        transform = Transform(self.rng.choice(BRANCHES))
         is_cond = transform.name in ("lax.cond", "Cond")
         which = self.find(Type("b" if is_cond else "i"))
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)

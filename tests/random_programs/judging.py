@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import hijax
 
 from .cases import Case, Result
 from .rules import RULES
@@ -60,10 +61,22 @@ def _is_refused(case: Case, error: Exception) -> bool:
     """Whether the error says that this cannot be done, of what cannot be.
 
     Steps that are run again may not write to refs; and examples that are reversed each
-    from its own last step do not meet where collectives would join them.
+    from its own last step do not meet where collectives would join them. JAX 0.10 does
+    not transpose a scan that hands on integers on the host, which offloaded slots are.
+    A carry is differentiated if it starts so, as that of `lax.scan` is, whether or not
+    steps keep to it; then a rule without a forward mode may be asked for one. And
+    `jax.checkpoint` cannot save complex residuals.
     """
     if not isinstance(error, ValueError | TypeError):
         return False
+    if "reduce_precision does not accept dtype complex" in str(error):
+        return True
+    if not hasattr(hijax, "HiPrim") and "type float0<host>" in str(error):
+        return True
+    if "forward-mode autodiff (jvp) to a custom_vjp" in str(error):
+        return any(
+            not RULES[name].is_forward for name in case.program.names() & {*RULES}
+        )
     if "ref" in case.program.names() and case.mode != "primal":
         return "StoreAll" in str(error)
     is_apart = case.has_axis and case.vmap == "outside"

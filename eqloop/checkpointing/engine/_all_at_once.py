@@ -5,11 +5,13 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ..._lists import Flags, pick, put
+from ..._partition import Arrays, Flags, pick, put
+from ...progress import open_back, tied
 from ._costs import Rates, StepCost
-from ._forward import Active, Saveable, stored
+from ._forward import Active, Saveable, stored_with_bars
 from ._levels import Nest
 from ._loop import Loop
 from ._nested import Nested
@@ -88,11 +90,24 @@ def store_residuals(
     y_active: Flags,
     inputs: Any,
 ) -> tuple[Any, Any]:
-    """Runs the loop by JAX's own derivative of it: its outputs, and the way back."""
+    """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
 
-    def run(*marked: Any) -> tuple[Any, Any]:
-        carry, ys = stored(step, loop, policy, *map(put, inputs, active, marked))
-        return (pick(carry, active.carry), pick(ys, y_active)), (carry, ys)
+    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
+        moved = map(put, inputs, active, marked)
+        carry, ys, number, here = stored_with_bars(step, loop, policy, number, *moved)
+        moving = (number, pick(carry, active.carry), pick(ys, y_active))
+        return moving, (carry, ys, here)
 
-    _, pull, outputs = jax.vjp(run, *map(pick, inputs, active), has_aux=True)
-    return outputs, pull
+    number = None if loop.meter is None else jnp.zeros((), jnp.float32)
+    marked = map(pick, inputs, active)
+    _, pull, out = jax.vjp(run, number, *marked, has_aux=True)
+    carry, ys, here = out
+    return tied(here, (carry, ys)), (pull, here)
+
+
+def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
+    """The cotangents of active inputs, from what `store_residuals` stored."""
+    pull, here = residuals
+    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
+    number, *cts = pull((number, ct_carry, ct_ys))
+    return tied(number, cts)

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 
-from ..._lists import Arrays, Flags, pick, put, split
-from ..._settled import has_rules, settled
+from ..._partition import Arrays, Flags, pick, put, split
+from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import instantiated, zero_tangent
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
@@ -223,10 +222,8 @@ class Pushed(Derived):
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
-        of = self.of.mapped(Step.silent)
-
         def run(marked: list[Any], ends: list[Any]) -> Taken:
-            return of(loop, list(map(put, inputs, self.active, marked)), ends)
+            return self.of(loop, list(map(put, inputs, self.active, marked)), ends)
 
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
@@ -279,7 +276,7 @@ class Pulled(Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Left(Derived):
-    """What is left of another one when it has been differentiated, see `_settled`.
+    """What is left of another one when it has been differentiated, see `settled`.
 
     Attributes:
         reverse: Whether in reverse mode.
@@ -355,9 +352,9 @@ def onward(back: Back, step: Step, loop: Loop) -> Step:
         return [*after, *ct_carried], ct_z
 
     ends = tuple(back.end_types)
-    jaxpr = jax.make_jaxpr(run)(ends, grown).jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    if any(used[: sum(map(len, ends))]):
+    jaxpr = jax.make_jaxpr(run)(ends, grown)
+    read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
+    if any(read[: sum(map(len, ends))]):
         raise NotLinearError
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 

@@ -49,7 +49,7 @@ def advances(length: int, slots: int) -> int:
     return rank * length - comb(slots + rank, slots + 1)
 
 
-def split(length: int, slots: int, rank: int) -> int:
+def split_at(length: int, slots: int, rank: int) -> int:
     """How far to advance before the next carry is stored; needs two slots or more.
 
     Of the splits that are optimal it is the longest: fewest carries are stored.
@@ -121,5 +121,5 @@ def crossings(length: int, slots: int, rank: int) -> int:
         return length - 1
     count = 0
     while length > 1:
-        length, rank, count = split(length, slots, rank), rank - 1, count + 1
+        length, rank, count = split_at(length, slots, rank), rank - 1, count + 1
     return count

@@ -11,10 +11,11 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
+from ._metered import hops
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -32,6 +33,9 @@ class HostSlots(AbstractSlots):
         return jax.default_backend() == "cpu"
 
     def stored_dtype(self, dtype: Any) -> Any:
+        # Of keys JAX knows on the host no more than their data.
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.dtype(jnp.uint32)
         # Bits have no cotangents. JAX makes the zero cotangents of slots that a loop
         # around hands on, and makes them on the device, which those of slots on the
         # host are not. Of a complex number it cannot take the bits.
@@ -39,8 +43,8 @@ class HostSlots(AbstractSlots):
         return bits_of(dtype) if as_bits else dtype
 
     def types(self, carry_types: Arrays, rows: int) -> list[Any]:
-        stored = lambda aval: aval.update(dtype=self.stored_dtype(aval.dtype))
-        stacked = [stack_type(stored(aval), rows) for aval in carry_types]
+        packed = self.packed_types(carry_types)
+        stacked = [stack_type(aval, rows) for aval in packed]
         return [aval.update(memory_space=_HOST) for aval in stacked]
 
     def read(self, array: Any, row: Any) -> Any:
@@ -72,15 +76,22 @@ class HostSlots(AbstractSlots):
         def run(state: Any, stop: Any) -> Any:
             return iterate(move, state, lambda state: stop - state[0], loop.unroll)
 
-        def segment(state: Any, stop: Any) -> tuple[Any, list[Any]]:
+        def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
+            row, _ = loop.row(loop.index(state[0] - 1))
+            return [element(b, row) for b in state[2]] if loop.rows else []
+
+        def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
+            number, state = told
             kept = [jax.device_put(leaf, _HOST) for leaf in self.packed(state[1])]
-            return run(state, stop), kept
+            return hops(gauge, number, state, stop, run, last_y), kept
 
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
-        state = (zero(), list(init), ys)
-        (_, carry, ys), slots = lax.scan(segment, state, stops)
+        gauge = loop.gauge
+        number = gauge and gauge.open([*consts, *init, *xs])
+        told = (number, (zero(), list(init), ys))
+        (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
         return carry, ys, slots
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._lists import pick
-from ..._outputs import Outputs
-from ._step import Step, make_step, reaching
+from ..._opening import Outputs
+from ..._partition import pick
+from ._step import Step, reaching, without_outputs
 
 
 def hoist(
@@ -30,7 +30,7 @@ def hoist(
     if not any(same):
         return step, []
     outputs.check_same(owner, varying_outputs(step), why)
-    return drop_outputs(step, same), evaluate_outputs(step, consts, same)
+    return without_outputs(step, same), evaluate_outputs(step, consts, same)
 
 
 def varying_outputs(step: Step) -> list[bool]:
@@ -64,13 +64,3 @@ def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -
     pruned, used = partial_eval.dce_jaxpr(pruned, [True] * len(outvars))
     inputs = [const for const, u in zip(consts, used, strict=False) if u]
     return jex.jaxpr_as_fun(jex.ClosedJaxpr(pruned, ()))(*inputs)
-
-
-def drop_outputs(step: Step, which: Sequence[bool]) -> Step:
-    """The step without some of the leaves of `y`."""
-
-    def rest(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list, list]:
-        carry, y = step(consts, carry, x)
-        return carry, pick(y, [not drop for drop in which])
-
-    return make_step(rest, step.const_types, step.carry_types, step.x_types)

@@ -10,12 +10,23 @@ from ._slots import AbstractSlots, DeviceSlots
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one loop is stored and reversed.
+    """How one loop is stored and reversed: what a schedule decides.
 
-    Attributes:
+    Args:
         order: Which carries are stored, and in which order the steps are reversed.
         slots: Where the carries are that the primal stores.
-        reversal: How one block is taken back.
+        reversal: How one block of steps is taken back.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> scan = el.Scan(step, schedule=el.Offload(el.Binomial(8)))
+        >>> layout = scan.plan(0.0, jnp.ones(1000)).layout
+        >>> layout.order
+        Revolved(steps=1000, checkpoints=8, block_size=1)
+        >>> layout.slots
+        HostSlots()
     """
 
     order: AbstractOrder
@@ -28,14 +39,33 @@ class Layout:
         return self.order.stores_residuals
 
     def stored_bytes(self, cost: StepCost) -> int:
-        """The bytes of slots and of residuals of blocks, on the device."""
+        """What is stored, as far as it can be counted.
+
+        Args:
+            cost: What a step costs.
+
+        Returns:
+            The bytes of slots and of residuals of blocks, on the device.
+        """
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
 
     def duration(self, cost: StepCost, rate: Rates) -> float:
-        """Nanoseconds, roughly; good for comparing layouts with one another."""
+        """How long a gradient takes, roughly: good for comparing layouts.
+
+        Args:
+            cost: What a step costs.
+            rate: What single operations take on the backend in use.
+
+        Returns:
+            Nanoseconds.
+        """
         return self.order.duration(cost, self.reversal, rate)
 
     def by_carries(self) -> "Layout":
-        """The same for a loop whose primal cannot store residuals."""
+        """The same for a loop whose primal cannot store residuals.
+
+        Returns:
+            A layout whose order is one of carries.
+        """
         return dataclasses.replace(self, order=self.order.by_carries())

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import is_widened
-from ..._lists import Arrays
-from ..._positions import mark
+from ..._loop_markers import mark
+from ..._partition import Arrays
+from ...progress import Gauge, Meter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Loop:
             indexed along it where it lies: moving it to the front would copy them.
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
+        meter: Its progress bars, if it has any.
     """
 
     length: int
@@ -34,6 +36,7 @@ class Loop:
     unroll: int = 1
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
+    meter: Meter | None = None
 
     @property
     def rows(self) -> int:
@@ -56,6 +59,11 @@ class Loop:
     def descends(self) -> bool:
         """Whether the first step that is kept has the last row of `ys`."""
         return self.reverse != (self.kept is not None and self.kept.step < 0)
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """The bar of the loop itself, if it has one."""
+        return None if self.meter is None else self.meter.here
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""
@@ -98,8 +106,14 @@ class Loop:
         ]
 
     def part(self, length: int) -> "Loop":
-        """The same loop over fewer steps, all of which are kept."""
-        return dataclasses.replace(self, length=length, kept=None)
+        """The same loop over fewer steps, all of which are kept, and without a bar."""
+        return dataclasses.replace(self, length=length, kept=None, meter=None)
+
+    def in_blocks(self, size: int) -> "Loop":
+        """The loop over blocks of so many steps."""
+        if size == 1:
+            return self
+        return dataclasses.replace(self, length=self.length // size, unroll=1)
 
 
 def element(x: Any, index: Any, axis: int = 0) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._costs import Rates, StepCost
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from ..._array_types import strongly_typed
 from ..._effects import is_ref
-from ..._lists import Arrays, Flags, pick, put, split
-from ..._weak_types import strongly_typed
+from ..._partition import Arrays, Flags, pick, put, split
 from ._step import Step, make_step
 
 
@@ -53,10 +53,18 @@ class NormalForm:
 
 
 @functools.lru_cache(maxsize=128)
-def normal_form(step: Step) -> NormalForm:
-    """The normal form of a step."""
+def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
+    """The normal form of a step.
+
+    Args:
+        step: The step.
+        keeps_carry: Whether all leaves of the carry are to be in that of the result,
+            and in their places.
+    """
     refs = tuple(map(is_ref, step.const_types))
     stays = tuple(_stays(step))
+    if keeps_carry:
+        stays = (False,) * len(stays)
     values = [aval.inner_aval for aval in pick(step.const_types, refs)]
     consts, staying = pick(step.const_types, _not(refs)), pick(step.carry_types, stays)
 

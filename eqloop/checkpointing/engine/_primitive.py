@@ -15,12 +15,13 @@ from typing import Any, Self
 
 import jax
 
+from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
-from ..._formula import Doubled, Formula, Static
-from ..._lists import Arrays, Flags, pick
-from ..._recall import recall
+from ..._formula import Formula, Static
+from ..._partition import Arrays, Flags, pick
 from ..._tangents import instantiated, is_zero, zero_cotangent
-from ._all_at_once import store_residuals
+from ...progress import tied
+from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
     Back,
     NotLinearError,
@@ -135,7 +136,7 @@ class PlannedLoop(Formula):
         ct_carry = instantiated(pick(ct_carry, active.carry))
         if layout.stores_residuals:
             ct_ys = instantiated(pick(ct_ys, y_active))
-            cts = residuals((ct_carry, ct_ys))
+            cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             cts = self._reversed(layout, active, y_active, residuals, ct_carry, ct_ys)
         return _spread(cts, active, self.in_avals)
@@ -268,7 +269,7 @@ class Reverse(Formula):
         consts, _, xs = inputs
         given = (consts, xs, carried, zs)
         cts = self.problem.repetition.reverse(self, given, slots)
-        return cts.consts, cts.carry, cts.xs
+        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)
@@ -324,7 +325,10 @@ class Reverse(Formula):
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]
-        loop = dataclasses.replace(problem.loop, x_axes=(*problem.loop.x_axes, *axes))
+        meter = problem.loop.meter and problem.loop.meter.again.tangents
+        loop = dataclasses.replace(
+            problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
+        )
         problem = dataclasses.replace(problem, step=step, loop=loop)
         args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
         count = len(primals[1])

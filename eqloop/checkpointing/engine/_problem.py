@@ -5,19 +5,14 @@ under `vmap`. They keep the schedule, and are planned anew.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
-import jax.extend.core as jex
-
-from ..._formula import vmap
-from ..._lists import Flags, pick, put, split
-from ..._settled import settled
-from ..._symbolic import refuse_symbolic
+from ..._axes import refuse_symbolic
+from ..._partition import Flags, pick, put
+from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import is_inexact
 from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
@@ -26,7 +21,7 @@ from ._loop import Loop
 from ._order import AbstractSlotOrder
 from ._segmented import Segmented
 from ._slots import DeviceSlots
-from ._step import Step, make_step, reaching
+from ._step import Step, reaching
 
 if TYPE_CHECKING:
     from ._repetition import AbstractRepetition
@@ -63,12 +58,17 @@ class Problem:
         return self.planner.layout(LoopSpec(self, active))
 
     def muted(self, backward: bool) -> "Problem":
-        """The same loop to be run again: without the bars in its step.
+        """The same loop to be run again: without its bars and those in its step.
 
         Args:
             backward: Whether those of backward sweeps are left out, too.
         """
-        return dataclasses.replace(self, step=self.step.muted(backward))
+        meter = self.loop.meter
+        if meter is not None:
+            meter = None if backward else meter.again
+        loop = dataclasses.replace(self.loop, meter=meter)
+        step = self.step.muted(backward)
+        return dataclasses.replace(self, step=step, loop=loop)
 
     def guarded(self) -> "Problem":
         """The same with callbacks that close all bars when they raise."""
@@ -79,9 +79,26 @@ class Problem:
 class LoopSpec:
     """A loop that is to be planned, as a schedule sees it.
 
-    Attributes:
+    It is made by the library, and passed to `layout` of a schedule.
+
+    Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
+
+    Examples:
+        >>> import dataclasses
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class AtMost(el.AbstractSchedule):
+        ...     nbytes: int
+        ...     def layout(self, loop: el.LoopSpec) -> el.Layout:
+        ...         slots = self.nbytes // loop.carry_bytes
+        ...         return loop.cut([(loop.length, el.Binomial(slots))])
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> scan = el.Scan(step, schedule=AtMost(10_000))
+        >>> scan.plan(jnp.zeros(100), jnp.zeros((1000, 100))).slots
+        26
     """
 
     problem: Problem = dataclasses.field(repr=False)
@@ -116,6 +133,9 @@ class LoopSpec:
             segments: How many steps each segment has, and the schedule for it. With
                 [`StoreAll`][eqloop.StoreAll] the residuals of the segment are stored
                 together; with `Chunked(1)` each of its carries.
+
+        Returns:
+            What a schedule returns from `layout`.
 
         Raises:
             TypeError: If a number of steps is not an int, or a schedule is none.
@@ -191,49 +211,27 @@ def all_active(step: Step) -> Active:
     return activity(step, [[True] * len(group) for group in types])[0]
 
 
-@functools.lru_cache(maxsize=128)
 def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
-    """What is left of the loop when it has been differentiated, see `_settled`."""
-    step = problem.step
-    marks = (*active.consts, *active.carry, *active.xs)
-    jaxpr = settled(step.jaxpr, marks, reverse)
-    if jaxpr is step.jaxpr:
-        return problem
-    return dataclasses.replace(problem, step=dataclasses.replace(step, jaxpr=jaxpr))
+    """What is left of the loop when it has been differentiated, see `settled`."""
+    step = problem.step.rewritten(lambda j: settled(j, joined(active), reverse))
+    return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
-@functools.lru_cache(maxsize=128)
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:
     """The loop of the step's jvp: leaves, then the tangents of active ones."""
-    step, loop = problem.step.silent(), problem.loop
-    types = (step.const_types, step.carry_types, step.x_types)
-
-    def tangent_step(*inputs: list[Any]) -> tuple[list[Any], list[Any]]:
-        pairs = [
-            split(leaves, len(flags))
-            for leaves, flags in zip(inputs, active, strict=True)
-        ]
-        primals, tangents = zip(*pairs, strict=True)
-        run = lambda *marked: step(*merge(primals, active, marked))
-        (carry, y), (carry_dot, y_dot) = jax.jvp(
-            run, select(primals, active), tuple(tangents)
-        )
-        carry_dot, y_dot = pick(carry_dot, active.carry), pick(y_dot, y_active)
-        return [*carry, *carry_dot], [*y, *y_dot]
-
-    doubled = [
-        [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
-        for avals, flags in zip(types, active, strict=True)
-    ]
+    step, loop = problem.step, problem.loop
+    jaxpr = pushed(step.jaxpr, active, (active.carry, y_active))
+    num_consts = step.num_consts + sum(active.consts)
+    num_carry = step.num_carry + sum(active.carry)
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
+    meter = loop.meter and loop.meter.tangents
     return dataclasses.replace(
         problem,
-        step=make_step(tangent_step, *doubled),
-        loop=dataclasses.replace(loop, x_axes=axes),
+        step=Step(pruned(jaxpr), num_consts, num_carry),
+        loop=dataclasses.replace(loop, x_axes=axes, meter=meter),
     )
 
 
-@functools.lru_cache(maxsize=128)
 def batched_problem(
     problem: Problem, axis_data: Any, dims: Any
 ) -> tuple[Problem, Flags, Flags]:
@@ -247,32 +245,17 @@ def batched_problem(
     is_batched = [[dim is not None for dim in group] for group in dims]
     carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
     const_dims, _, xs_dims = dims
-    axes = tuple(
-        axis + (dim is not None and dim <= axis)
-        for axis, dim in zip(loop.x_axes, xs_dims, strict=True)
-    )
-    x_dims = [
-        None if dim is None else dim - (dim > axis)
-        for axis, dim in zip(axes, xs_dims, strict=True)
-    ]
+    axes, x_dims = batched_axes(loop.x_axes, xs_dims)
     front = lambda flags: [0 if flag else None for flag in flags]
-    in_dims = (list(const_dims), front(carry), x_dims)
-    batched = vmap(step, axis_data, in_dims, (front(carry), front(ys)))
-    types = (
-        [
-            aval if dim is None else jex.unmapped_aval(axis_data.size, dim, aval)
-            for aval, dim in zip(avals, group, strict=True)
-        ]
-        for avals, group in zip(
-            (step.const_types, step.carry_types, step.x_types), in_dims, strict=True
-        )
-    )
-    batched = dataclasses.replace(
+    in_dims = (*const_dims, *front(carry), *x_dims)
+    out_dims = (*front(carry), *front(ys))
+    jaxpr = batched(step.jaxpr, axis_data, in_dims, out_dims)
+    problem = dataclasses.replace(
         problem,
-        step=make_step(batched, *types),
+        step=dataclasses.replace(step, jaxpr=pruned(jaxpr)),
         loop=dataclasses.replace(loop, x_axes=axes),
     )
-    return batched, carry, ys
+    return problem, carry, ys
 
 
 # Lists of arrays in threes: consts, carry and xs, as `Active` marks them.

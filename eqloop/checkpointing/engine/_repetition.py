@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax.numpy as jnp
 
 from ..._formula import Formula
-from ..._lists import Arrays
+from ..._partition import Arrays
 from . import _forward
 from ._forward import Active
 from ._loop import stack_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._costs import Rates, StepCost
 from ._slots import Carries, DeviceSlots
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._forward import iterate
 from ._loop import element, store
 from ._slots import Carries

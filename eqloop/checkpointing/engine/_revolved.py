@@ -154,7 +154,7 @@ class Revolved(AbstractSlotOrder):
         """Reverses blocks of which the first one's carry is the last of the slots."""
         free = self.slots - slots + 1
         if length > 1 and free > 1:
-            far = _binomial.split(length, free, rank)
+            far = _binomial.split_at(length, free, rank)
             yield from self._advance_history(start, start + far, slots)
             yield from self._chain_history(start + far, length - far, rank, slots + 1)
             yield from self._chain_history(start, far, rank - 1, slots)

@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
-from ..._symbolic import is_symbolic
+from ..._axes import is_symbolic
+from ..._partition import Arrays
 from ._loop import Loop, stack_of, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._constant import constant
 from ._costs import Rates, StepCost
 from ._loop import element

@@ -6,6 +6,7 @@ own. The slots of inner levels, which are few and soon read, are on the device a
 
 import abc
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import is_widened
-from ..._lists import Arrays
+from ..._partition import Arrays
+from ...progress import tied
 from ._constant import constant
 from ._forward import Walk, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
+from ._metered import hops, metered_scan
 from ._order import AbstractSlotOrder
-from ._scan import scan
 from ._step import Step
 
 
@@ -32,7 +34,7 @@ class AbstractSlots(abc.ABC):
 
     @abc.abstractmethod
     def stored_dtype(self, dtype: Any) -> Any:
-        """The dtype in which leaves of a dtype are stored."""
+        """The dtype in which leaves of a dtype are stored, see `as_stored`."""
 
     @abc.abstractmethod
     def types(self, carry_types: Arrays, rows: int) -> list[Any]:
@@ -65,7 +67,12 @@ class AbstractSlots(abc.ABC):
 
     def packed(self, carry: Arrays) -> list[Any]:
         """A carry in the form in which it is stored."""
-        return [_as(leaf, self.stored_dtype(jax.typeof(leaf).dtype)) for leaf in carry]
+        dtypes = [self.stored_dtype(jax.typeof(leaf).dtype) for leaf in carry]
+        return list(map(as_stored, carry, dtypes))
+
+    def packed_types(self, carry_types: Arrays) -> list[Any]:
+        """The types of a carry in that form."""
+        return list(jax.make_jaxpr(self.packed)(list(carry_types)).out_avals)
 
     def filled(self, carry: Arrays, rows: int) -> "Carries":
         """Slots on the device, with a carry in each of them."""
@@ -94,12 +101,12 @@ class Carries:
     def read(self, row: Any) -> list[Any]:
         """The carry in a row."""
         leaves = [self.slots.read(array, row) for array in self.arrays]
-        return list(map(_as, leaves, self.dtypes))
+        return list(map(_restored, leaves, self.dtypes))
 
     def write(self, carry: Arrays, row: Any) -> "Carries":
         """The same with a carry in a row."""
         arrays = [
-            self.slots.write(array, _as(leaf, array.dtype), row)
+            self.slots.write(array, as_stored(leaf, array.dtype), row)
             for array, leaf in zip(self.arrays, carry, strict=True)
         ]
         return dataclasses.replace(self, arrays=arrays)
@@ -123,8 +130,7 @@ class DeviceSlots(AbstractSlots):
         return bits_of(dtype) if is_widened(dtype) else dtype
 
     def types(self, carry_types: Arrays, rows: int) -> list[Any]:
-        stored = lambda aval: aval.update(dtype=self.stored_dtype(aval.dtype))
-        return [stack_type(stored(aval), rows) for aval in carry_types]
+        return [stack_type(aval, rows) for aval in self.packed_types(carry_types)]
 
     def read(self, array: Any, row: Any) -> Any:
         return element(array, row)
@@ -142,9 +148,10 @@ class DeviceSlots(AbstractSlots):
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         by_segments = not (order.has_cheap_rows or step.y_types)
+        if by_segments or loop.meter is not None:
+            consts, xs = opaque(consts), opaque(xs)
         carries = self.filled(init, len(order.starts) + 1)
         if by_segments:
-            consts, xs = opaque(consts), opaque(xs)
             walk = Walk(step, loop, consts, xs)
             return _sweep_by_segments(walk, order, list(init), carries)
         row_of = order.row_of()
@@ -157,9 +164,9 @@ class DeviceSlots(AbstractSlots):
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, carries), y
 
-        state = (zero(), list(init), carries)
-        (_, carry, carries), ys = scan(body, state, [], loop)
-        return carry, ys, carries.arrays
+        state, inputs = (zero(), list(init), carries), (consts, init, xs)
+        number, (_, carry, carries), ys = metered_scan(body, state, [], loop, inputs)
+        return tied(number, (carry, ys, carries.arrays))
 
 
 def _sweep_by_segments(
@@ -171,13 +178,18 @@ def _sweep_by_segments(
     """
     starts = constant([*order.starts, order.length])
 
-    def body(row: Any, state: tuple[list[Any], Carries]) -> Any:
-        carry, carries = state
+    def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
+        number, carry, carries = state
         carries = carries.write(carry, row)
         start, stop = element(starts, row), element(starts, row + 1)
-        return walk.advance_to(carry, start, stop), carries
+        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
+        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
+        return number, carry, carries
 
-    carry, carries = lax.fori_loop(0, len(order.starts), body, (init, carries))
+    gauge = walk.loop.gauge
+    after = [*walk.consts, *init, *walk.xs]
+    state = (gauge and gauge.open(after), init, carries)
+    _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, [], carries.arrays
 
 
@@ -186,7 +198,30 @@ def bits_of(dtype: Any) -> Any:
     return jnp.dtype(f"uint{8 * dtype.itemsize}")
 
 
-def _as(leaf: Any, dtype: Any) -> Any:
+def as_stored(leaf: Any, dtype: Any) -> Any:
+    """A leaf of the carry in another dtype: the bits of numbers, the data of keys."""
     # A literal of the program is a leaf, too, and has no dtype of its own.
-    is_so = jax.typeof(leaf).dtype == dtype
-    return leaf if is_so else lax.bitcast_convert_type(leaf, dtype)
+    own = jax.typeof(leaf).dtype
+    if own == dtype:
+        return leaf
+    is_key = jnp.issubdtype(own, jax.dtypes.prng_key)
+    return (
+        jax.random.key_data(leaf) if is_key else lax.bitcast_convert_type(leaf, dtype)
+    )
+
+
+def _restored(stored: Any, dtype: Any) -> Any:
+    if stored.dtype == dtype:
+        return stored
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return lax.bitcast_convert_type(stored, dtype)
+    return jax.random.wrap_key_data(stored, impl=_key_impl(dtype))
+
+
+@functools.cache
+def _key_impl(dtype: Any) -> Any:
+    """How keys of a dtype are implemented: JAX tells this of arrays alone."""
+    found: list[Any] = []
+    ask = lambda key: found.append(jax.random.key_impl(key))
+    jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
+    return found[0]

@@ -1,20 +1,18 @@
 """A step: the body of a scan on flat lists of arrays, with everything explicit."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
-from ..._formula import type_of
-from ..._lists import Arrays, Flags, split
+from ..._array_types import strongly_typed
+from ..._partition import Arrays, Flags, split
+from ..._programs import pruned, run
 from ..._reaching import reached
-from ..._weak_types import strongly_typed
-from ...progress import Watched, guarded, muted, silent
+from ...progress import guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +33,7 @@ class Step:
     def __call__(
         self, consts: Arrays, carry: Arrays, x: Arrays
     ) -> tuple[list[Any], list[Any]]:
-        outs = jex.jaxpr_as_fun(self.jaxpr)(*consts, *carry, *x)
-        return split(outs, self.num_carry)
+        return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
 
     def muted(self, backward: bool) -> "Step":
         """The step to be run again: without the bars of the loops in it.
@@ -44,20 +41,17 @@ class Step:
         Args:
             backward: Whether those of their backward sweeps are left out, too.
         """
-        return self._replace(muted(self.jaxpr, backward))
-
-    def silent(self) -> "Step":
-        """The step to be run beside its tangents: these alone have bars."""
-        return self._replace(silent(self.jaxpr))
+        return self.rewritten(lambda jaxpr: muted(jaxpr, backward))
 
     def guarded(self) -> "Step":
         """The step, with callbacks that close all bars when they raise."""
-        return self._replace(guarded(self.jaxpr))
+        return self.rewritten(guarded)
 
-    def _replace(self, jaxpr: Any) -> "Step":
-        if jaxpr is self.jaxpr:
-            return self
-        return dataclasses.replace(self, jaxpr=jaxpr)
+    def rewritten(self, rewrite: Callable[[Any], Any]) -> "Step":
+        """The step with another jaxpr of the same signature."""
+        jaxpr = rewrite(self.jaxpr)
+        same = jaxpr is self.jaxpr
+        return self if same else dataclasses.replace(self, jaxpr=jaxpr)
 
     @property
     def const_types(self) -> list[Any]:
@@ -93,31 +87,17 @@ def make_step(
         pairs = zip((*carry, *y), before, strict=False)
         return [x if x is b else strongly_typed(x) for x, b in pairs]
 
-    closed = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
-    # Rules may leave behind what nothing needs, and what would be an error if it were
-    # run: the tangents of a `jax.custom_vjp`, which can only be transposed.
-    live, _ = partial_eval.dce_jaxpr(
-        closed.jaxpr, [True] * len(closed.out_avals), instantiate=True
-    )
-    return Step(jex.ClosedJaxpr(live, closed.consts), num_consts, num_carry)
+    jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
+    return Step(pruned(jaxpr), num_consts, num_carry)
 
 
-def watch_step(watched: Watched, step: Step) -> Step:
-    """The step with a progress bar in it."""
-    carry_types = list(map(type_of, watched.init(step.carry_types)))
-    types = step.const_types, carry_types, step.x_types
-    return make_step(watched.step(step), *types).guarded()
-
-
-@functools.lru_cache(maxsize=128)
-def without_outputs(step: Step) -> Step:
-    """The step without `y`, and without what that alone needs."""
+def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:
+    """The step without some leaves of `y`, or all, and without what they alone need."""
     if not step.y_types:
         return step
-    used = [True] * step.num_carry + [False] * len(step.y_types)
-    jaxpr, _ = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, used, instantiate=True)
-    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
-    return dataclasses.replace(step, jaxpr=closed)
+    dropped = dropped or [True] * len(step.y_types)
+    kept = (*[True] * step.num_carry, *[not drop for drop in dropped])
+    return dataclasses.replace(step, jaxpr=pruned(step.jaxpr, kept))
 
 
 def trace_step(

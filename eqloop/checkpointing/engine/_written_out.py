@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ._back import Back, Ends, Inputs, Taken
 from ._loop import Loop, element, stack_of
 from ._step import Step

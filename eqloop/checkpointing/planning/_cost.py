@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._lists import Arrays, Flags, pick, put
+from ..._partition import Arrays, Flags, pick, put
 from ..._tangents import is_inexact
 from ..engine import _forward
 from ..engine._costs import StepCost

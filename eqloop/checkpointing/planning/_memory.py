@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ..._lists import pick, put
+from ..._partition import pick, put
 from ..._tangents import is_inexact
 from ..engine._forward import Active, Saveable
 from ..engine._layout import Layout

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._effects import refuse_callbacks
-from ..._lists import Arrays, split
+from ..._partition import Arrays, split
 from ..._reaching import mixes_examples
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import make_step
@@ -87,7 +87,12 @@ def _joint_problem(
     (any_type,) = jax.make_jaxpr(jnp.any)(carry_types[0]).out_avals
     guard_types = carry_types[1:] if is_guarded else []
     step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
-    return dataclasses.replace(batched, step=step)
+    loop, meter = batched.loop, batched.loop.meter
+    if meter is not None:
+        loop = dataclasses.replace(
+            loop, meter=dataclasses.replace(meter, at=meter.at + 1)
+        )
+    return dataclasses.replace(batched, step=step, loop=loop)
 
 
 def _borrow(runs: Any, x: Any) -> Any:

@@ -6,14 +6,14 @@ from typing import Any
 
 from jax import lax
 
-from ..._lists import Arrays
+from ..._partition import Arrays
 from ..engine._constant import constant
 from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._order import AbstractWhileOrder
 from ._until import State, run_until, start
+from ._while_order import AbstractWhileOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,6 @@ class Bounded(AbstractWhileOrder):
         order = self.order
         sweep = sweep if order.is_flat else sweep.opaque()
         _, *slots = saved
-        cts = sweep.start(ct_carry)
+        cts = sweep.start(ct_carry, slots)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         return order.reverse(sweep, carries, cts)

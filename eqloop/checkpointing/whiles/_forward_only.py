@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NoReturn
 
-from ._order import UNLIMITED
+from ._while_order import UNLIMITED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._lists import Arrays
-from ..._positions import mark
+from ..._array_types import axes_of, vary
+from ..._loop_markers import mark
+from ..._partition import Arrays
 from ..engine import _binomial
 from ..engine._constant import constant
 from ..engine._revolve import Chain, Stack
 from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._order import UNLIMITED, AbstractWhileOrder
 from ._spread import Spread, appended, full, move_on
 from ._until import State, goes_on, next_carry, run_until, start
-from ._varying import axes_of, vary
+from ._while_order import UNLIMITED, AbstractWhileOrder
 
 # No step is run again more often than this, however long the loop and few the slots;
 # with two slots it is enough for a million steps.
@@ -117,7 +117,7 @@ class Online(AbstractWhileOrder):
         chain = Chain(sweep, self.checkpoints - 1, reach, order=order)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         stack = self._stack(reach, count, starts, carries)
-        cts = sweep.start(ct_carry)
+        cts = sweep.start(ct_carry, slots)
         return chain.reverse(stack, count - 1, 0, cts)[1]
 
     def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:

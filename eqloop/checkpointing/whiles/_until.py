@@ -8,18 +8,18 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
-from ..._lists import Arrays
-from ..._positions import is_watched, mark
+from ..._array_types import axes_of, vary
+from ..._loop_markers import is_watched, mark
+from ..._partition import Arrays
 from ..engine._forward import zero
 from ..engine._step import Step
-from ._order import UNLIMITED
-from ._varying import axes_of, vary
+from ._while_order import UNLIMITED
 
 # How many steps have been run, and the carry.
 State: TypeAlias = tuple[Any, list[Any]]
 
 
-def primal(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any]:
+def run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any]:
     """Runs the loop and saves nothing. Returns the final carry."""
     if max_steps == UNLIMITED and not is_watched():
         again = lambda carry: carry[0]
@@ -28,6 +28,7 @@ def primal(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any
 
 
 def start(init: Arrays) -> State:
+    """Before the first step."""
     return vary(zero(), axes_of(init[0])), list(init)
 
 
@@ -43,11 +44,13 @@ def run_until(step: Step, consts: Arrays, state: State, stop: Any) -> State:
 
 
 def goes_on(state: State, stop: Any) -> Any:
+    """Whether another step is run before a position."""
     position, carry = state
     return carry[0] & (position < stop)
 
 
 def next_carry(step: Step, consts: Arrays) -> Callable[[list[Any]], list[Any]]:
+    """The step as a function from carry to carry."""
     return lambda carry: step(consts, carry, [])[0]
 
 

@@ -7,8 +7,9 @@ jvp stops when the primal does, since tangents are no part of what the condition
 import dataclasses
 from typing import Any, ClassVar, NoReturn
 
+from ..._array_types import axes_of
 from ..._formula import Formula, Selected, mapped
-from ..._lists import Arrays, pick
+from ..._partition import Arrays, pick
 from ..._reaching import names_axis
 from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop, Reverse
@@ -17,8 +18,8 @@ from ..engine._repetition import AbstractRepetition, Counted
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
-from ._until import primal, unconditional
-from ._varying import axes_of, check_consts
+from ._metered import closed, opened
+from ._until import run_plain, unconditional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,13 @@ class UntilStopped(AbstractRepetition):
     def run(
         self, problem: Problem, layout: Any, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        (consts, init, _), step = inputs, problem.step
+        (consts, init, _), step, loop = inputs, problem.step, problem.loop
+        init = opened(loop.meter, consts, init)
         if layout is None:
-            return primal(step, problem.loop.length, consts, init), [], []
-        carry, saved = layout.forward(step, consts, init)
+            carry, saved = run_plain(step, loop.length, consts, init), []
+        else:
+            carry, saved = layout.forward(step, consts, init)
+        carry, saved = closed(loop.meter, carry, (carry, saved))
         return carry, [], saved
 
     def saved_types(self, step: Step, layout: Any) -> list[Any]:
@@ -57,7 +61,7 @@ class UntilStopped(AbstractRepetition):
 
     def check(self, problem: Problem, active: Active, inputs: Any) -> None:
         consts = pick(problem.step.const_types, active.consts)
-        check_consts(axes_of(inputs[1][0]), consts)
+        _check_consts(axes_of(inputs[1][0]), consts)
 
     def check_batched(self, formula: Formula, axis_data: Any) -> None:
         """Sees to it that examples can be reversed each by itself.
@@ -103,3 +107,20 @@ class UntilStopped(AbstractRepetition):
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )
+
+
+def _check_consts(axes: frozenset[str], consts: Arrays) -> None:
+    """Checks the types of consts that have a cotangent.
+
+    If such a const were the same on all devices, they would add up its cotangents, and
+    so wait for each other, at every step.
+    """
+    if all(axes <= axes_of(const) for const in consts):
+        return
+    names = tuple(sorted(axes))
+    raise ValueError(
+        "A while loop that stops at its own time on each device cannot be "
+        "differentiated in reverse mode with respect to arrays that are the same on "
+        "all of them, if `body` closes over these. Make them leaves of `body`, as "
+        f'those of a module are, or pass `jax.lax.pcast(x, {names}, to="varying")`.'
+    )

@@ -6,8 +6,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from ..._compat import close
-from ..._lists import split
-from .._walk import shape_of
+from ..._partition import split
+from .._atoms import shape_of
 from ._control import Statement, function_name, returned
 from ._layout import Node, call, structure
 from ._operations import call_by_settings

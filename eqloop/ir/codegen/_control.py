@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import CALLS, scan_counts
+from ..._equations import rewritable_programs
 from ..._formula import Formula
-from ..._lists import split
-from ..._positions import watched
+from ..._loop_markers import watched
+from ..._partition import split
+from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
-from .._walk import Closed, inner, shape_of
 from ._layout import Brackets, Node, call, one_line, structure, tuple_of
 from ._reads import is_report, reads_index
 from ._scope import Scope
@@ -32,7 +33,7 @@ def function_name(jaxpr: Closed) -> str:
 
 def _scan(scope: Scope, eqn: jex.JaxprEqn) -> None:
     params = eqn.params
-    (body,) = inner(eqn)
+    (body,) = rewritable_programs(eqn)
     num_consts, num_carry = scan_counts(params)
     consts, init, xs = split(scope.arguments(eqn.invars), num_consts, num_carry)
 
@@ -145,14 +146,14 @@ def _branches(scope: Scope, eqn: jex.JaxprEqn, defaults: Sequence[str]) -> list[
 
 
 def _call(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    (callee,) = inner(eqn)
+    (callee,) = rewritable_programs(eqn)
     name = eqn.params.get("name") or function_name(callee)
     function = scope.module.function(callee, name, "@jax.jit")
     scope.assign(eqn.outvars, call(function, *scope.arguments(eqn.invars)))
 
 
 def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
-    (callee,) = inner(eqn)
+    (callee,) = rewritable_programs(eqn)
     function = scope.module.function(callee, function_name(callee))
     settings: dict[str, Node] = {}
     if not eqn.params["prevent_cse"]:

@@ -17,12 +17,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._equations import rewritable_programs
 from ..._formula import Formula
-from ..._lists import pick, put
+from ..._partition import pick, put
+from .._atoms import Closed
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
-from .._walk import Closed, inner
 from ._control import Statement, expansion, function_name
 from ._layout import Brackets, Node, call, lines, structure, tuple_of
 from ._scope import Module, Scope
@@ -38,7 +39,7 @@ class _NoRuleError(Exception):
 
 def _called(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
     """What an equation calls, and a name for it."""
-    (callee,) = inner(eqn)
+    (callee,) = rewritable_programs(eqn)
     return callee, function_name(callee)
 
 

@@ -5,13 +5,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import numpy as np
 
+from ..._equations import equations, rewritable_programs
+from ..._opening import open_call
 from ..._partition import describe, flatten, is_dynamic, paths
+from .._atoms import Closed, check_closed, has_known_shape
 from .._dead_code import eliminate_dead_code
-from .._trace import function_name, trace
-from .._walk import Closed, check_closed, has_known_shape, inner
+from .._parts import function_name
 from ._handlers import write_equation
 from ._layout import INDENT
 from ._scope import Module
@@ -92,7 +95,8 @@ def to_python(
         )
 
     def write(*args: Any, **kwargs: Any) -> str:
-        jaxpr, _, _ = trace(f, args, kwargs)
+        call, arrays = open_call(f, args, kwargs)
+        jaxpr = jax.make_jaxpr(call.on_arrays)(arrays)
         name = function_name(f)
         names = _argument_names(f, name, args, kwargs)
         return _module(jaxpr, name, names, constant_limit)
@@ -222,8 +226,7 @@ def _imports(text: str) -> list[str]:
 
 def _is_64_bit(jaxpr: Closed) -> bool:
     atoms = [*jaxpr.jaxpr.invars, *jaxpr.jaxpr.constvars]
-    atoms += [atom for eqn in jaxpr.eqns for atom in (*eqn.invars, *eqn.outvars)]
+    for eqn in equations(jaxpr, rewritable_programs):
+        atoms += [*eqn.invars, *eqn.outvars]
     wide = {np.dtype(name) for name in ("int64", "uint64", "float64", "complex128")}
-    if any(getattr(atom.aval, "dtype", None) in wide for atom in atoms):
-        return True
-    return any(_is_64_bit(sub) for eqn in jaxpr.eqns for sub in inner(eqn))
+    return any(getattr(atom.aval, "dtype", None) in wide for atom in atoms)

@@ -7,8 +7,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from .._atoms import dtype_of, is_extended
 from .._primitives import BINARY, UNARY
-from .._walk import dtype_of, is_extended
 from ._layout import Node, call, list_of, tuple_of
 from ._scope import Scope
 from ._values import UnprintableError, array, dtype_text, parameter

@@ -2,7 +2,7 @@
 
 import jax.extend.core as jex
 
-from .._walk import shape_of
+from .._atoms import shape_of
 from ._layout import Node, call
 from ._operations import Expression
 from ._scope import Scope

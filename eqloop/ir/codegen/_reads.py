@@ -7,7 +7,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ... import progress
-from .._walk import Closed, dtype_of
+from .._atoms import Closed, dtype_of
 
 _Definitions = Mapping[jex.Var, jex.JaxprEqn]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._partition import describe
-from .._walk import Closed, dtype_of
+from .._atoms import Closed, dtype_of
 from . import _values
 from ._layout import (
     INDENT,

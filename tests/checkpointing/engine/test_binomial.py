@@ -87,7 +87,7 @@ def test_the_split_is_the_longest_of_the_best():
             m + least_advances(n - m, s - 1) + least_advances(m, s) for m in range(1, n)
         ]
         best = n - 1 - costs[::-1].index(min(costs))
-        splits = [_binomial.split(n, s, rank) for rank in ranks(n, s) if rank > 0]
+        splits = [_binomial.split_at(n, s, rank) for rank in ranks(n, s) if rank > 0]
         assert max(splits) == best, (n, s)
         assert all(costs[m - 1] == min(costs) for m in splits), (n, s)
 
@@ -98,7 +98,7 @@ def passes(length: int, slots: int, rank: int) -> list[int]:
         return [0]
     if slots == 1:
         return list(range(length - 1, -1, -1))
-    stop = _binomial.split(length, slots, rank)
+    stop = _binomial.split_at(length, slots, rank)
     near = passes(stop, slots, rank - 1)
     return [n + 1 for n in near] + passes(length - stop, slots - 1, rank)
 

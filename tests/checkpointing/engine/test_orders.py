@@ -56,7 +56,7 @@ class Walker:
                 self.reversed.append((starts[block], starts[block + 1] - starts[block]))
         else:
             rank = _binomial.rank_of(end - begin, slots)
-            middle = begin + _binomial.split(end - begin, slots, rank)
+            middle = begin + _binomial.split_at(end - begin, slots, rank)
             self.advances += starts[middle] - starts[begin]
             self.store()
             self.chain(order, middle, end, slots - 1)

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._lists import Arrays
+from ..._array_types import axes_of, vary
+from ..._partition import Arrays
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._varying import axes_of, vary
 
 # As far as a counter of 32 bits goes, which is further than any loop.
 UNLIMITED = 2**31 - 1

@@ -1,4 +1,4 @@
-"""The frame of every while loop: from `(cond, body, init)` to a step on arrays.
+"""Opens the call of a while loop: from `(cond, body, init)` to a step on arrays.
 
 The step of such a loop has one more leaf in its carry, the first: whether `cond` holds
 for what follows it.
@@ -13,19 +13,15 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from .._effects import refuse_refs
-from .._lists import split
-from .._partition import describe, is_dynamic
+from .._array_types import axes_of, vary
+from .._effects import refuse_refs, without_derivatives
+from .._partition import describe, is_dynamic, partition, split
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import Step
+from ..checkpointing import Step, trace_step
 from ..checkpointing.engine._step import make_step
-from ..checkpointing.whiles._varying import axes_of, vary
 from ..progress import Label
-from ._carry import Carry, types_of
-from ._settle import trace_settled
-from ._words import Words
+from ._carry import Carry, Words, trace_settled
 
 
 def _call(function: str, carry: Any) -> str:
@@ -43,7 +39,7 @@ _WORDS = Words(
 
 @dataclasses.dataclass(frozen=True)
 class OpenedWhile:
-    """A call of a while loop, taken apart.
+    """A call of a while loop as a step on arrays.
 
     Attributes:
         step: `body`, with `cond` of what it returns.
@@ -68,7 +64,7 @@ def open_while(
     *,
     is_bounded: bool,
 ) -> OpenedWhile:
-    """Takes a call apart.
+    """Opens a call.
 
     Args:
         owner: The name of the transform, for error messages.
@@ -78,33 +74,35 @@ def open_while(
         is_bounded: Whether the loop stops even if `cond` always holds.
     """
     refuse_refs(owner, init, _WORDS.path)
-    traced, step, consts = trace_settled(
-        lambda carry: _Body(owner, body, carry), Carry.of(owner, init, _WORDS), []
+    settled = trace_settled(
+        lambda carry, _: _explained(owner, "body", body, carry),
+        lambda out: (out, [], None),
+        Carry.of(owner, init, _WORDS),
+        x_types=[],
     )
-    carry = traced.carry
-    condition = _Condition.of(owner, cond, carry, is_bounded)
-    holds = condition(condition.consts, carry.arrays)
+    step, carry = settled.step, settled.carry
+    cond_step, cond_consts = _trace_cond(owner, cond, carry, is_bounded)
+    holds = _holds(cond_step, cond_consts, carry.arrays)
     parts = (cond, body, carry.tree)
-    if not all(axes_of(holds) <= axes_of(leaf) for leaf in _arrays(parts)):
+    if not all(axes_of(holds) <= axes_of(leaf) for leaf in partition(parts)[0]):
         # Devices stop at different times, so whatever the steps compute is different.
         varied = jax.tree.map(lambda x: _vary(x, axes_of(holds)), parts)
         return open_while(owner, *varied, is_bounded=is_bounded)
-    num_consts = len(consts)
 
     def joint(
         consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        of_body, of_cond = split(consts, num_consts)
+        of_body, of_cond = split(consts, len(settled.consts))
         carry, _ = step(of_body, carry[1:], x)
-        return [condition(of_cond, carry), *carry], []
+        return [_holds(cond_step, of_cond, carry), *carry], []
 
-    consts, init = [*consts, *condition.consts], [holds, *carry.arrays]
+    consts, init = [*settled.consts, *cond_consts], [holds, *carry.arrays]
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
     return OpenedWhile(
         step=make_step(joint, const_types, carry_types, []),
         consts=consts,
         init=init,
-        close=lambda final: carry.final(final[1:], traced.new_carry),
+        close=lambda final: settled.final(final[1:]),
         label=lambda desc: Label.of(desc, step.carry_types, [], carry.join, _no_y),
     )
 
@@ -113,64 +111,27 @@ def _no_y(arrays: list[Any]) -> None:
     """What a step returns beside the carry."""
 
 
-def _arrays(tree: Any) -> list[Any]:
-    return list(filter(is_dynamic, jax.tree.leaves(tree)))
-
-
 def _vary(leaf: Any, axes: frozenset[str]) -> Any:
     return vary(jnp.asarray(leaf), axes) if is_dynamic(leaf) else leaf
 
 
-class _Body:
-    """`body` on a flat list of arrays; remembers what it returned."""
+def _trace_cond(
+    owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
+) -> tuple[Step, list[Any]]:
+    """`cond` as a step that has no carry: its `x` is that of the loop."""
 
-    new_carry: Any
+    def on_arrays(_: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        out = _explained(owner, "cond", cond, carry.join(arrays))
+        return [], [_as_condition(owner, out, is_bounded)]
 
-    def __init__(self, owner: str, body: Callable[..., Any], carry: Carry) -> None:
-        self.owner = owner
-        self.body = body
-        self.carry = carry
-        self.has_returned = False
-
-    def __call__(self, arrays: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        carry = self.carry.join(arrays)
-        with explained(_note(self.owner, "body", carry)):
-            out = enforce_annotations(self.body)(carry)
-        self.has_returned = True
-        self.new_carry = types_of(out)
-        return self.carry.take(out), []
+    return trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Condition:
-    """`cond` on a flat list of arrays. No derivative is taken of it.
-
-    Attributes:
-        jaxpr: The traced function, of `[*consts, *carry]`.
-        consts: The arrays that it closed over.
-    """
-
-    jaxpr: Any
-    consts: list[Any]
-
-    @classmethod
-    def of(
-        cls, owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
-    ) -> "_Condition":
-        def flat(*arrays: Any) -> Any:
-            tree = carry.join(list(arrays))
-            with explained(_note(owner, "cond", tree)):
-                out = enforce_annotations(cond)(tree)
-            return _as_condition(owner, out, is_bounded)
-
-        closed = jax.make_jaxpr(flat)(*(jax.typeof(x) for x in carry.arrays))
-        return cls(closed.jaxpr, list(closed.consts))
-
-    def __call__(self, consts: list[Any], carry: list[Any]) -> Any:
-        # What is not differentiated need not be differentiable.
-        consts, carry = jax.tree.map(lax.stop_gradient, (consts, carry))
-        (holds,) = jax.core.eval_jaxpr(self.jaxpr, consts, *carry)
-        return holds
+def _holds(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
+    # What is not differentiated need not be differentiable.
+    consts, carry = without_derivatives((consts, carry))
+    _, (holds,) = cond(consts, [], carry)
+    return holds
 
 
 def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
@@ -192,5 +153,6 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
     return jnp.asarray(out)
 
 
-def _note(owner: str, function: str, carry: Any) -> str:
-    return f"This was raised while {owner} traced {_call(function, carry)}"
+def _explained(owner: str, name: str, f: Callable[..., Any], carry: Any) -> Any:
+    with explained(owner, _call(name, carry)):
+        return enforce_annotations(f)(carry)

@@ -1,0 +1,76 @@
+"""What the type of an array says beside shape and dtype.
+
+Weak types are taken away before arrays enter a loop, and given back afterwards. A
+tangent has no weak type and a primitive has to keep its types, so nothing in a loop is
+weakly typed. What comes out is weakly typed again where it would be by `jax.lax.scan`,
+since under strict promotion the next line of the user's code may depend on it.
+
+Inside `jax.shard_map`, the type of an array says along which axes of the mesh it may
+differ between devices. If devices stop a loop at different times, everything that
+depends on the number of steps differs, even if it is computed from nothing that does;
+the number itself is an example.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from ._partition import is_dynamic
+
+
+def is_type(leaf: Any) -> bool:
+    """Whether a leaf is the type of an array."""
+    return isinstance(leaf, jax.core.ShapedArray)
+
+
+def types_of(tree: Any) -> Any:
+    """A tree with its arrays reduced to their types, to be kept beyond a trace."""
+    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
+
+
+def is_weak(leaf: Any) -> bool:
+    """Whether an array, a type of one or a Python number is weakly typed."""
+    if isinstance(leaf, bool | int | float | complex):
+        return True
+    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
+    return getattr(aval, "weak_type", False)
+
+
+def strongly_typed(leaf: Any) -> Any:
+    """An array without a weak type."""
+    dtype = jax.typeof(leaf).dtype
+    return lax.convert_element_type(leaf, dtype) if is_weak(leaf) else leaf
+
+
+def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
+    """Leaves, of which some are to be weakly typed; what is no array of JAX stays."""
+    return [
+        _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
+        for leaf, becomes_weak in zip(leaves, weak, strict=True)
+    ]
+
+
+def _weakly_typed(leaf: jax.Array) -> Any:
+    if is_weak(leaf):
+        return leaf
+    # `lax.convert_element_type` makes no weak types.
+    return primitives.convert_element_type_p.bind(
+        leaf, new_dtype=np.dtype(leaf.dtype), weak_type=True, sharding=None
+    )
+
+
+def axes_of(x: Any) -> frozenset[str]:
+    """The axes of devices that an array, or one of this type, differs along."""
+    aval = x if is_type(x) else jax.typeof(x)
+    return aval.manual_axis_type.varying
+
+
+def vary(x: Any, axes: frozenset[str]) -> Any:
+    """An array as one that may differ along some axes."""
+    missing = axes - axes_of(x)
+    return lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -1,0 +1,247 @@
+"""Opens the call of a loop of known length: to a step on arrays, and back.
+
+`LoopOpener.open` finds out which axes are scanned and how long they are, splits the
+keys, traces `f` into a step, and checks that the carry keeps its type. The result holds
+what `checkpointing.run` needs, and puts the arrays that it returns into their places.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._axes import (
+    AlongAxes,
+    as_length,
+    axis_sizes,
+    common_length,
+    refuse_symbolic,
+    resolve_axes,
+)
+from .._effects import refuse_refs
+from .._loop_markers import loop_scope
+from .._opening import Outputs
+from .._partition import as_arrays, describe
+from .._typecheck import enforce_annotations, explained
+from ..checkpointing import AbstractSchedule, Loop, Step, run
+from ..checkpointing.engine._invariant import hoist
+from ..progress import Label, ProgressBar, make_meter
+from ._carry import OF_A_SCAN, Carry, Words, trace_settled
+
+_VARYING = (
+    "outputs that depend on the carry, on x or on the key, and so differ from step to "
+    "step"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedLoop:
+    """A call of a loop as a step on arrays.
+
+    Attributes:
+        step: The traced `f`.
+        consts: The arrays that are the same for every step.
+        init: The leaves of the carry that vary.
+        xs: The leaves that are scanned.
+        loop: How `step` is repeated.
+        close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
+        label: Makes what is written before a progress bar of the user's function.
+    """
+
+    step: Step
+    consts: list[Any]
+    init: list[Any]
+    xs: list[Any]
+    loop: Loop
+    close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    label: Callable[[Callable[[int, Any, Any], str]], Label]
+
+    def run(
+        self,
+        name: str,
+        *,
+        schedule: AbstractSchedule,
+        policy: Any,
+        progress: ProgressBar | None = None,
+    ) -> tuple[Any, Any]:
+        """Runs the loop: the last carry and the outputs."""
+        meter = make_meter(name, progress, self.loop.length, self.label)
+        with loop_scope(name):
+            carry, ys = run(
+                self.step,
+                self.consts,
+                self.init,
+                self.xs,
+                loop=dataclasses.replace(self.loop, meter=meter),
+                schedule=schedule,
+                policy=policy,
+            )
+        return self.close(carry, ys)
+
+
+def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
+    """Opens a call of which only the types of the arrays are known."""
+    opened: list[OpenedLoop] = []
+    eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
+    return opened[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOpener:
+    """How a loop reads its call: the settings that all loops share.
+
+    Attributes:
+        name: The name of the transform, for error messages.
+        in_axes: A prefix tree of axes for `xs`.
+        out_axes: A prefix tree of axes for `ys`.
+        f_axes: A prefix tree of axes for `f`.
+        f_transform: What is done to `f` in the body, before it is called.
+        split_keys: Whether each step gets a key of its own.
+        reverse: Whether the last step comes first.
+        unroll: How many steps one iteration runs; `True` for all of them.
+        kept: Which of the `ys` are kept; `None` for all of them.
+        words: What it calls its parts, for error messages.
+    """
+
+    name: str
+    in_axes: Any
+    out_axes: Any
+    f_axes: Any = None
+    f_transform: Callable[[Any], Any] | None = None
+    split_keys: bool = True
+    reverse: bool = False
+    unroll: int | bool = 1
+    kept: slice | None = None
+    words: Words = OF_A_SCAN
+
+    def open(
+        self,
+        f: Callable[..., Any],
+        init: Any,
+        xs: Any,
+        *,
+        length: SupportsIndex | None,
+        key: Any,
+    ) -> OpenedLoop:
+        """Opens a call of the loop."""
+        inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
+        if self.unroll is True:
+            self._refuse_symbolic(inputs, "`unroll=True`", "Give an int")
+        if self.kept is not None:
+            self._refuse_symbolic(inputs, "a slice of the outputs", "Keep all of them")
+        unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
+        kept = kept_indices(inputs.length, self.kept)
+        loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
+        refuse_refs(self.name, init, self.words.path)
+        settled = trace_settled(
+            lambda carry, x: self._call(carry, *inputs.rest.join(x)),
+            self._take,
+            Carry.of(self.name, init, self.words),
+            inputs.element_types,
+        )
+        carry, outputs, consts = settled.carry, settled.kept, settled.consts
+        step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
+
+        def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+            return settled.final(carry), outputs.join_stacked(ys, same)
+
+        def label(desc: Callable[[int, Any, Any], str]) -> Label:
+            missing = [None] * len(same)
+            join_y = lambda y: outputs.join(y, missing)
+            return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
+
+        return OpenedLoop(step, consts, carry.arrays, inputs.arrays, loop, close, label)
+
+    def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
+        """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
+        f_axes = resolve_axes(
+            self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
+        )
+        refuse_refs(self.name, xs, "xs")
+        x_axes = resolve_axes(
+            self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
+        )
+        sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
+        length = common_length(self.name, sizes, length)
+        key_axis = None
+        if key is not None:
+            _check_key(self.name, key)
+            if self.split_keys:
+                need = "a key for each step"
+                instead = "Use `split_keys=False`, and fold something into the key"
+                refuse_symbolic(self.name, length, need, instead)
+                key, key_axis = jax.random.split(key, length), 0
+        return AlongAxes.of((f, xs, key), [*f_axes, *x_axes, key_axis], length)
+
+    def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:
+        refuse_symbolic(self.name, inputs.length, need, instead)
+
+    def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
+        """Calls `f` as the user knows it."""
+        keywords = {} if key is None else {"key": key}
+        with explained(self.name, self.words.call(carry, x, keywords)):
+            if self.f_transform is not None:
+                f = self.f_transform(f)
+            return enforce_annotations(f)(carry, x, **keywords)
+
+    def _take(self, out: Any) -> tuple[Any, list[Any], Outputs]:
+        """The new carry and the arrays of `y`, and what else there is to `y`."""
+        carry, y = _pair(self.name, out)
+        arrays, outputs = Outputs.of(
+            self.name, y, self.out_axes, name="ys", scalars=True
+        )
+        return carry, arrays, outputs
+
+
+def kept_indices(length: int, kept: slice | None) -> range | None:
+    """The indices that a slice keeps of a loop of so many steps.
+
+    Args:
+        length: The number of steps.
+        kept: Any slice, or `None`.
+
+    Returns:
+        The indices, or `None` if they are all in their order.
+
+    >>> kept_indices(10, slice(None, None, 4)), kept_indices(10, slice(-2, 99))
+    (range(0, 10, 4), range(8, 10))
+    >>> kept_indices(10, slice(-99, 99)) is None
+    True
+    """
+    if kept is None:
+        return None
+    indices = range(length)[kept]
+    return None if indices == range(length) else indices
+
+
+def _pair(owner: str, out: Any) -> tuple[Any, Any]:
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        what = eqx.tree_pformat(out)
+        if isinstance(out, tuple | list):
+            what = f"a {type(out).__name__} of {len(out)}, {what}"
+        raise TypeError(
+            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. If "
+            f"there is nothing to stack, return `(carry, None)`."
+        )
+    return out[0], out[1]
+
+
+def _check_key(owner: str, key: Any) -> None:
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        ndim = 0
+    elif key.dtype == jnp.uint32:
+        ndim = 1
+    else:
+        raise TypeError(
+            f"{owner}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, not "
+            f"{describe(key)}."
+        )
+    if key.ndim != ndim:
+        raise ValueError(
+            f"{owner}: `key` must be one key, which is split for the steps, but it is "
+            f"{describe(key)}. To give each step a key of your own, pass the keys in "
+            f"`xs`."
+        )

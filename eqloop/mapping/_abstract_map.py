@@ -1,0 +1,45 @@
+"""What maps share: their function, and the axes of its arguments and results."""
+
+import inspect
+from collections.abc import Callable
+from typing import Generic
+
+import equinox as eqx
+
+from .._generics import P, R
+from .._transform import AbstractTransform
+from .._typecheck import PyTree
+
+
+class AbstractMap(AbstractTransform, Generic[P, R]):
+    """A function, called for every row of its arguments.
+
+    Final classes declare `f` anew: pyright takes the type of a method that is decorated
+    with a transform from what the class itself declares.
+
+    Args:
+        f: The function. Its own arrays are the same for every row.
+    """
+
+    f: Callable[P, R]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.f)
+
+
+class AbstractAxesMap(AbstractMap[P, R]):
+    """A map whose rows are along any axes of its arguments.
+
+    Args:
+        in_axes: Which axes of the arguments are mapped: an `int`, `None` to pass an
+            argument whole, a function from a leaf to either, or a tree of these. A
+            tuple has an entry for each positional argument, a dictionary one for each
+            of the arguments that it names; other arguments are mapped over the leading
+            axes of their arrays. Leaves that are not arrays are passed as they are.
+        out_axes: At which axes of the results the rows are: likewise, a prefix of what
+            `f` returns. `None` is for what is the same for every row.
+    """
+
+    in_axes: eqx.AbstractVar[PyTree]
+    out_axes: eqx.AbstractVar[PyTree]

@@ -1,0 +1,354 @@
+"""Opens the call of a map: to a function of rows on arrays, and back."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from .._array_types import strongly_typed
+from .._axes import (
+    AlongAxes,
+    Axis,
+    axes_tree,
+    axis_sizes,
+    common_length,
+    refuse_symbolic,
+    resolve_axes,
+)
+from .._effects import is_ref, refuse_refs
+from .._loop_markers import loop_scope
+from .._opening import OpenedCall, Outputs, argument_names
+from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
+from .._programs import has_backward_rules
+from .._typecheck import enforce_annotations, explained
+from ..checkpointing.engine._forward import Saveable
+from ..checkpointing.engine._invariant import hoist
+from ..checkpointing.engine._step import Step, trace_step
+from ..progress import Meter, ProgressBar, make_meter
+from ._planner import Planner
+from ._reduce import Reduction, finish, resolve_reductions, total
+from ._row_map import map_rows
+from ._rows import Rows, RowsFunction
+
+_DEFAULT_AXES = eqx.if_array(0)
+VARYING = (
+    "results that depend on mapped arguments, and so are not the same for every row"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vectorised:
+    """A function of one row, on many.
+
+    Attributes:
+        row: `f`, traced on one row: a step that has no carry.
+        x_axes: The axes along which rows lie in its arguments.
+        y_axes: The axes along which they are to lie in its results.
+        reductions: How each of its results is reduced.
+    """
+
+    row: Step
+    x_axes: tuple[int, ...]
+    y_axes: tuple[int, ...]
+    reductions: tuple[Reduction, ...]
+
+    def vectorised(self, consts: Arrays, xs: Arrays) -> list[jax.Array]:
+        """The results for some rows, all at once."""
+        one = lambda *x: self.row(consts, [], x)[1]
+        if xs[0].shape[self.x_axes[0]] == 1:
+            # No `vmap`, under which a `cond` would run both of its branches.
+            ys = one(*map(jnp.squeeze, xs, self.x_axes))
+            return list(map(jnp.expand_dims, ys, self.y_axes))
+        return jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
+
+    def __call__(
+        self, size: int, visits: Any, consts: Arrays, xs: Arrays
+    ) -> tuple[list[Any], list[Any]]:
+        """The results for the rows of a chunk, see `Rows`: sums, and the others."""
+        results = zip(
+            self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
+        )
+        sums, ys = [], []
+        for y, axis, how in results:
+            if how is None:
+                ys.append(y)
+            else:
+                sums.append(total(y, visits, axis))
+        return sums, ys
+
+    def rows(self, consts: Arrays, xs: Arrays, size: int, planner: Planner) -> Rows:
+        """The function as a map over rows takes it.
+
+        Args:
+            consts: What is the same for every row.
+            xs: What has rows.
+            size: How many rows there are.
+            planner: How they are cut.
+        """
+        const_types, x_types = (
+            [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
+        )
+        y_axes = pick(self.y_axes, [how is None for how in self.reductions])
+        return Rows(
+            f=RowsFunction(self),
+            length=size,
+            const_types=tuple(const_types),
+            x_types=tuple(
+                jex.mapped_aval(size, axis, aval)
+                for aval, axis in zip(x_types, self.x_axes, strict=True)
+            ),
+            x_axes=self.x_axes,
+            y_axes=tuple(y_axes),
+            shares=(False,) * len(y_axes),
+            num_sums=len(self.y_axes) - len(y_axes),
+            uses_visits=len(y_axes) < len(self.y_axes),
+            probe=planner.probe(size),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedMap:
+    """A call of a map as a function of rows on arrays.
+
+    Attributes:
+        f: The function, on some rows.
+        consts: The arrays that are the same for every row.
+        xs: The arrays that are mapped.
+        size: How many rows there are.
+        outputs: What the user gets, without its arrays.
+        same: Those of them that are the same for every row.
+        name: The name of the transform, for error messages.
+    """
+
+    f: Vectorised
+    consts: list[jax.Array]
+    xs: list[jax.Array]
+    size: int
+    outputs: Outputs
+    same: list[jax.Array]
+    name: str
+
+    def run(
+        self,
+        planner: Planner,
+        policy: Saveable = None,
+        progress: ProgressBar | None = None,
+    ) -> Any:
+        """Runs the call in chunks, and gives what the user gets.
+
+        Args:
+            planner: How the rows are cut.
+            policy: What is stored of all rows for the backward pass.
+            progress: The progress bar, if there is to be one.
+        """
+        meter = make_meter(self.name, progress, self.size)
+        return self.outputs.join(self.results(planner, policy, meter), self.same)
+
+    def results(
+        self, planner: Planner, policy: Saveable = None, meter: Meter | None = None
+    ) -> list[jax.Array]:
+        """The results for all rows."""
+        f, consts, xs = self.f, self.consts, self.xs
+        if not planner.takes_any_length:
+            need = "to cut rows into chunks"
+            instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
+            refuse_symbolic(self.name, self.size, need, instead)
+        if has_backward_rules(f.row.jaxpr):
+            planner = planner.in_exact_chunks()
+        if planner.is_whole(self.size) and meter is None:
+            sums, ys = f(self.size, None, consts, xs)
+        else:
+            rows = f.rows(consts, xs, self.size, planner)
+            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter is not None)
+            with loop_scope(self.name):
+                sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
+        sums, ys = iter(sums), iter(ys)
+        return [
+            next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
+            for how, y in zip(f.reductions, f.row.y_types, strict=True)
+        ]
+
+
+def open_map(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_axes: Any,
+    out_axes: Any,
+    reduce: Any = None,
+) -> OpenedMap:
+    """Opens the call `f(*args, **kwargs)` of a map.
+
+    Args:
+        name: The name of the transform, for error messages.
+        f: The function that is mapped. Its own arrays are the same for every row.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        in_axes: As `eqx.filter_vmap` has it, see `open_arguments`.
+        out_axes: A prefix tree of axes for what `f` returns.
+        reduce: A prefix tree of reductions for it.
+    """
+    arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
+    row = open_row(name, f, arguments.rest, out_axes, reduce)
+    return trace_call(name, row, arguments)
+
+
+# A call of `f` on one row. It keeps the result without its arrays, and how each of them
+# is reduced.
+OpenedRow = OpenedCall[list[Any], tuple[Outputs, list[Reduction]]]
+
+
+def open_row(
+    name: str, f: Callable[..., Any], arguments: Rest, out_axes: Any, reduce: Any = None
+) -> OpenedRow:
+    """`f`, whose arguments these are without arrays that are mapped, on one row."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
+        with explained(name, what):
+            return enforce_annotations(f)(*args, **kwargs)
+
+    def take(out: Any) -> tuple[list[Any], tuple[Outputs, list[Reduction]]]:
+        out, reductions = resolve_reductions(name, out, reduce)
+        arrays, outputs = Outputs.of(name, out, out_axes, name="out")
+        return arrays, (outputs, reductions)
+
+    return OpenedCall(arguments.join, call, take)
+
+
+def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
+    """Traces a function of one row for a call with these arguments."""
+    x_types = arguments.element_types
+    step, consts = trace_step(lambda _, x: ([], row.on_arrays(x)), [], x_types)
+    if any(map(is_ref, consts)):
+        raise ValueError(
+            f"{name}: f closes over a reference (`jax.new_ref`), but the rows of a "
+            f"map have no order in which to read and write it. Use `el.Scan` or "
+            f"`el.ForLoop`, or pass the value of the reference, `ref[...]`."
+        )
+    outputs, reductions = row.kept
+    step, same = hoist(name, step, consts, outputs, VARYING)
+    reductions = pick(reductions, [not is_same for is_same in outputs.same])
+    mapped = Vectorised(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
+    xs, length = arguments.arrays, arguments.length
+    return OpenedMap(mapped, consts, xs, length, outputs, same, name)
+
+
+# Arguments: which of their arrays are mapped, and along which axes.
+
+
+def open_arguments(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_axes: Any,
+    size: int | None = None,
+) -> AlongAxes:
+    """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
+
+    Args:
+        name: The name of the transform, for error messages.
+        f: The function that is mapped.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        in_axes: As `eqx.filter_vmap` has it, see `_argument_axes`.
+        size: How many rows there are, if that was asked for.
+    """
+    args, kwargs = as_arrays((args, kwargs))
+    names = argument_names(f, args)
+    for argument, value in (*zip(names, args, strict=True), *kwargs.items()):
+        refuse_refs(name, value, argument)
+    specs = _argument_axes(name, names, kwargs, axes_tree(in_axes))
+    arguments = [*zip(names, args, strict=True), *sorted(kwargs.items())]
+    axes: dict[str, list[Axis]] = {}
+    sizes = {} if size is None else {"axis_size": size}
+    for argument, value in arguments:
+        if _is_split(argument, value, kwargs, specs):
+            continue
+        spec, spec_name = specs[argument]
+        found = resolve_axes(name, value, spec, tree_name=argument, spec_name=spec_name)
+        axes[argument] = found
+        sizes |= axis_sizes(value, argument, found)
+    if not sizes:
+        raise ValueError(_nothing_to_map(name, arguments))
+    size = common_length(name, sizes)
+    if "key" in kwargs and "key" not in axes:
+        kwargs, axes["key"] = kwargs | {"key": _split(name, kwargs["key"], size)}, [0]
+    all_axes = [axis for argument, _ in arguments for axis in axes[argument]]
+    return AlongAxes.of((args, kwargs), all_axes, size)
+
+
+def _is_split(
+    argument: str, value: Any, kwargs: dict[str, Any], specs: dict[str, Any]
+) -> bool:
+    """Whether an argument is one key, of which every row is to get one of its own."""
+    if argument != "key" or "key" not in kwargs or not is_dynamic(value):
+        return False
+    is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_one = value.ndim == 0 if is_typed else _is_legacy_key(value)
+    return is_one and specs["key"][0] is not None
+
+
+def _is_legacy_key(value: jax.Array) -> bool:
+    return value.dtype == jnp.uint32 and value.ndim == 1
+
+
+def _split(name: str, key: jax.Array, size: int) -> jax.Array:
+    try:
+        return jax.random.split(key, size)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: `key` must be a PRNG key, as `jax.random.key(0)` makes it, or an "
+            f"array of one key for each row, not {describe(key)}."
+        ) from error
+
+
+def _argument_axes(
+    name: str, names: list[str], kwargs: dict[str, Any], in_axes: Any
+) -> dict[str, tuple[Any, str]]:
+    """For every argument the prefix tree of its axes, and what that is called.
+
+    A dictionary has the axes of arguments by name, a tuple or list those of the
+    positional arguments in turn; arguments that neither mentions have the default.
+    Anything else holds for all arguments.
+    """
+    known = [*names, *kwargs]
+    if isinstance(in_axes, dict):
+        if unknown := [repr(key) for key in in_axes if key not in known]:
+            raise ValueError(
+                f"{name}: in_axes names {', '.join(unknown)}, but f was called with "
+                f"these arguments: {', '.join(known)}."
+            )
+        given = {key: (spec, f"in_axes[{key!r}]") for key, spec in in_axes.items()}
+    elif isinstance(in_axes, tuple | list):
+        if len(in_axes) != len(names):
+            raise ValueError(
+                f"{name}: in_axes has {len(in_axes)} entries, but f was called with "
+                f"{len(names)} positional arguments: {', '.join(names)}. Give one "
+                f"entry for each, one axis for all, or a dictionary of axes by name."
+            )
+        given = {
+            key: (spec, f"in_axes[{i}]")
+            for i, (key, spec) in enumerate(zip(names, in_axes, strict=True))
+        }
+    else:
+        return dict.fromkeys(known, (in_axes, "in_axes"))
+    return dict.fromkeys(known, (_DEFAULT_AXES, "in_axes")) | given
+
+
+def _nothing_to_map(name: str, arguments: list[tuple[str, Any]]) -> str:
+    listing = "\n".join(
+        f"  {argument}: {eqx.tree_pformat(value)}" for argument, value in arguments
+    )
+    return (
+        f"{name}: there is nothing to map over, as in_axes gives no array of these "
+        f"arguments an axis:\n{listing or '  (none)'}\nMap an array, or call f itself."
+    )
