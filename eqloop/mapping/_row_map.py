@@ -114,7 +114,7 @@ class RowMap(Formula):
             out, back, here = run_stored(sweep, self.policy, *merged, back=back)
             return (back, *map(pick, out, moving)), (out, here)
 
-        back = None if self.rows.meter is None else jnp.zeros((), jnp.float32)
+        back = [] if self.rows.meter is None else [jnp.zeros((), jnp.float32)]
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
         moves_out = self.moves_out([*marks[0], *marks[1]])
@@ -127,7 +127,7 @@ class RowMap(Formula):
         static, (pull, here) = res
         marks, moving = static.value
         cts = instantiated(list(map(pick, outgrad, moving)))
-        number = open_back(self.rows.meter, here, [*cts[0], *cts[1]])
+        number = open_back(self.rows.meter, [*jax.tree.leaves(here), *cts[0], *cts[1]])
         number, *cts = pull((number, *cts))
         return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 

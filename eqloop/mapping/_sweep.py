@@ -14,7 +14,7 @@ from jax import lax
 
 from .._loop_markers import mark
 from .._partition import Arrays
-from ..progress import tied
+from ..progress import opened, tied, told
 from ._chunks import Chunks
 from ._rows import Rows, along
 
@@ -41,13 +41,13 @@ class Sweep:
         Arrays are sliced and written where they lie, whatever their axes: to cut them
         into blocks beforehand would copy them.
         """
-        chunks, number = self.chunks, self.open(consts, xs)
+        chunks, number = self.chunks, opened(self.rows.gauge, [*consts, *xs])
         if chunks.size == chunks.rows:
             state = self.rows(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
 
-        def body(index: Any, told: tuple[Any, _State]) -> tuple[Any, _State]:
-            number, state = told
+        def body(index: Any, both: tuple[Any, _State]) -> tuple[Any, _State]:
+            number, state = both
             first = index * chunks.size
             state = self._visit(first, chunks.size, state, consts, xs)
             return self.tell(number, first, chunks.size, state), state
@@ -66,23 +66,11 @@ class Sweep:
 
     # The bar, if there is one. Here as well a chunk is told by its first new row.
 
-    def open(self, consts: Arrays, xs: Arrays) -> Any:
-        """Has the bar shown: its number."""
-        return self.rows.gauge and self.rows.gauge.open([*consts, *xs])
-
     def tell(self, number: Any, first: Any, size: int, state: _State) -> Any:
         """Has the bar move by a chunk."""
-        if self.rows.gauge is None:
-            return number
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.rows)
-        return self.rows.gauge.report_if_due(number, done, size, [*sums, *ys])
-
-    def watch(self, back: Any, first: Any, size: int) -> Any:
-        """Has the bar of the backward sweep move by a chunk, see `Gauge.watch`."""
-        if back is None or self.rows.meter is None:
-            return back
-        return self.rows.meter.back.watch(back, self.chunks.rows - first, size)
+        return told(self.rows.gauge, number, done, size, [*sums, *ys])
 
     def visits(self, first: Any) -> Any:
         """The `visits` of the chunk whose first new row is this one, see `Rows`."""

@@ -233,15 +233,17 @@ def tied(number: Any, outputs: Any) -> Any:
     (`lax.optimization_barrier` does not keep what is not needed.)
 
     Args:
-        number: What the last report returned, or `None` if there is no bar.
+        number: What the last report returned; an empty tree if there is no bar.
         outputs: A tree of arrays.
     """
-    if number is None:
-        return outputs
-    return jax.tree.map(lambda x: _tie(number >= 0, x), outputs)
+    for number in jax.tree.leaves(number):
+        outputs = jax.tree.map(lambda x: _tie(x, number >= 0), outputs)  # noqa: B023
+    return outputs
 
 
-def _tie(always: Any, x: Any) -> Any:
+# Its derivative is that of the identity, lest a backward sweep copies cotangents.
+@jax.custom_jvp
+def _tie(x: Any, always: Any) -> Any:
     if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     if _is_sharded(x):
@@ -252,21 +254,22 @@ def _tie(always: Any, x: Any) -> Any:
     return lax.dynamic_update_slice(x, first, start)
 
 
-def open_back(meter: Meter | None, here: Any, cts: Arrays) -> Any:
+@_tie.defjvp
+def _tie_jvp(primals: Any, tangents: Any) -> Any:
+    return _tie(*primals), tangents[0]
+
+
+def open_back(meter: Meter | None, after: Arrays) -> list[Any]:
     """Has the bar of a backward sweep shown that goes by `Gauge.watch`.
 
     Args:
         meter: The bars of the loop, if it has any.
-        here: The number of the loop's own bar, if it has one.
-        cts: The cotangents that the sweep starts with.
+        after: What is to be there before.
 
     Returns:
-        The cotangent of the number that is watched; `None` without a bar.
+        The cotangent of the number that is watched; nothing without a bar.
     """
-    if meter is None:
-        return None
-    after = cts if here is None else [here, *cts]
-    return meter.back.open(after, jnp.float32)
+    return [] if meter is None else [meter.back.open(after, jnp.float32)]
 
 
 def make_meter(

@@ -5,13 +5,12 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags, pick, put
-from ...progress import open_back, tied
+from ..._partition import Arrays, Flags, pick, put, split
+from ...progress import open_back, tied, watched_step
 from ._costs import Rates, StepCost
-from ._forward import Active, Saveable, stored_with_bars
+from ._forward import Active, Saveable, stored
 from ._levels import Nest
 from ._loop import Loop
 from ._nested import Nested
@@ -92,22 +91,25 @@ def store_residuals(
 ) -> tuple[Any, Any]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
 
-    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
-        moved = map(put, inputs, active, marked)
-        carry, ys, number, here = stored_with_bars(step, loop, policy, number, *moved)
-        moving = (number, pick(carry, active.carry), pick(ys, y_active))
-        return moving, (carry, ys, here)
+    told_step, told = watched_step(loop.meter, step, loop.length)
 
-    number = None if loop.meter is None else jnp.zeros((), jnp.float32)
+    def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
+        consts, init, xs = map(put, inputs, active, marked)
+        init = [*init, *number, *told[1:]]
+        carry, ys = stored(told_step, loop, policy, consts, init, xs)
+        carry, told_on = split(carry, step.num_carry)
+        number = told_on[:1]
+        moving = (number, pick(carry, active.carry), pick(ys, y_active))
+        return moving, (carry, ys, number)
+
     marked = map(pick, inputs, active)
-    _, pull, out = jax.vjp(run, number, *marked, has_aux=True)
-    carry, ys, here = out
-    return tied(here, (carry, ys)), (pull, here)
+    _, pull, (carry, ys, number) = jax.vjp(run, told[:1], *marked, has_aux=True)
+    return (carry, ys), (pull, number)
 
 
 def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
     """The cotangents of active inputs, from what `store_residuals` stored."""
-    pull, here = residuals
-    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
+    pull, after = residuals
+    number = open_back(loop.meter, [*after, *ct_carry, *ct_ys])
     number, *cts = pull((number, ct_carry, ct_ys))
     return tied(number, cts)

@@ -12,10 +12,10 @@ from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
 from ..._partition import Arrays
+from ...progress import hops, opened
 from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
-from ._metered import hops
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -89,9 +89,9 @@ class HostSlots(AbstractSlots):
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
         gauge = loop.gauge
-        number = gauge and gauge.open([*consts, *init, *xs])
-        told = (number, (zero(), list(init), ys))
-        (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
+        number = opened(gauge, [*consts, *init, *xs])
+        state = (zero(), list(init), ys)
+        (_, (_, carry, ys)), slots = lax.scan(segment, (number, state), stops)
         return carry, ys, slots
 
 

@@ -111,9 +111,8 @@ class Loop:
 
     def in_blocks(self, size: int) -> "Loop":
         """The loop over blocks of so many steps."""
-        if size == 1:
-            return self
-        return dataclasses.replace(self, length=self.length // size, unroll=1)
+        same = dict(meter=None) if size == 1 else dict(unroll=1, meter=None)
+        return dataclasses.replace(self, length=self.length // size, **same)
 
 
 def element(x: Any, index: Any, axis: int = 0) -> Any:

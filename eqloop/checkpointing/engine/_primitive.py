@@ -20,7 +20,6 @@ from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Formula, Static
 from ..._partition import Arrays, Flags, pick
 from ..._tangents import instantiated, is_zero, zero_cotangent
-from ...progress import tied
 from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
     Back,
@@ -269,7 +268,7 @@ class Reverse(Formula):
         consts, _, xs = inputs
         given = (consts, xs, carried, zs)
         cts = self.problem.repetition.reverse(self, given, slots)
-        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
+        return cts.consts, cts.carry, cts.xs
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..._formula import Formula
 from ..._partition import Arrays
+from ...progress import told_back
 from . import _forward
 from ._forward import Active
 from ._loop import stack_of
@@ -112,7 +113,8 @@ class Counted(AbstractRepetition):
         sweep = Sweep(
             reverse.again, loop, reverse.back, layout.reversal, consts, xs, zs
         )
-        return sweep.run(layout, saved, carried)
+        run = lambda sweep, carried: sweep.run(layout, saved, carried)
+        return told_back(loop.meter, run, sweep, carried, [*saved, *zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

@@ -6,6 +6,7 @@ after the last one be too few for a segment, the first one is run by itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from jax import lax
 
 from ..._axes import is_symbolic
 from ..._partition import Arrays
-from ._loop import Loop, stack_of, store
+from ...progress import told_scan
+from ._loop import Loop, opaque, stack_of, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 Body = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
@@ -50,6 +52,34 @@ def scan(body: Body, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]
         state, ys = steps.first_and_segments(state, before, between)
     state = steps.skip(state, steps.part(loop.length - after, after), after)
     return state, ys
+
+
+def scan_reading(
+    body: Callable[..., tuple[Any, list[Any]]],
+    read: tuple[Arrays, ...],
+    state: Any,
+    xs: Arrays,
+    loop: Loop,
+    is_differentiated: bool = False,
+) -> tuple[Any, list[Any]]:
+    """Runs a loop of a body that is given what it reads, and its bar if it has one.
+
+    Args:
+        body: `(read, state, x) -> (state, y)`.
+        read: What is the same for every step, in lists.
+        state: What the first step gets. Its second entry is the carry.
+        xs: What is scanned along the leading axis, see `scan`.
+        loop: The loop.
+        is_differentiated: Whether JAX differentiates it, so that it is not to be cut:
+            to sum up cotangents in blocks would change their last bits.
+    """
+    if loop.gauge is None:
+        return scan(functools.partial(body, read), state, xs, loop)
+    after = [x for group in (*read, state[1], xs) for x in group]
+    if not is_differentiated:
+        read = tuple(map(opaque, read))
+    run = functools.partial(body, read)
+    return told_scan(scan, run, state, xs, loop, after, not is_differentiated)
 
 
 @dataclasses.dataclass(frozen=True)

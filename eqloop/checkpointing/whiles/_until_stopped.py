@@ -11,6 +11,7 @@ from ..._array_types import axes_of
 from ..._formula import Formula, Selected, mapped
 from ..._partition import Arrays, pick
 from ..._reaching import names_axis
+from ...progress import told_back
 from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem
@@ -52,9 +53,11 @@ class UntilStopped(AbstractRepetition):
 
     def reverse(self, reverse: Reverse, inputs: Any, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, reverse.layout
-        settings = (reverse.problem.loop, reverse.back, layout.reversal)
+        loop = reverse.problem.loop
+        settings = (loop, reverse.back, layout.reversal)
         sweep = Sweep(reverse.again, *settings, consts, [], [], count=saved[0])
-        return layout.reverse(sweep, saved, carried)
+        run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
+        return told_back(loop.meter, run, sweep, carried, saved)
 
     def reversed_step(self, step: Step) -> Step:
         return unconditional(step)

@@ -1,0 +1,204 @@
+"""Where a loop tells how far it has come: wrappers of its body and of its way back.
+
+Who runs a loop hands over what it would run, and gets the same with reports in it. The
+number of the bar is one more entry of what the loop carries. It is `None` where there
+is no bar, and then nothing is added.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._partition import Arrays
+from ._meter import Gauge, Meter, tied
+
+
+def opened(gauge: Gauge | None, after: Arrays) -> Any:
+    """Has a bar shown, if there is one: the number to report under."""
+    return None if gauge is None else gauge.open(after)
+
+
+def told(
+    gauge: Gauge | None,
+    number: Any,
+    done: Any,
+    size: Any,
+    carry: Arrays,
+    y: Arrays = (),
+) -> Any:
+    """The number after `size` steps more, see `Gauge.report_if_due`."""
+    if gauge is None:
+        return number
+    return gauge.report_if_due(number, done, size, carry, y)
+
+
+def told_scan(
+    scan: Callable[..., tuple[Any, list[Any]]],
+    body: Callable[..., tuple[Any, list[Any]]],
+    state: Any,
+    xs: Arrays,
+    loop: Any,
+    after: Arrays,
+    may_cut: bool,
+) -> tuple[Any, list[Any]]:
+    """Runs a scan, and its bar.
+
+    Nothing is asked at each step if it can be helped: the loop is run in blocks of as
+    many steps as divide both its length and `every`. So the bar moves when it is to,
+    the step is in the program but once, and there are no outputs of a rest to be put
+    behind the others, which would copy them.
+
+    Args:
+        scan: Runs a loop: `(body, state, xs, loop) -> (state, ys)`.
+        body: The step.
+        state: What the first step gets. Its second entry is the carry.
+        xs: What is scanned along the leading axis; nothing if the loop may be cut.
+        loop: The loop, whose `gauge` is that of the bar.
+        after: What is to be there before the bar is shown.
+        may_cut: Whether the loop may be cut into blocks.
+    """
+    gauge = loop.gauge
+    size = math.gcd(loop.length, gauge.every) if may_cut and loop.kept is None else 1
+
+    def run(state: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
+        number, position, state = state
+        if size == 1:
+            state, ys = body(state, xs)
+            y = ys
+        else:
+            state, ys = scan(body, state, xs, loop.part(size))
+            y = [y[0 if loop.reverse else -1] for y in ys]
+        position = position + size
+        number = told(gauge, number, position, size, state[1], y)
+        return (number, position, state), ys
+
+    state = (gauge.open(after), jnp.zeros((), jnp.int32), state)
+    (number, _, state), ys = scan(run, state, xs, loop.in_blocks(size))
+    return tied(number, (state, ys if size == 1 else list(map(_join, ys))))
+
+
+def hops(
+    gauge: Gauge | None,
+    number: Any,
+    state: Any,
+    stop: Any,
+    run: Callable[[Any, Any], Any],
+    y_of: Callable[[Any], Arrays] = lambda state: [],
+) -> tuple[Any, Any]:
+    """Runs a loop whose length is not static, and tells how far it has come.
+
+    Args:
+        gauge: The bar, if there is one.
+        number: What the report before this one returned.
+        state: The position, the carry, and so on.
+        stop: The position to run to.
+        run: From a state and a position to the state at that position.
+        y_of: Finds the outputs of the last step.
+
+    Returns:
+        The number to hand on, and the state at the last position.
+    """
+    if gauge is None:
+        return number, run(state, stop)
+
+    def hop(told_state: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, state = told_state
+        position = state[0]
+        due = position + gauge.every - position % gauge.every
+        state = run(state, jnp.minimum(due, stop))
+        done, carry, y = state[0], state[1], y_of(state)
+        number = told(gauge, number, done, done - position, carry, y)
+        return number, tied(number, state)
+
+    more = lambda told_state: told_state[1][0] < stop
+    return lax.while_loop(more, hop, (number, state))
+
+
+def told_back(
+    meter: Meter | None,
+    run: Callable[[Any, Arrays], Any],
+    sweep: Any,
+    ct_carry: Arrays,
+    after: Arrays,
+) -> Any:
+    """Runs a reverse sweep, and its bar if it has one.
+
+    Its blocks are reversed by a reversal that tells, for which the number is carried
+    back behind the cotangents of the carry.
+
+    Args:
+        meter: The bars of the loop.
+        run: Runs a sweep, given what is carried back from the end.
+        sweep: The sweep.
+        ct_carry: What is carried back from the end.
+        after: What is to be there before the bar is shown, besides.
+    """
+    if meter is None:
+        return run(sweep, ct_carry)
+    gauge, reversal = meter.back.of(sweep.steps), sweep.reversal
+
+    def reverse(sweep: Any, carry: Arrays, start: Any, count: int, cts: Any) -> Any:
+        *ct_carry, number = cts.carry
+        cts = dataclasses.replace(cts, carry=ct_carry)
+        cts = reversal(sweep, carry, start, count, cts)
+        done = sweep.steps - sweep.position(start)
+        number = gauge.report_if_due(number, done, count, cts.carry)
+        return dataclasses.replace(cts, carry=[*cts.carry, number])
+
+    number = gauge.open([*after, *ct_carry])
+    told_sweep = dataclasses.replace(sweep, reversal=reverse)
+    cts = run(told_sweep, [*ct_carry, number])
+    *ct_carry, number = cts.carry
+    return tied(number, dataclasses.replace(cts, carry=ct_carry))
+
+
+def watched(
+    meter: Meter | None, number: list[Any], done: Any, size: int
+) -> list[Any]:
+    """Has a backward sweep that JAX makes tell when it passes here.
+
+    Args:
+        meter: The bars of the loop.
+        number: A number, in float32, whose cotangent is that of the bar; if it is
+            missing, nothing is told.
+        done: How many steps will then have been reversed.
+        size: How many of them since the last report.
+
+    Returns:
+        The number, to be handed on.
+    """
+    if meter is None:
+        return number
+    return [meter.back.watch(x, done, size) for x in number]
+
+
+def watched_step(meter: Meter | None, step: Any, length: int) -> tuple[Any, list[Any]]:
+    """A step that is watched on the way back, with two leaves more in its carry.
+
+    Args:
+        meter: The bars of the loop. Without it, the step stays as it is.
+        step: `(consts, carry, x) -> (carry, y)`.
+        length: How many steps there are.
+
+    Returns:
+        The step, and what these leaves start with. The first is a number as
+        `watched` takes it.
+    """
+    if meter is None:
+        return step, []
+
+    def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
+        *carry, number, position = carry
+        number = meter.back.watch(number, length - position, 1)
+        carry, y = step(consts, carry, x)
+        return [*carry, number, position + 1], y
+
+    return run, [jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)]
+
+
+def _join(y: Any) -> Any:
+    return lax.reshape(y, (y.shape[0] * y.shape[1], *y.shape[2:]))
