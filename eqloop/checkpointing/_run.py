@@ -44,13 +44,13 @@ def run(
         inputs = without_derivatives((list(consts), list(init), list(xs)))
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
-    is_plain = loop.kept is None and loop.meter is None
+    is_plain = loop.kept is None and not loop.meter.is_shown
     if isinstance(schedule, StoreAll) and is_plain:
         return stored(step, loop, policy, consts, init, xs)
-    form = normal_form(step, keeps_carry=loop.meter is not None)
+    form = normal_form(step, keeps_carry=loop.meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, policy, schedule, Counted())
-    if loop.meter is not None:
+    if loop.meter.is_shown:
         problem = problem.guarded()
     inputs = form.open(consts, init)
     carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))

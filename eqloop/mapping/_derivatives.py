@@ -52,7 +52,7 @@ def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
         y_axes=twofold(rows.y_axes, out[1]),
         shares=twofold(rows.shares, out[1]),
         num_sums=rows.num_sums + sum(out[0]),
-        meter=rows.meter and rows.meter.tangents,
+        meter=rows.meter.tangents,
     )
 
 
@@ -90,7 +90,7 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         shares=(True,) * len(y_axes),
         num_sums=sum(marks[0]),
         uses_visits=True,
-        meter=rows.meter and rows.meter.backward,
+        meter=rows.meter.backward,
         is_again=False,
     )
 

@@ -28,7 +28,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, trace_step
-from ..progress import Meter, ProgressBar, make_meter
+from ..progress import NO_BARS, Meter, ProgressBar, make_meter
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
@@ -149,7 +149,7 @@ class OpenedMap:
         return self.outputs.join(self.results(planner, policy, meter), self.same)
 
     def results(
-        self, planner: Planner, policy: Saveable = None, meter: Meter | None = None
+        self, planner: Planner, policy: Saveable = None, meter: Meter = NO_BARS
     ) -> list[jax.Array]:
         """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
@@ -159,11 +159,11 @@ class OpenedMap:
             refuse_symbolic(self.name, self.size, need, instead)
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
-        if planner.is_whole(self.size) and meter is None:
+        if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:
             rows = f.rows(consts, xs, self.size, planner)
-            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter is not None)
+            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter.is_shown)
             with loop_scope(self.name):
                 sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)

@@ -26,7 +26,7 @@ from .._partition import Arrays, Flags, pick, put
 from .._tangents import instantiated, is_inexact, nonzero, tangent_types
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
-from ..progress import open_back, tied
+from ..progress import tied
 from ._derivatives import (
     Marks,
     batched_rows,
@@ -114,7 +114,7 @@ class RowMap(Formula):
             out, back, here = run_stored(sweep, self.policy, *merged, back=back)
             return (back, *map(pick, out, moving)), (out, here)
 
-        back = [] if self.rows.meter is None else [jnp.zeros((), jnp.float32)]
+        back = self.rows.meter.back.to_watch
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
         moves_out = self.moves_out([*marks[0], *marks[1]])
@@ -127,7 +127,8 @@ class RowMap(Formula):
         static, (pull, here) = res
         marks, moving = static.value
         cts = instantiated(list(map(pick, outgrad, moving)))
-        number = open_back(self.rows.meter, [*jax.tree.leaves(here), *cts[0], *cts[1]])
+        after = jax.tree.leaves((here, cts))
+        number = self.rows.meter.back.open(after, jnp.float32)
         number, *cts = pull((number, *cts))
         return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 

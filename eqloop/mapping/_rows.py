@@ -13,7 +13,7 @@ from jax import lax
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
-from ..progress import Gauge, Meter, guarded, muted
+from ..progress import NO_BARS, Meter, guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Rows:
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
-        meter: The progress bars of the map, if it has any.
+        meter: The progress bars of the map.
         is_again: Whether it is run again, so that loops in it show no bars.
         is_guarded: Whether its callbacks close all bars when they raise.
     """
@@ -53,7 +53,7 @@ class Rows:
     num_sums: int
     uses_visits: bool
     probe: tuple[int, bool]
-    meter: Meter | None = None
+    meter: Meter = NO_BARS
     is_again: bool = False
     is_guarded: bool = False
 
@@ -63,15 +63,8 @@ class Rows:
         Args:
             backward: Whether the bar of its backward sweep is left out, too.
         """
-        meter = self.meter
-        if meter is not None:
-            meter = None if backward else meter.again
+        meter = self.meter.muted(backward)
         return dataclasses.replace(self, meter=meter, is_again=True)
-
-    @property
-    def gauge(self) -> Gauge | None:
-        """The bar of this sweep, if it has one."""
-        return None if self.meter is None else self.meter.here
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""

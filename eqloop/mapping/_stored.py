@@ -13,13 +13,12 @@ from jax import lax
 
 from .._partition import Arrays
 from ..checkpointing.engine._forward import Saveable
-from ..progress import opened, watched
 from ._chunks import Chunks
 from ._sweep import Sweep, zeros
 
 
 def run_stored(
-    sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays, back: Arrays = ()
+    sweep: Sweep, policy: Saveable, consts: Arrays, xs: Arrays, back: Any = None
 ) -> tuple[tuple[list[Any], list[Any]], Any, Any]:
     """Runs a sweep, and stores what a policy says.
 
@@ -45,7 +44,7 @@ def run_stored(
     def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
         (number, back, sums), (index, parts) = state, inputs
         first = index * chunks.size
-        back = watched(rows.meter, back, chunks.rows - first, chunks.size)
+        back = rows.meter.back.watch(back, chunks.rows - first, chunks.size)
         more, ys = evaluate(sweep.visits(first), consts, parts)
         sums = list(map(jnp.add, sums, more))
         number = sweep.tell(number, first, chunks.size, (sums, ys))
@@ -53,7 +52,7 @@ def run_stored(
 
     blocks = [_cut(x, axis, chunks) for x, axis in zip(xs, rows.x_axes, strict=True)]
     sums = [zeros(aval) for aval in rows.out_types[0]]
-    state = (opened(rows.gauge, [*consts, *xs]), list(back), sums)
+    state = (rows.meter.here.open([*consts, *xs]), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
     state, ys = lax.scan(body, state, (indices, blocks))
     number, back, sums = state
@@ -61,7 +60,7 @@ def run_stored(
     if chunks.rest:
         start = chunks.rows - chunks.rest
         parts = list(map(functools.partial(_rows, start, chunks.rows), xs, rows.x_axes))
-        back = watched(rows.meter, back, chunks.rows - start, chunks.rest)
+        back = rows.meter.back.watch(back, chunks.rows - start, chunks.rest)
         more, last = evaluate(None, consts, parts)
         sums = list(map(jnp.add, sums, more))
         ys = [

@@ -14,7 +14,7 @@ from jax import lax
 
 from .._loop_markers import mark
 from .._partition import Arrays
-from ..progress import opened, tied, told
+from ..progress import tied
 from ._chunks import Chunks
 from ._rows import Rows, along
 
@@ -41,7 +41,7 @@ class Sweep:
         Arrays are sliced and written where they lie, whatever their axes: to cut them
         into blocks beforehand would copy them.
         """
-        chunks, number = self.chunks, opened(self.rows.gauge, [*consts, *xs])
+        chunks, number = self.chunks, self.rows.meter.here.open([*consts, *xs])
         if chunks.size == chunks.rows:
             state = self.rows(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
@@ -70,7 +70,7 @@ class Sweep:
         """Has the bar move by a chunk."""
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.rows)
-        return told(self.rows.gauge, number, done, size, [*sums, *ys])
+        return self.rows.meter.here.report_if_due(number, done, size, [*sums, *ys])
 
     def visits(self, first: Any) -> Any:
         """The `visits` of the chunk whose first new row is this one, see `Rows`."""

@@ -4,27 +4,28 @@ Where in a loop it reports is known to the loops; nothing here knows one.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress
-from ._meter import Gauge, Label, Meter, make_meter, open_back, tied
+from ._counted import counted, told_while, with_count
+from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
 from ._mute import guarded, muted
-from ._telling import hops, opened, told, told_back, told_scan, watched, watched_step
+from ._telling import hops, told_back, told_scan, watched_step
 
 __all__ = [
+    "NO_BARS",
     "Gauge",
     "Label",
     "Meter",
     "ProgressBar",
     "as_progress",
     "check_progress",
+    "counted",
     "guarded",
     "hops",
     "make_meter",
     "muted",
-    "open_back",
-    "opened",
     "tied",
-    "told",
     "told_back",
     "told_scan",
-    "watched",
+    "told_while",
     "watched_step",
+    "with_count",
 ]

@@ -1,8 +1,7 @@
 """Where a loop tells how far it has come: wrappers of its body and of its way back.
 
 Who runs a loop hands over what it would run, and gets the same with reports in it. The
-number of the bar is one more entry of what the loop carries. It is `None` where there
-is no bar, and then nothing is added.
+number of the bar is one more entry of what the loop carries.
 """
 
 import dataclasses
@@ -14,26 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays
-from ._meter import Gauge, Meter, tied
-
-
-def opened(gauge: Gauge | None, after: Arrays) -> Any:
-    """Has a bar shown, if there is one: the number to report under."""
-    return None if gauge is None else gauge.open(after)
-
-
-def told(
-    gauge: Gauge | None,
-    number: Any,
-    done: Any,
-    size: Any,
-    carry: Arrays,
-    y: Arrays = (),
-) -> Any:
-    """The number after `size` steps more, see `Gauge.report_if_due`."""
-    if gauge is None:
-        return number
-    return gauge.report_if_due(number, done, size, carry, y)
+from ._meter import Gauge, tied
 
 
 def told_scan(
@@ -57,12 +37,12 @@ def told_scan(
         body: The step.
         state: What the first step gets. Its second entry is the carry.
         xs: What is scanned along the leading axis; nothing if the loop may be cut.
-        loop: The loop, whose `gauge` is that of the bar.
+        loop: The loop, whose `meter` is that of the bar.
         after: What is to be there before the bar is shown.
         may_cut: Whether the loop may be cut into blocks.
     """
-    gauge = loop.gauge
-    size = math.gcd(loop.length, gauge.every) if may_cut and loop.kept is None else 1
+    gauge, cut = loop.meter.here, may_cut and loop.kept is None
+    size = math.gcd(loop.length, gauge.every) if cut else 1
 
     def run(state: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
         number, position, state = state
@@ -73,7 +53,7 @@ def told_scan(
             state, ys = scan(body, state, xs, loop.part(size))
             y = [y[0 if loop.reverse else -1] for y in ys]
         position = position + size
-        number = told(gauge, number, position, size, state[1], y)
+        number = gauge.report_if_due(number, position, size, state[1], y)
         return (number, position, state), ys
 
     state = (gauge.open(after), jnp.zeros((), jnp.int32), state)
@@ -82,7 +62,7 @@ def told_scan(
 
 
 def hops(
-    gauge: Gauge | None,
+    gauge: Gauge,
     number: Any,
     state: Any,
     stop: Any,
@@ -92,7 +72,7 @@ def hops(
     """Runs a loop whose length is not static, and tells how far it has come.
 
     Args:
-        gauge: The bar, if there is one.
+        gauge: The bar.
         number: What the report before this one returned.
         state: The position, the carry, and so on.
         stop: The position to run to.
@@ -102,28 +82,23 @@ def hops(
     Returns:
         The number to hand on, and the state at the last position.
     """
-    if gauge is None:
+    if not gauge.is_shown:
         return number, run(state, stop)
 
-    def hop(told_state: tuple[Any, Any]) -> tuple[Any, Any]:
-        number, state = told_state
+    def hop(told: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, state = told
         position = state[0]
         due = position + gauge.every - position % gauge.every
         state = run(state, jnp.minimum(due, stop))
         done, carry, y = state[0], state[1], y_of(state)
-        number = told(gauge, number, done, done - position, carry, y)
+        number = gauge.report_if_due(number, done, done - position, carry, y)
         return number, tied(number, state)
 
-    more = lambda told_state: told_state[1][0] < stop
-    return lax.while_loop(more, hop, (number, state))
+    return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
 
 
 def told_back(
-    meter: Meter | None,
-    run: Callable[[Any, Arrays], Any],
-    sweep: Any,
-    ct_carry: Arrays,
-    after: Arrays,
+    run: Callable[[Any, Arrays], Any], sweep: Any, ct_carry: Arrays, after: Arrays
 ) -> Any:
     """Runs a reverse sweep, and its bar if it has one.
 
@@ -131,15 +106,14 @@ def told_back(
     back behind the cotangents of the carry.
 
     Args:
-        meter: The bars of the loop.
         run: Runs a sweep, given what is carried back from the end.
         sweep: The sweep.
         ct_carry: What is carried back from the end.
         after: What is to be there before the bar is shown, besides.
     """
-    if meter is None:
+    gauge, reversal = sweep.loop.meter.back.of(sweep.steps), sweep.reversal
+    if not gauge.is_shown:
         return run(sweep, ct_carry)
-    gauge, reversal = meter.back.of(sweep.steps), sweep.reversal
 
     def reverse(sweep: Any, carry: Arrays, start: Any, count: int, cts: Any) -> Any:
         *ct_carry, number = cts.carry
@@ -156,48 +130,30 @@ def told_back(
     return tied(number, dataclasses.replace(cts, carry=ct_carry))
 
 
-def watched(
-    meter: Meter | None, number: list[Any], done: Any, size: int
-) -> list[Any]:
-    """Has a backward sweep that JAX makes tell when it passes here.
+def watched_step(
+    gauge: Gauge, step: Callable[..., Any], length: int
+) -> tuple[Callable[..., Any], list[Any]]:
+    """A step that JAX differentiates, and that tells when it is passed on the way back.
 
     Args:
-        meter: The bars of the loop.
-        number: A number, in float32, whose cotangent is that of the bar; if it is
-            missing, nothing is told.
-        done: How many steps will then have been reversed.
-        size: How many of them since the last report.
-
-    Returns:
-        The number, to be handed on.
-    """
-    if meter is None:
-        return number
-    return [meter.back.watch(x, done, size) for x in number]
-
-
-def watched_step(meter: Meter | None, step: Any, length: int) -> tuple[Any, list[Any]]:
-    """A step that is watched on the way back, with two leaves more in its carry.
-
-    Args:
-        meter: The bars of the loop. Without it, the step stays as it is.
+        gauge: The bar of the backward sweep.
         step: `(consts, carry, x) -> (carry, y)`.
         length: How many steps there are.
 
     Returns:
-        The step, and what these leaves start with. The first is a number as
-        `watched` takes it.
+        The step, with leaves behind its carry if there is a bar, and what these start
+        with: the number, see `Gauge.watch`, and a counter.
     """
-    if meter is None:
+    if not gauge.is_shown:
         return step, []
 
     def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         *carry, number, position = carry
-        number = meter.back.watch(number, length - position, 1)
+        number = gauge.watch(number, length - position, 1)
         carry, y = step(consts, carry, x)
         return [*carry, number, position + 1], y
 
-    return run, [jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)]
+    return run, [gauge.to_watch, jnp.zeros((), jnp.int32)]
 
 
 def _join(y: Any) -> Any:

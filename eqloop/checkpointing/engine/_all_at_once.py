@@ -5,10 +5,11 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags, pick, put, split
-from ...progress import open_back, tied, watched_step
+from ..._partition import Arrays, Flags, pick, put
+from ...progress import tied, watched_step
 from ._costs import Rates, StepCost
 from ._forward import Active, Saveable, stored
 from ._levels import Nest
@@ -91,14 +92,14 @@ def store_residuals(
 ) -> tuple[Any, Any]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
 
-    told_step, told = watched_step(loop.meter, step, loop.length)
+    step, told = watched_step(loop.meter.back, step, loop.length)
 
     def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
         consts, init, xs = map(put, inputs, active, marked)
-        init = [*init, *number, *told[1:]]
-        carry, ys = stored(told_step, loop, policy, consts, init, xs)
-        carry, told_on = split(carry, step.num_carry)
-        number = told_on[:1]
+        after, ys = stored(
+            step, loop, policy, consts, [*init, *number, *told[1:]], xs
+        )
+        carry, number = after[: len(init)], after[len(init) :][:1]
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
         return moving, (carry, ys, number)
 
@@ -110,6 +111,6 @@ def store_residuals(
 def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
     """The cotangents of active inputs, from what `store_residuals` stored."""
     pull, after = residuals
-    number = open_back(loop.meter, [*after, *ct_carry, *ct_ys])
-    number, *cts = pull((number, ct_carry, ct_ys))
-    return tied(number, cts)
+    number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)
+    number, *cts = pull((jax.tree.leaves(number), ct_carry, ct_ys))
+    return tied(number[0] if number else None, cts)

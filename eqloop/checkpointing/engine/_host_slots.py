@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
 from ..._partition import Arrays
-from ...progress import hops, opened
+from ...progress import hops
 from ._constant import constant
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
@@ -88,8 +88,8 @@ class HostSlots(AbstractSlots):
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
-        gauge = loop.gauge
-        number = opened(gauge, [*consts, *init, *xs])
+        gauge = loop.meter.here
+        number = gauge.open([*consts, *init, *xs])
         state = (zero(), list(init), ys)
         (_, (_, carry, ys)), slots = lax.scan(segment, (number, state), stops)
         return carry, ys, slots

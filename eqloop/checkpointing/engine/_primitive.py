@@ -324,7 +324,7 @@ class Reverse(Formula):
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]
-        meter = problem.loop.meter and problem.loop.meter.again.tangents
+        meter = problem.loop.meter.muted(backward=False).tangents
         loop = dataclasses.replace(
             problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
         )

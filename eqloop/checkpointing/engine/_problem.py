@@ -63,12 +63,9 @@ class Problem:
         Args:
             backward: Whether those of backward sweeps are left out, too.
         """
-        meter = self.loop.meter
-        if meter is not None:
-            meter = None if backward else meter.again
+        meter = self.loop.meter.muted(backward)
         loop = dataclasses.replace(self.loop, meter=meter)
-        step = self.step.muted(backward)
-        return dataclasses.replace(self, step=step, loop=loop)
+        return dataclasses.replace(self, step=self.step.muted(backward), loop=loop)
 
     def guarded(self) -> "Problem":
         """The same with callbacks that close all bars when they raise."""
@@ -224,11 +221,10 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     num_consts = step.num_consts + sum(active.consts)
     num_carry = step.num_carry + sum(active.carry)
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
-    meter = loop.meter and loop.meter.tangents
     return dataclasses.replace(
         problem,
         step=Step(pruned(jaxpr), num_consts, num_carry),
-        loop=dataclasses.replace(loop, x_axes=axes, meter=meter),
+        loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
     )
 
 

@@ -114,7 +114,7 @@ class Counted(AbstractRepetition):
             reverse.again, loop, reverse.back, layout.reversal, consts, xs, zs
         )
         run = lambda sweep, carried: sweep.run(layout, saved, carried)
-        return told_back(loop.meter, run, sweep, carried, [*saved, *zs])
+        return told_back(run, sweep, carried, [*saved, *zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

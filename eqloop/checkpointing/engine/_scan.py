@@ -73,7 +73,7 @@ def scan_reading(
         is_differentiated: Whether JAX differentiates it, so that it is not to be cut:
             to sum up cotangents in blocks would change their last bits.
     """
-    if loop.gauge is None:
+    if not loop.meter.here.is_shown:
         return scan(functools.partial(body, read), state, xs, loop)
     after = [x for group in (*read, state[1], xs) for x in group]
     if not is_differentiated:

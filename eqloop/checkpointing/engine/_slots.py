@@ -15,7 +15,7 @@ from jax import lax
 
 from ..._compat import is_widened
 from ..._partition import Arrays
-from ...progress import hops, opened
+from ...progress import hops
 from ._constant import constant
 from ._forward import Walk, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
@@ -183,9 +183,9 @@ def _sweep_by_segments(
         number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
         return number, carry, carries
 
-    gauge = walk.loop.gauge
+    gauge = walk.loop.meter.here
     after = [*walk.consts, *init, *walk.xs]
-    state = (opened(gauge, after), init, carries)
+    state = (gauge.open(after), init, carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, [], carries.arrays
 

@@ -1,40 +1,36 @@
-"""While loops with a progress bar: their steps are counted, and tell how many they are.
+"""Bars of while loops: the steps are counted, and tell how many they are.
 
 The number of the bar and the count are two more leaves of the carry. Where they are in
 it, the meter knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from ..._formula import Formula
-from ..._partition import Arrays
-from ...progress import Gauge, Meter, tied
-from ..engine._loop import Loop
-from ..engine._step import Step, make_step
+from .._formula import Formula
+from .._partition import Arrays
+from ._meter import NO_BARS, Gauge, Meter, tied
 
 
 class Tell(Formula):
     """`(number, count, carry) -> number`: has the bar move, should it be time.
 
     Attributes:
-        gauge: The bar; `None` if the step is run again, and nothing is to be told.
+        gauge: The bar; one that is not shown if the step is run again.
     """
 
-    gauge: Gauge | None
+    gauge: Gauge
 
-    def __init__(self, gauge: Gauge | None, args: Any):
+    def __init__(self, gauge: Gauge, args: Any):
         self.in_avals = jax.tree.map(jax.typeof, args)
         self.out_aval = self.in_avals[0]
         self.params = dict(gauge=gauge)
         super().__init__()
 
     def expand(self, number: Any, count: Any, carry: Any) -> Any:
-        if self.gauge is None:
-            return number
         return self.gauge.report_if_due(number, count, 1, carry)
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
@@ -54,42 +50,44 @@ class Tell(Formula):
         return Tell(self.gauge, args)(*args), None
 
     def muted(self, backward: bool) -> Self:
-        return self.with_params(gauge=None)
+        return self.with_params(gauge=NO_BARS.here)
 
 
-def counted(step: Step, loop: Loop) -> Step:
+def counted(gauge: Gauge, step: Callable[..., Any]) -> Callable[..., Any]:
     """The step with the number of the bar and the count behind the first leaf."""
 
     def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         goes_on, number, count, *rest = carry
         (goes_on, *rest), _ = step(consts, [goes_on, *rest], x)
         args = (number, count + 1, rest)
-        return [goes_on, Tell(loop.gauge, args)(*args), count + 1, *rest], []
+        return [goes_on, Tell(gauge, args)(*args), count + 1, *rest], []
 
-    first, *rest = step.carry_types
-    types = [first, *map(jax.typeof, start()), *rest]
-    return make_step(run, step.const_types, types, [])
+    return run
 
 
-def start() -> list[Any]:
-    """These two leaves, to start with."""
-    return [jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)]
+def with_count(init: Arrays) -> list[Any]:
+    """The initial carry of that step."""
+    zero = jnp.zeros((), jnp.int32)
+    return [init[0], zero, zero, *init[1:]]
 
 
-def opened(meter: Meter | None, consts: Arrays, init: Arrays) -> list[Any]:
-    """The initial carry with the number of the bar, once it is shown."""
-    if meter is None or meter.here is None:
-        return list(init)
-    init = list(init)
-    number = meter.here.open([*consts, *init])
-    init[meter.at] = jnp.broadcast_to(number, init[meter.at].shape)
-    return init
+def told_while(
+    run: Callable[[Arrays], tuple[Any, Any]], meter: Meter, consts: Arrays, init: Arrays
+) -> tuple[Any, Any]:
+    """Runs a loop of such a step, and its bar if it has one.
 
-
-def closed(meter: Meter | None, carry: Arrays, outputs: Any) -> Any:
-    """The outputs of the loop that came to this carry, once the bar is at its end."""
-    if meter is None or meter.here is None:
-        return outputs
-    number, count = (jnp.max(leaf) for leaf in carry[meter.at : meter.at + 2])
-    number = meter.here.of(count).report(number, count, carry[meter.at + 2 :])
+    Args:
+        run: From the initial carry to the last one, and what else there is.
+        meter: The bars of the loop.
+        consts: What the steps get each time.
+        init: The initial carry.
+    """
+    gauge, at = meter.here, meter.at
+    if not gauge.is_shown:
+        return run(init)
+    number = gauge.open([*consts, *init])
+    numbers = jnp.broadcast_to(number, init[at].shape)
+    outputs = run([*init[:at], numbers, *init[at + 1 :]])
+    number, count = map(jnp.max, outputs[0][at : at + 2])
+    number = gauge.of(count).report(number, count, outputs[0][at + 2 :])
     return tied(number, outputs)
