@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags, pick, put
+from ..._partition import Arrays, Flags, pick, put, split
 from ...progress import tied, watched_step
 from ._costs import Rates, StepCost
 from ._forward import Active, Saveable, stored
@@ -96,7 +96,7 @@ def store_residuals(
     def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
         consts, init, xs = map(put, inputs, active, marked)
         after, ys = stored(step, loop, policy, consts, [*init, *number, *told[1:]], xs)
-        carry, number = after[: len(init)], after[len(init) :][:1]
+        carry, number, _ = split(after, len(init), len(number))
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
         return moving, (carry, ys, number)
 

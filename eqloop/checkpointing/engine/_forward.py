@@ -16,7 +16,7 @@ from jax import lax
 
 from ..._partition import Arrays, Flags
 from ._loop import Loop, stack_of
-from ._scan import scan_reading
+from ._scan import scan
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
@@ -46,7 +46,7 @@ def primal(
         return (position + 1, carry), y
 
     state = (zero(), list(init))
-    (_, carry), ys = scan_reading(body, (consts, xs), state, [], loop)
+    (_, carry), ys = scan(body, (consts, xs), state, [], loop)
     return carry, ys
 
 
@@ -70,7 +70,7 @@ def stored(
         return (None, carry), y
 
     state = (None, list(init))
-    (_, carry), ys = scan_reading(body, (consts,), state, moved, loop, True)
+    (_, carry), ys = scan(body, (consts,), state, moved, loop, True)
     return carry, ys
 
 

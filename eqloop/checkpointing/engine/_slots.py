@@ -20,7 +20,7 @@ from ._constant import constant
 from ._forward import Walk, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
 from ._order import AbstractSlotOrder
-from ._scan import scan_reading
+from ._scan import scan
 from ._step import Step
 
 
@@ -162,7 +162,7 @@ class DeviceSlots(AbstractSlots):
             return (position + 1, carry, carries), y
 
         state = (zero(), list(init), carries)
-        (_, carry, carries), ys = scan_reading(body, (consts, xs), state, [], loop)
+        (_, carry, carries), ys = scan(body, (consts, xs), state, [], loop)
         return carry, ys, carries.arrays
 
 
