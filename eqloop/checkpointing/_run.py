@@ -5,6 +5,7 @@ from typing import Any
 from .._array_types import strongly_typed
 from .._effects import refuse_checks, without_derivatives
 from .._partition import Arrays
+from ..progress import Guarded
 from ._schedule import AbstractSchedule, StoreAll
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop
@@ -51,7 +52,7 @@ def run(
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, policy, schedule, Counted())
     if loop.meter.is_shown:
-        problem = problem.guarded()
+        problem = problem.with_bars(Guarded())
     inputs = form.open(consts, init)
     carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
     return form.close(consts, init, carry), ys

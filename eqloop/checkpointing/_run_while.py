@@ -6,7 +6,7 @@ import jax
 
 from .._effects import refuse_checks
 from .._partition import Arrays
-from ..progress import Meter, counted, with_count
+from ..progress import Guarded, Meter, counted, with_count
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
@@ -43,8 +43,8 @@ def run_while(
     loop = Loop(planner.max_steps, meter=meter)
     if meter.is_shown:
         types = list(map(jax.typeof, init := with_count(init)))
-        step = make_step(counted(meter.here, step), step.const_types, types, [])
-        step = step.guarded()
+        step = make_step(counted(meter, step), step.const_types, types, [])
+        step = step.rewritten(Guarded())
     form = normal_form(step, keeps_carry=meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, None, planner, UntilStopped())

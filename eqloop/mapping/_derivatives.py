@@ -28,6 +28,7 @@ from .._programs import (
     traced,
 )
 from .._tangents import cotangent_types, tangent_types
+from ..progress import Again
 from ._rows import Rows, along, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
@@ -60,7 +61,7 @@ def pushed_rows(rows: Rows, moves: Marks, out: Marks) -> Rows:
 def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     axes, shares = pick(rows.y_axes, wanted[1]), pick(rows.shares, wanted[1])
-    again = rows.again(backward=False)
+    again = rows.with_bars(Again())
 
     def pull(_: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         moves = again.marks(has_visits, *marks)
@@ -91,7 +92,7 @@ def pulled_rows(rows: Rows, marks: Marks, wanted: Marks) -> Rows:
         num_sums=sum(marks[0]),
         uses_visits=True,
         meter=rows.meter.backward,
-        is_again=False,
+        changes=(),
     )
 
 

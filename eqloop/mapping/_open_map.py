@@ -28,7 +28,7 @@ from .._typecheck import enforce_annotations, explained
 from ..checkpointing.engine._forward import Saveable
 from ..checkpointing.engine._invariant import hoist
 from ..checkpointing.engine._step import Step, trace_step
-from ..progress import NO_BARS, Meter, ProgressBar, make_meter
+from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._planner import Planner
 from ._reduce import Reduction, finish, resolve_reductions, total
 from ._row_map import map_rows
@@ -163,7 +163,8 @@ class OpenedMap:
             sums, ys = f(self.size, None, consts, xs)
         else:
             rows = f.rows(consts, xs, self.size, planner)
-            rows = dataclasses.replace(rows, meter=meter, is_guarded=meter.is_shown)
+            if meter.is_shown:
+                rows = dataclasses.replace(rows, meter=meter, changes=(Guarded(),))
             with loop_scope(self.name):
                 sums, ys = map_rows(rows, consts, xs, planner=planner, policy=policy)
         sums, ys = iter(sums), iter(ys)

@@ -11,7 +11,6 @@ How the rows are cut is planned where the map is run, after it has been differen
 and batched.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from .._partition import Arrays, Flags, pick, put
 from .._tangents import instantiated, is_inexact, nonzero, tangent_types
 from ..checkpointing._policies import save_nothing
 from ..checkpointing.engine._forward import Saveable
-from ..progress import tied
+from ..progress import BarChange, tied
 from ._derivatives import (
     Marks,
     batched_rows,
@@ -167,11 +166,8 @@ class RowMap(Formula):
         # collective, that must be under the `vmap` that it is for.
         return [self.rows.program(*self.rows.probe)]
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(rows=self.rows.again(backward))
-
-    def guarded(self) -> Self:
-        return self.with_params(rows=dataclasses.replace(self.rows, is_guarded=True))
+    def with_bars(self, change: BarChange) -> Self:
+        return self.with_params(rows=self.rows.with_bars(change))
 
     def _out_marks(self, flat: Sequence[bool]) -> Marks:
         return _flags(self.out_tree.unflatten(flat))

@@ -13,7 +13,7 @@ from jax import lax
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
-from ..progress import NO_BARS, Meter, guarded, muted
+from ..progress import NO_BARS, BarChange, Meter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Rows:
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
         meter: The progress bars of the map.
-        is_again: Whether it is run again, so that loops in it show no bars.
-        is_guarded: Whether its callbacks close all bars when they raise.
+        changes: What becomes of bars in the function.
     """
 
     f: Callable[["Rows", int, bool], jex.ClosedJaxpr]
@@ -54,17 +53,14 @@ class Rows:
     uses_visits: bool
     probe: tuple[int, bool]
     meter: Meter = NO_BARS
-    is_again: bool = False
-    is_guarded: bool = False
+    changes: tuple[BarChange, ...] = ()
 
-    def again(self, backward: bool) -> "Rows":
-        """The same to be run again: without its bars and those of loops in it.
-
-        Args:
-            backward: Whether the bar of its backward sweep is left out, too.
-        """
-        meter = self.meter.muted(backward)
-        return dataclasses.replace(self, meter=meter, is_again=True)
+    def with_bars(self, change: BarChange) -> "Rows":
+        """The same with other bars."""
+        changes = (*self.changes, *[change] * (change not in self.changes))
+        return dataclasses.replace(
+            self, meter=change.meter(self.meter), changes=changes
+        )
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
@@ -120,10 +116,8 @@ class Rows:
 @functools.lru_cache(maxsize=256)
 def _program(rows: Rows, size: int, has_visits: bool) -> jex.ClosedJaxpr:
     program = rows.f(rows, size, has_visits)
-    if rows.is_guarded:
-        program = guarded(program)
-    if rows.is_again:
-        program = muted(program, backward=False)
+    for change in rows.changes:
+        program = change(program)
     return pruned(program)
 
 

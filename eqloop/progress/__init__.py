@@ -4,24 +4,25 @@ Where in a loop it reports is known to the loops; nothing here knows one.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress
+from ._changes import Again, BarChange, Guarded
 from ._counted import counted, told_while, with_count
 from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
-from ._mute import guarded, muted
 from ._telling import hops, told_back, told_scan, watched_step
 
 __all__ = [
     "NO_BARS",
+    "Again",
+    "BarChange",
     "Gauge",
+    "Guarded",
     "Label",
     "Meter",
     "ProgressBar",
     "as_progress",
     "check_progress",
     "counted",
-    "guarded",
     "hops",
     "make_meter",
-    "muted",
     "tied",
     "told_back",
     "told_scan",

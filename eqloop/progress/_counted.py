@@ -12,26 +12,23 @@ import jax.numpy as jnp
 
 from .._formula import Formula
 from .._partition import Arrays
-from ._meter import NO_BARS, Gauge, Meter, tied
+from ._changes import BarChange
+from ._meter import Meter, tied
 
 
 class Tell(Formula):
-    """`(number, count, carry) -> number`: has the bar move, should it be time.
+    """`(number, count, carry) -> number`: has the bar move, should it be time."""
 
-    Attributes:
-        gauge: The bar; one that is not shown if the step is run again.
-    """
+    meter: Meter
 
-    gauge: Gauge
-
-    def __init__(self, gauge: Gauge, args: Any):
+    def __init__(self, meter: Meter, args: Any):
         self.in_avals = jax.tree.map(jax.typeof, args)
         self.out_aval = self.in_avals[0]
-        self.params = dict(gauge=gauge)
+        self.params = dict(meter=meter)
         super().__init__()
 
     def expand(self, number: Any, count: Any, carry: Any) -> Any:
-        return self.gauge.report_if_due(number, count, 1, carry)
+        return self.meter.here.report_if_due(number, count, 1, carry)
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         return self.zero_cts()
@@ -47,20 +44,20 @@ class Tell(Formula):
         (number, count, carry), (*counts_dims, carry_dims) = args, dims
         number, count = map(most, (number, count), counts_dims)
         args = (number, count, list(map(first, carry, carry_dims)))
-        return Tell(self.gauge, args)(*args), None
+        return Tell(self.meter, args)(*args), None
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(gauge=NO_BARS.here)
+    def with_bars(self, change: BarChange) -> Self:
+        return self.with_params(meter=change.meter(self.meter))
 
 
-def counted(gauge: Gauge, step: Callable[..., Any]) -> Callable[..., Any]:
+def counted(meter: Meter, step: Callable[..., Any]) -> Callable[..., Any]:
     """The step with the number of the bar and the count behind the first leaf."""
 
     def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         goes_on, number, count, *rest = carry
         (goes_on, *rest), _ = step(consts, [goes_on, *rest], x)
         args = (number, count + 1, rest)
-        return [goes_on, Tell(gauge, args)(*args), count + 1, *rest], []
+        return [goes_on, Tell(meter, args)(*args), count + 1, *rest], []
 
     return run
 

@@ -123,13 +123,10 @@ class Meter:
         total = source.total if source is not None and self.is_known else _UNKNOWN
         return Gauge(source, self.every, phase, total)
 
-    def muted(self, backward: bool) -> "Meter":
-        """The same for a loop that is run again, to be differentiated.
-
-        Args:
-            backward: Whether the bar of its backward sweep is left out, too.
-        """
-        return NO_BARS if backward else self._with(forward=False)
+    @property
+    def again(self) -> "Meter":
+        """The same for a loop that is run again, to be differentiated."""
+        return self._with(forward=False)
 
     @property
     def tangents(self) -> "Meter":

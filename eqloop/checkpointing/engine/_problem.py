@@ -14,6 +14,7 @@ from ..._axes import refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import is_inexact
+from ...progress import BarChange
 from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
 from ._layout import Layout
@@ -57,19 +58,10 @@ class Problem:
         """How its planner has it stored and reversed."""
         return self.planner.layout(LoopSpec(self, active))
 
-    def muted(self, backward: bool) -> "Problem":
-        """The same loop to be run again: without its bars and those in its step.
-
-        Args:
-            backward: Whether those of backward sweeps are left out, too.
-        """
-        meter = self.loop.meter.muted(backward)
-        loop = dataclasses.replace(self.loop, meter=meter)
-        return dataclasses.replace(self, step=self.step.muted(backward), loop=loop)
-
-    def guarded(self) -> "Problem":
-        """The same with callbacks that close all bars when they raise."""
-        return dataclasses.replace(self, step=self.step.guarded())
+    def with_bars(self, change: BarChange) -> "Problem":
+        """The same loop with other bars, and with such in its step."""
+        loop = dataclasses.replace(self.loop, meter=change.meter(self.loop.meter))
+        return dataclasses.replace(self, step=self.step.rewritten(change), loop=loop)
 
 
 @dataclasses.dataclass(frozen=True)
