@@ -1,6 +1,7 @@
 """Progress bars: what the user sets, what the device reports, what the host shows.
 
-Where in a loop it reports is known to the loops; nothing here knows one.
+Loops hand over what they run, and get it back with reports in it. Nothing here knows
+how a loop is stored or reversed.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress
