@@ -110,16 +110,8 @@ class Formula(HiPrimitive):
         """The programs that it runs, for those who look for something in them."""
         return []
 
-    def muted(self, backward: bool) -> Self:
-        """The same to be run again: without progress bars for what was shown before.
-
-        Args:
-            backward: Whether to leave out those of backward sweeps, too.
-        """
-        return self
-
-    def guarded(self) -> Self:
-        """The same with callbacks that close all progress bars when they raise."""
+    def with_bars(self, change: Any) -> Self:
+        """The same with other progress bars, see `progress.BarChange`."""
         return self
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
@@ -373,14 +365,8 @@ class Selected(Formula):
     def jaxprs(self) -> list[Any]:
         return self.formula.jaxprs
 
-    def muted(self, backward: bool) -> Self:
-        return self._with(self.formula.muted(backward))
-
-    def guarded(self) -> Self:
-        return self._with(self.formula.guarded())
-
-    def _with(self, formula: Formula) -> Self:
-        return self.with_params(formula=formula)
+    def with_bars(self, change: Any) -> Self:
+        return self.with_params(formula=self.formula.with_bars(change))
 
     def _among_zeros(self, cts: Sequence[Any]) -> Any:
         """Cotangents of all outputs of the formula, zeros for those not shown."""
@@ -447,11 +433,8 @@ class Vmapped(Formula):
     def jaxprs(self) -> list[Any]:
         return self.formula.jaxprs
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(formula=self.formula.muted(backward))
-
-    def guarded(self) -> Self:
-        return self.with_params(formula=self.formula.guarded())
+    def with_bars(self, change: Any) -> Self:
+        return self.with_params(formula=self.formula.with_bars(change))
 
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)

@@ -5,6 +5,7 @@ from typing import Any
 from .._array_types import strongly_typed
 from .._effects import refuse_checks, without_derivatives
 from .._partition import Arrays
+from ..progress import Guarded
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored
 from .engine._loop import Loop
@@ -44,14 +45,14 @@ def run_loop(
         inputs = without_derivatives((list(consts), list(init), list(xs)))
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
-    is_plain = loop.kept is None and loop.meter is None
+    is_plain = loop.kept is None and not loop.meter.is_shown
     if schedule._by_jax and is_plain:
         return stored(step, loop, policy, consts, init, xs)
-    form = normal_form(step, keeps_carry=loop.meter is not None)
+    form = normal_form(step, keeps_carry=loop.meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, policy, schedule, Counted())
-    if loop.meter is not None:
-        problem = problem.guarded()
+    if loop.meter.is_shown:
+        problem = problem.with_bars(Guarded())
     inputs = form.open(consts, init)
     carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
     return form.close(consts, init, carry), ys

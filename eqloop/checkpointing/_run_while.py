@@ -2,17 +2,18 @@
 
 from typing import Any
 
+import jax
+
 from .._effects import refuse_checks
 from .._partition import Arrays
-from ..progress import Meter
+from ..progress import Guarded, Meter, counted, with_count
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
-from .engine._step import Step
+from .engine._step import Step, make_step
 from .whiles._bounded import Bounded
 from .whiles._forward_only import ForwardOnly
-from .whiles._metered import counted, start
 from .whiles._online import Online
 from .whiles._until_stopped import UntilStopped
 
@@ -22,7 +23,7 @@ def run_while(
     consts: Arrays,
     init: Arrays,
     planner: ForwardOnly | Bounded | Online,
-    meter: Meter | None = None,
+    meter: Meter,
 ) -> list[Any]:
     """Runs a step for as long as the first leaf of the carry says so.
 
@@ -32,7 +33,7 @@ def run_while(
         init: The initial carry. Its first leaf, a boolean, says whether there is a
             first step; what each step makes of it, whether there is another.
         planner: How many steps there may be, and how they are differentiated.
-        meter: Its progress bars, if it has any.
+        meter: Its progress bars.
 
     Returns:
         The final carry.
@@ -40,11 +41,13 @@ def run_while(
     if not planner.max_steps:
         return list(init)
     loop = Loop(planner.max_steps, meter=meter)
-    if meter is not None:
-        step, init = counted(step, loop).guarded(), [init[0], *start(), *init[1:]]
-    form = normal_form(step, keeps_carry=meter is not None)
+    if meter.is_shown:
+        types = list(map(jax.typeof, init := with_count(init)))
+        step = make_step(counted(meter, step), step.const_types, types, [])
+        step = step.rewritten(Guarded())
+    form = normal_form(step, keeps_carry=meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, None, planner, UntilStopped())
     carry, _ = planned_loop(problem, *form.open(consts, init), [])
     carry = form.close(consts, init, carry)
-    return carry if meter is None else [carry[0], *carry[3:]]
+    return [carry[0], *carry[3:]] if meter.is_shown else carry

@@ -28,6 +28,7 @@ from .._tangents import (
     tangent_types,
     zero_cotangent,
 )
+from ..progress import BarChange
 from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program
 from ._watch import Watch
@@ -102,11 +103,8 @@ class Checked(Formula):
         args = (when, list(inputs))
         return Checked(program, args), args, [dim] * len(self.out_avals_flat)
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(program=self.program.muted(backward))
-
-    def guarded(self) -> Self:
-        return self.with_params(program=self.program.guarded())
+    def with_bars(self, change: BarChange) -> Self:
+        return self.rewritten(change)
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
         return self.with_params(program=self.program.rewritten(rewrite))

@@ -11,7 +11,6 @@ import jax.extend.core as jex
 from .. import _programs
 from .._partition import Flags, pick, split
 from .._tangents import is_inexact
-from ..progress import guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +68,6 @@ class Program:
         jaxpr = rewrite(self.jaxpr)
         same = jaxpr is self.jaxpr
         return self if same else dataclasses.replace(self, jaxpr=jaxpr)
-
-    def muted(self, backward: bool) -> "Program":
-        """The program to be run again: without the progress bars in it."""
-        return self.rewritten(lambda jaxpr: muted(jaxpr, backward))
-
-    def guarded(self) -> "Program":
-        """The program with callbacks that close all bars when they raise."""
-        return self.rewritten(guarded)
 
 
 @functools.lru_cache(maxsize=256)

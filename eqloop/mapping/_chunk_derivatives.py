@@ -28,6 +28,7 @@ from .._programs import (
     traced,
 )
 from .._tangents import cotangent_types, tangent_types
+from ..progress import Again
 from ._chunk_function import ChunkFunction, along, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
@@ -52,7 +53,7 @@ def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFu
         y_axes=twofold(f.y_axes, out[1]),
         shares=twofold(f.shares, out[1]),
         num_sums=f.num_sums + sum(out[0]),
-        meter=f.meter and f.meter.tangents,
+        meter=f.meter.tangents,
     )
 
 
@@ -62,7 +63,7 @@ def pulled_function(
 ) -> ChunkFunction:
     """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
     axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
-    again = f.again(backward=False)
+    again = f.with_bars(Again())
 
     def pull(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         moves = again.marks(has_visits, *marks)
@@ -92,8 +93,8 @@ def pulled_function(
         shares=(True,) * len(y_axes),
         num_sums=sum(marks[0]),
         uses_visits=True,
-        meter=f.meter and f.meter.backward,
-        is_again=False,
+        meter=f.meter.backward,
+        changes=(),
     )
 
 

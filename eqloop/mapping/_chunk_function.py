@@ -13,7 +13,7 @@ from jax import lax
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
-from ..progress import Gauge, Meter, guarded, muted
+from ..progress import NO_BARS, BarChange, Meter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,8 @@ class ChunkFunction:
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
-        meter: The progress bars of the map, if it has any.
-        is_again: Whether it is run again, so that loops in it show no bars.
-        is_guarded: Whether its callbacks close all bars when they raise.
+        meter: The progress bars of the map.
+        changes: What becomes of bars in the function.
     """
 
     trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
@@ -53,25 +52,15 @@ class ChunkFunction:
     num_sums: int
     uses_visits: bool
     probe: tuple[int, bool]
-    meter: Meter | None = None
-    is_again: bool = False
-    is_guarded: bool = False
+    meter: Meter = NO_BARS
+    changes: tuple[BarChange, ...] = ()
 
-    def again(self, backward: bool) -> "ChunkFunction":
-        """The same to be run again: without its bars and those of loops in it.
-
-        Args:
-            backward: Whether the bar of its backward sweep is left out, too.
-        """
-        meter = self.meter
-        if meter is not None:
-            meter = None if backward else meter.again
-        return dataclasses.replace(self, meter=meter, is_again=True)
-
-    @property
-    def gauge(self) -> Gauge | None:
-        """The bar of this loop, if it has one."""
-        return None if self.meter is None else self.meter.here
+    def with_bars(self, change: BarChange) -> "ChunkFunction":
+        """The same with other bars."""
+        changes = (*self.changes, *[change] * (change not in self.changes))
+        return dataclasses.replace(
+            self, meter=change.meter(self.meter), changes=changes
+        )
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
@@ -127,10 +116,8 @@ class ChunkFunction:
 @functools.lru_cache(maxsize=256)
 def _chunk_program(f: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
     program = f.trace(f, size, has_visits)
-    if f.is_guarded:
-        program = guarded(program)
-    if f.is_again:
-        program = muted(program, backward=False)
+    for change in f.changes:
+        program = change(program)
     return pruned(program)
 
 

@@ -42,13 +42,13 @@ class ChunkLoop:
         Arrays are sliced and written where they lie, whatever their axes: to cut them
         into chunks beforehand would copy them.
         """
-        chunks, number = self.chunks, self.open(consts, xs)
+        chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
         if chunks.size == chunks.length:
             state = self.f(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
 
-        def body(index: Any, told: tuple[Any, _State]) -> tuple[Any, _State]:
-            number, state = told
+        def body(index: Any, both: tuple[Any, _State]) -> tuple[Any, _State]:
+            number, state = both
             first = index * chunks.size
             state = self._visit(first, chunks.size, state, consts, xs)
             return self.tell(number, first, chunks.size, state), state
@@ -67,23 +67,11 @@ class ChunkLoop:
 
     # The bar, if there is one. A chunk is named by its first new row.
 
-    def open(self, consts: Arrays, xs: Arrays) -> Any:
-        """Has the bar shown: its number."""
-        return self.f.gauge and self.f.gauge.open([*consts, *xs])
-
     def tell(self, number: Any, first: Any, size: int, state: _State) -> Any:
         """Has the bar move by a chunk."""
-        if self.f.gauge is None:
-            return number
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.length)
-        return self.f.gauge.report_if_due(number, done, size, [*sums, *ys])
-
-    def watch(self, back: Any, first: Any, size: int) -> Any:
-        """Has the bar of the backward sweep move by a chunk, see `Gauge.watch`."""
-        if back is None or self.f.meter is None:
-            return back
-        return self.f.meter.back.watch(back, self.chunks.length - first, size)
+        return self.f.meter.here.report_if_due(number, done, size, [*sums, *ys])
 
     def visits(self, first: Any) -> Any:
         """The `visits` of the chunk with this first new row, see `ChunkFunction`."""

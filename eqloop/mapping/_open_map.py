@@ -26,7 +26,7 @@ from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
 from .._programs import has_backward_rules
 from .._typecheck import enforce_annotations, explained
 from ..checkpointing import Saveable, Step, hoist, trace_step
-from ..progress import Meter, ProgressBar, make_meter
+from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
 from ._planned_map import planned_map
 from ._planner import ChunkPlanner
@@ -149,7 +149,7 @@ class OpenedMap:
         return self.outputs.join(self.results(planner, policy, meter), self.same)
 
     def results(
-        self, planner: ChunkPlanner, policy: Saveable = None, meter: Meter | None = None
+        self, planner: ChunkPlanner, policy: Saveable = None, meter: Meter = NO_BARS
     ) -> list[jax.Array]:
         """The results for all rows."""
         f, consts, xs = self.f, self.consts, self.xs
@@ -159,13 +159,14 @@ class OpenedMap:
             refuse_symbolic(self.name, self.size, need, instead)
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
-        if planner.is_whole(self.size) and meter is None:
+        if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:
             chunked = f.chunk_function(consts, xs, self.size, planner)
-            chunked = dataclasses.replace(
-                chunked, meter=meter, is_guarded=meter is not None
-            )
+            if meter.is_shown:
+                chunked = dataclasses.replace(
+                    chunked, meter=meter, changes=(Guarded(),)
+                )
             with loop_scope(self.name):
                 sums, ys = planned_map(
                     chunked, consts, xs, planner=planner, policy=policy

@@ -11,7 +11,6 @@ How the rows are cut is planned where the map is run, after it has been differen
 and batched.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -25,7 +24,7 @@ from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put
 from .._tangents import inexact_only, instantiated, is_inexact, nonzero, tangent_types
 from ..checkpointing import Saveable, policies
-from ..progress import open_back, tied
+from ..progress import BarChange, tied
 from ._chunk_derivatives import (
     MarkPair,
     batched_function,
@@ -121,7 +120,7 @@ class PlannedMap(Formula):
             out, back, here = run_stored(loop, self.policy, *merged, back=back)
             return (back, *map(pick, out, moving)), (out, here)
 
-        back = None if self.f.meter is None else jnp.zeros((), jnp.float32)
+        back = self.f.meter.back.to_watch
         primals = map(pick, inputs, marks)
         _, pull, (out, here) = jax.vjp(run, back, *primals, has_aux=True)
         moves_out = self.moves_out([*marks[0], *marks[1]])
@@ -134,7 +133,8 @@ class PlannedMap(Formula):
         static, (pull, here) = res
         marks, moving = static.value
         cts = instantiated(list(map(pick, outgrad, moving)))
-        number = open_back(self.f.meter, here, [*cts[0], *cts[1]])
+        after = jax.tree.leaves((here, cts))
+        number = self.f.meter.back.open(after, jnp.float32)
         number, *cts = pull((number, *cts))
         return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 
@@ -173,11 +173,8 @@ class PlannedMap(Formula):
         # that must be under the `vmap` that it is for.
         return [self.f.program(*self.f.probe)]
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(f=self.f.again(backward))
-
-    def guarded(self) -> Self:
-        return self.with_params(f=dataclasses.replace(self.f, is_guarded=True))
+    def with_bars(self, change: BarChange) -> Self:
+        return self.with_params(f=self.f.with_bars(change))
 
     def _out_marks(self, flat: Sequence[bool]) -> MarkPair:
         return _flags(self.out_tree.unflatten(flat))

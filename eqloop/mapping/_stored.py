@@ -45,7 +45,7 @@ def run_stored(
     def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
         (number, back, sums), (index, parts) = state, inputs
         first = index * chunks.size
-        back = loop.watch(back, first, chunks.size)
+        back = f.meter.back.watch(back, chunks.length - first, chunks.size)
         more, ys = evaluate(loop.visits(first), consts, parts)
         sums = list(map(jnp.add, sums, more))
         number = loop.tell(number, first, chunks.size, (sums, ys))
@@ -55,7 +55,7 @@ def run_stored(
         _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
     ]
     sums = [zeros(aval) for aval in f.out_types[0]]
-    state = (loop.open(consts, xs), back, sums)
+    state = (f.meter.here.open([*consts, *xs]), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
     state, ys = lax.scan(body, state, (indices, cut))
     number, back, sums = state
@@ -63,7 +63,7 @@ def run_stored(
     if chunks.rest:
         start = chunks.length - chunks.rest
         parts = list(map(functools.partial(_slice, start, chunks.length), xs, f.x_axes))
-        back = loop.watch(back, start, chunks.rest)
+        back = f.meter.back.watch(back, chunks.length - start, chunks.rest)
         more, last = evaluate(None, consts, parts)
         sums = list(map(jnp.add, sums, more))
         ys = [

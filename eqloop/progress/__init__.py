@@ -1,22 +1,33 @@
 """Progress bars: what the user sets, what the device reports, what the host shows.
 
-Where in a loop it reports is known to the loops; nothing here knows one.
+Loops hand over what they run, and get it back with reports in it. Nothing here knows
+how a loop is stored or reversed.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress
-from ._meter import Gauge, Label, Meter, make_meter, open_back, tied
-from ._mute import guarded, muted
+from ._changes import Again, BarChange, Guarded
+from ._counted import counted, told_while, with_count
+from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
+from ._telling import hops, told_back, told_scan, watched_step
 
 __all__ = [
+    "NO_BARS",
+    "Again",
+    "BarChange",
     "Gauge",
+    "Guarded",
     "Label",
     "Meter",
     "ProgressBar",
     "as_progress",
     "check_progress",
-    "guarded",
+    "counted",
+    "hops",
     "make_meter",
-    "muted",
-    "open_back",
     "tied",
+    "told_back",
+    "told_scan",
+    "told_while",
+    "watched_step",
+    "with_count",
 ]

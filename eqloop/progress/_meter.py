@@ -83,7 +83,7 @@ class Meter:
     """The bars of one loop: that of the loop itself, and that of its backward sweep.
 
     Attributes:
-        source: What the host knows of it.
+        source: What the host knows of it; `None` for a loop without bars.
         every: After how many steps they move.
         is_known: Whether it is known beforehand how many steps there are.
         phase: The sweep that is run; empty for the loop itself.
@@ -91,67 +91,90 @@ class Meter:
         at: Where in the carry of a while loop the number of the bar is.
     """
 
-    source: Source
-    every: int
+    source: Source | None = None
+    every: int = 1
     is_known: bool = True
     phase: str = ""
     forward: bool = True
     at: int = 1
 
     @property
-    def here(self) -> "Gauge | None":
-        """The gauge of the loop itself, if that has a bar."""
-        return self._gauge(self.phase) if self.forward else None
+    def is_shown(self) -> bool:
+        """Whether there are any bars."""
+        return self.source is not None
+
+    @property
+    def here(self) -> "Gauge":
+        """The gauge of the loop itself."""
+        return self._gauge(self.phase, self.source if self.forward else None)
 
     @property
     def backward(self) -> "Meter":
         """The same for a backward sweep that is a loop by itself."""
-        return dataclasses.replace(self, phase=self.back.phase, forward=True)
+        return self._with(phase=self.back.phase, forward=True)
 
     @property
     def back(self) -> "Gauge":
         """The gauge of the backward sweep."""
         phase = f"{self.phase}, {_BACKWARD}" if self.phase else _BACKWARD
-        return self._gauge(phase)
+        return self._gauge(phase, self.source)
 
-    def _gauge(self, phase: str) -> "Gauge":
-        total = self.source.total if self.is_known else _UNKNOWN
-        return Gauge(self.source, self.every, phase, total)
+    def _gauge(self, phase: str, source: Source | None) -> "Gauge":
+        total = source.total if source is not None and self.is_known else _UNKNOWN
+        return Gauge(source, self.every, phase, total)
 
     @property
     def again(self) -> "Meter":
         """The same for a loop that is run again, to be differentiated."""
-        return dataclasses.replace(self, forward=False)
+        return self._with(forward=False)
 
     @property
     def tangents(self) -> "Meter":
         """The same for the loop that computes tangents."""
         phase = f"{self.phase}, {_TANGENTS}" if self.phase else _TANGENTS
-        return dataclasses.replace(self, phase=phase)
+        return self._with(phase=phase)
+
+    def moved(self, by: int) -> "Meter":
+        """The same with so many leaves more before the number in the carry."""
+        return self._with(at=self.at + by)
+
+    def _with(self, **changes: Any) -> "Meter":
+        return dataclasses.replace(self, **changes) if self.is_shown else self
+
+
+NO_BARS = Meter()
 
 
 @dataclasses.dataclass(frozen=True)
 class Gauge:
     """One bar, as the program on the device sees it.
 
+    Where there is none, the number to report under is `None`, and so is what every
+    report returns: nothing is added to a program.
+
     Attributes:
-        source: What the host knows of it.
+        source: What the host knows of it; `None` if there is no bar.
         every: After how many steps it moves.
         phase: The sweep whose steps are counted.
         total: How many steps it has. It may be an array, and is negative as long as
             it is not known.
     """
 
-    source: Source
+    source: Source | None
     every: int
     phase: str
     total: Any
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a bar."""
+        return self.source is not None
 
     def of(self, total: Any) -> "Gauge":
         """The same, now that it is known how many steps there are."""
         return dataclasses.replace(self, total=total)
 
-    def open(self, after: Arrays, dtype: Any = jnp.int32) -> jax.Array:
+    def open(self, after: Arrays, dtype: Any = jnp.int32) -> Any:
         """Has the bar shown, before the first step.
 
         Args:
@@ -161,11 +184,13 @@ class Gauge:
         Returns:
             The number to report under.
         """
+        if not self.is_shown:
+            return None
         return self.report(jnp.zeros((), dtype), 0, after, None)
 
     def report(
         self, number: Any, done: Any, carry: Arrays, y: Arrays | None = ()
-    ) -> jax.Array:
+    ) -> Any:
         """Tells how many steps were run.
 
         Args:
@@ -177,6 +202,8 @@ class Gauge:
         Returns:
             The number to hand on.
         """
+        if self.source is None:
+            return number
         label = None if _BACKWARD in self.phase else self.source.label
         values = [] if label is None or y is None else label.pick(carry, y)
         message = [number, done, self.total, _is_first(), _token([*carry, *(y or [])])]
@@ -192,26 +219,35 @@ class Gauge:
 
     def report_if_due(
         self, number: Any, done: Any, size: Any, carry: Arrays, y: Arrays = ()
-    ) -> jax.Array:
+    ) -> Any:
         """The same after `size` steps more, should the bar move by now."""
+        if not self.is_shown:
+            return number
         tell = lambda: self.report(number, done, carry, y)
         if isinstance(size, int) and size % self.every == 0:
             return tell()
         is_due = done // self.every != (done - size) // self.every
         return lax.cond(is_due | (done == self.total), tell, lambda: number)
 
+    @property
+    def to_watch(self) -> Any:
+        """A number for `watch`."""
+        return jnp.zeros((), jnp.float32) if self.is_shown else None
+
     def watch(self, number: Any, done: Any, size: int) -> Any:
         """Has a backward sweep that JAX makes tell when it passes here.
 
         Args:
-            number: A number, in float32, that means nothing. It is its cotangent that
-                is the number of the bar.
+            number: What `to_watch` was. It is its cotangent that is the number of the
+                bar. Without one, nothing is told.
             done: How many steps will then have been reversed.
             size: How many of them since the last report.
 
         Returns:
             The number, to be handed on.
         """
+        if number is None or not self.is_shown:
+            return number
 
         @jax.custom_vjp
         def here(number: Any, done: Any) -> Any:
@@ -233,15 +269,17 @@ def tied(number: Any, outputs: Any) -> Any:
     (`lax.optimization_barrier` does not keep what is not needed.)
 
     Args:
-        number: What the last report returned, or `None` if there is no bar.
+        number: What the last report returned.
         outputs: A tree of arrays.
     """
     if number is None:
         return outputs
-    return jax.tree.map(lambda x: _tie(number >= 0, x), outputs)
+    return jax.tree.map(lambda x: _tie(x, number >= 0), outputs)
 
 
-def _tie(always: Any, x: Any) -> Any:
+# Its derivative is that of the identity, lest a backward sweep copies cotangents.
+@jax.custom_jvp
+def _tie(x: Any, always: Any) -> Any:
     if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     if _is_sharded(x):
@@ -252,21 +290,9 @@ def _tie(always: Any, x: Any) -> Any:
     return lax.dynamic_update_slice(x, first, start)
 
 
-def open_back(meter: Meter | None, here: Any, cts: Arrays) -> Any:
-    """Has the bar of a backward sweep shown that goes by `Gauge.watch`.
-
-    Args:
-        meter: The bars of the loop, if it has any.
-        here: The number of the loop's own bar, if it has one.
-        cts: The cotangents that the sweep starts with.
-
-    Returns:
-        The cotangent of the number that is watched; `None` without a bar.
-    """
-    if meter is None:
-        return None
-    after = cts if here is None else [here, *cts]
-    return meter.back.open(after, jnp.float32)
+@_tie.defjvp
+def _tie_jvp(primals: Any, tangents: Any) -> Any:
+    return _tie(*primals), tangents[0]
 
 
 def make_meter(
@@ -274,7 +300,7 @@ def make_meter(
     progress: ProgressBar | None,
     length: int | None,
     label: Callable[[Callable[[int, Any, Any], str]], Label] | None = None,
-) -> Meter | None:
+) -> Meter:
     """The meter of a loop.
 
     Args:
@@ -289,7 +315,7 @@ def make_meter(
         ValueError: If another number of steps was expected.
     """
     if progress is None:
-        return None
+        return NO_BARS
     _display.require_tqdm(owner)
     need = "the number of steps of a progress bar"
     refuse_symbolic(owner, length, need, "Leave `progress` out for `jax.export`")

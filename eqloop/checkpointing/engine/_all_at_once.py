@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags, pick, put
-from ...progress import open_back, tied
+from ..._partition import Arrays, Flags, pick, put, split
+from ...progress import tied, watched_step
 from ._costs import Rates, StepCost
-from ._forward import Active, Saveable, stored_with_bars
+from ._forward import Active, Saveable, stored
 from ._levels import Nest
 from ._loop import Loop
 from ._nested import Nested
@@ -91,23 +91,23 @@ def store_residuals(
     inputs: Any,
 ) -> tuple[Any, Any]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
+    step, told = watched_step(loop.meter.back, step, loop.length)
 
-    def run(number: Any, *marked: Any) -> tuple[Any, Any]:
-        moved = map(put, inputs, active, marked)
-        carry, ys, number, here = stored_with_bars(step, loop, policy, number, *moved)
+    def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
+        consts, init, xs = map(put, inputs, active, marked)
+        after, ys = stored(step, loop, policy, consts, [*init, *number, *told[1:]], xs)
+        carry, number, _ = split(after, len(init), len(number))
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
-        return moving, (carry, ys, here)
+        return moving, (carry, ys, number)
 
-    number = None if loop.meter is None else jnp.zeros((), jnp.float32)
     marked = map(pick, inputs, active)
-    _, pull, out = jax.vjp(run, number, *marked, has_aux=True)
-    carry, ys, here = out
-    return tied(here, (carry, ys)), (pull, here)
+    _, pull, (carry, ys, number) = jax.vjp(run, told[:1], *marked, has_aux=True)
+    return (carry, ys), (pull, number)
 
 
 def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
     """The cotangents of active inputs, from what `store_residuals` stored."""
-    pull, here = residuals
-    number = open_back(loop.meter, here, [*ct_carry, *ct_ys])
-    number, *cts = pull((number, ct_carry, ct_ys))
-    return tied(number, cts)
+    pull, after = residuals
+    number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)
+    number, *cts = pull((jax.tree.leaves(number), ct_carry, ct_ys))
+    return tied(number[0] if number else None, cts)

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays, Flags
-from ...progress import tied
-from ._loop import Loop, opaque, stack_of
-from ._metered import metered_scan
+from ._kept_rows import scan
+from ._loop import Loop, stack_of
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
@@ -41,16 +40,14 @@ def primal(
 ) -> tuple[list[Any], list[Any]]:
     """Runs the loop and saves nothing. Returns the final carry and `ys`."""
 
-    def body(state: tuple[Any, list[Any]], _: Any) -> tuple[Any, list[Any]]:
-        position, carry = state
+    def body(read: Any, state: tuple[Any, list[Any]], _: Any) -> Any:
+        (consts, xs), (position, carry) = read, state
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
 
-    if loop.meter is not None:
-        consts, xs = opaque(consts), opaque(xs)
-    state, inputs = (zero(), list(init)), (consts, init, xs)
-    number, (_, carry), ys = metered_scan(body, state, [], loop, inputs)
-    return tied(number, (carry, ys))
+    state = (zero(), list(init))
+    (_, carry), ys = scan(body, (consts, xs), state, [], loop)
+    return carry, ys
 
 
 def stored(
@@ -61,34 +58,6 @@ def stored(
     The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
     itself would be given a cotangent of all of them at every step.
     """
-    inputs = (consts, init, xs)
-    carry, ys, *_ = stored_with_bars(step, loop, policy, None, *inputs)
-    return carry, ys
-
-
-def stored_with_bars(
-    step: Step,
-    loop: Loop,
-    policy: Saveable,
-    number: Any,
-    consts: Arrays,
-    init: Arrays,
-    xs: Arrays,
-) -> tuple[list[Any], list[Any], Any, Any]:
-    """The same for a loop that has a meter, with the bar of the backward sweep.
-
-    Args:
-        step: The step.
-        loop: The loop.
-        policy: Which residuals of a step may be stored.
-        number: A number whose cotangent is that of the bar; it goes in and comes out.
-        consts: What the step gets each time.
-        init: The initial carry.
-        xs: What the step gets one element at a time of.
-
-    Returns:
-        The final carry, the outputs, that number, and the number of the loop's own bar.
-    """
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
     # An axis that is in front already is not moved: outside of `jit` that would copy.
     moved = [
@@ -96,20 +65,13 @@ def stored_with_bars(
         for x, axis in zip(xs, loop.x_axes, strict=True)
     ]
 
-    def body(state: tuple[Any, list[Any]], x: list[Any]) -> Any:
-        number, carry = state
-        carry, y = evaluate(consts, carry, x)
-        return (number, carry), y
+    def body(read: Any, state: tuple[None, list[Any]], x: list[Any]) -> Any:
+        carry, y = evaluate(*read, state[1], x)
+        return (None, carry), y
 
-    def before(state: tuple[Any, list[Any]], position: Any) -> Any:
-        number, carry = state
-        if loop.meter is not None and number is not None:
-            number = loop.meter.back.watch(number, loop.length - position, 1)
-        return number, carry
-
-    state, inputs = (number, list(init)), (consts, init, xs)
-    here, (number, carry), ys = metered_scan(body, state, moved, loop, inputs, before)
-    return carry, ys, number, here
+    state = (None, list(init))
+    (_, carry), ys = scan(body, (consts,), state, moved, loop, True)
+    return carry, ys
 
 
 def single(

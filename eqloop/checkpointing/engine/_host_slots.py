@@ -13,9 +13,9 @@ from jax.custom_batching import custom_vmap
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays
+from ...progress import hops
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
-from ._metered import hops
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -88,10 +88,10 @@ class HostSlots(AbstractSlots):
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
-        gauge = loop.gauge
-        number = gauge and gauge.open([*consts, *init, *xs])
-        told = (number, (zero(), list(init), ys))
-        (_, (_, carry, ys)), slots = lax.scan(segment, told, stops)
+        gauge = loop.meter.here
+        number = gauge.open([*consts, *init, *xs])
+        state = (zero(), list(init), ys)
+        (_, (_, carry, ys)), slots = lax.scan(segment, (number, state), stops)
         return carry, ys, slots
 
 

@@ -6,6 +6,7 @@ after the last one be too few for a segment, the first one is run by itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,31 +15,53 @@ from jax import lax
 
 from ..._axes import is_symbolic
 from ..._partition import Arrays
-from ._loop import Loop, stack_of, store
+from ...progress import told_scan
+from ._loop import Loop, opaque, stack_of, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 ScanBody = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
 
 
-def scan(body: ScanBody, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
-    """Runs a loop.
+def scan(
+    body: Callable[..., tuple[Any, list[Any]]],
+    read: tuple[Arrays, ...],
+    state: Any,
+    xs: Arrays,
+    loop: Loop,
+    is_differentiated: bool = False,
+) -> tuple[Any, list[Any]]:
+    """Runs a loop, and its bar if it has one.
 
     Args:
-        body: The step.
-        state: What the first step gets.
+        body: The step: `(read, state, x) -> (state, y)`, for lists `x` and `y`.
+        read: What is the same for every step, in lists.
+        state: What the first step gets. Its second entry is the carry.
         xs: What is scanned along the leading axis, if anything is. It is cut up for
             segments, so a body that is not differentiated had better index.
         loop: The loop; its `x_axes` are not for these `xs`.
+        is_differentiated: Whether JAX differentiates it. Then it is not run in blocks
+            for its bar, as cotangents that are summed up so have other last bits.
 
     Returns:
         What the last step made of the state, and the rows that are kept.
     """
+    if not loop.meter.here.is_shown:
+        return _scan(functools.partial(body, read), state, xs, loop)
+    after = [x for group in (*read, state[1], xs) for x in group]
+    if not is_differentiated:
+        read = tuple(map(opaque, read))
+    run = functools.partial(body, read)
+    return told_scan(_scan, run, state, xs, loop, after, not is_differentiated)
+
+
+def _scan(body: ScanBody, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
+    """The same for a body that is given nothing to read, and without a bar."""
     if loop.kept is None:
         return _lax_scan(body, state, xs, loop.length, loop)
     if xs and loop.kept.step < 0:
         # The order of `xs` is given, so that of the rows cannot be chosen.
         ascending = dataclasses.replace(loop, kept=loop.kept[::-1])
-        state, ys = scan(body, state, xs, ascending)
+        state, ys = _scan(body, state, xs, ascending)
         return state, [jnp.flip(y, 0) for y in ys]
     before, between, after = loop.gaps
     steps = _Steps(body, xs, loop)

@@ -10,7 +10,7 @@ from jax import lax
 from ..._compat import is_widened
 from ..._loop_markers import mark
 from ..._partition import Arrays
-from ...progress import Gauge, Meter
+from ...progress import NO_BARS, Meter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Loop:
             indexed along it where it lies: moving it to the front would copy them.
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
-        meter: Its progress bars, if it has any.
+        meter: Its progress bars.
     """
 
     length: int
@@ -36,7 +36,7 @@ class Loop:
     unroll: int = 1
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
-    meter: Meter | None = None
+    meter: Meter = NO_BARS
 
     @property
     def rows(self) -> int:
@@ -59,11 +59,6 @@ class Loop:
     def descends(self) -> bool:
         """Whether the first step that is kept has the last row of `ys`."""
         return self.reverse != (self.kept is not None and self.kept.step < 0)
-
-    @property
-    def gauge(self) -> Gauge | None:
-        """The bar of the loop itself, if it has one."""
-        return None if self.meter is None else self.meter.here
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""
@@ -107,7 +102,7 @@ class Loop:
 
     def part(self, length: int) -> "Loop":
         """The same loop over fewer steps, all of which are kept, and without a bar."""
-        return dataclasses.replace(self, length=length, kept=None, meter=None)
+        return dataclasses.replace(self, length=length, kept=None, meter=NO_BARS)
 
     def in_blocks(self, size: int) -> "Loop":
         """The loop over blocks of so many steps."""

@@ -20,7 +20,7 @@ from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Formula, Static
 from ..._partition import Arrays, Flags, pick
 from ..._tangents import inexact_only, instantiated, is_zero, zero_cotangent
-from ...progress import tied
+from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
     Back,
@@ -99,7 +99,7 @@ class PlannedLoop(Formula):
         )
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        again = self.muted(backward=False)
+        again = self.with_bars(Again())
         _, residuals, _ = again.sweep_forward(perturbed, *inputs)
         return again.vjp_bwd_retval(residuals, cts)
 
@@ -158,11 +158,8 @@ class PlannedLoop(Formula):
     def jaxprs(self) -> list[Any]:
         return [self.problem.step.jaxpr]
 
-    def muted(self, backward: bool) -> Self:
-        return self.with_params(problem=self.problem.muted(backward))
-
-    def guarded(self) -> Self:
-        return self.with_params(problem=self.problem.guarded())
+    def with_bars(self, change: BarChange) -> Self:
+        return self.with_params(problem=self.problem.with_bars(change))
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
         step = self.problem.step
@@ -260,7 +257,7 @@ class Reverse(Formula):
             wanted: Which of the `ys` have a cotangent.
             args: Its inputs, the slots, and the cotangents of carry and `ys`.
         """
-        step = problem.repetition.reversed_step(problem.step.muted(backward=False))
+        step = problem.repetition.reversed_step(problem.step.rewritten(Again()))
         carry = active.carry[problem.repetition.lead :]
         back = Pull(step, problem.policy, active._replace(carry=carry), wanted)
         return cls(primal, back, layout, True, _types_of(args))(*args)
@@ -271,7 +268,7 @@ class Reverse(Formula):
         consts, _, xs = inputs
         given = (consts, xs, carried, zs)
         cts = self.problem.repetition.reverse(self, given, slots)
-        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
+        return cts.consts, cts.carry, cts.xs
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)
@@ -323,11 +320,11 @@ class Reverse(Formula):
             # On this way there is what is left of both once they are differentiated.
             primal = settled_problem(problem, active, reverse=True)
             back = left_of(self.back, self.again, self._known(active), reverse=True)
-            step = onward(back, primal.step.muted(backward=False), problem.loop)
+            step = onward(back, primal.step.rewritten(Again()), problem.loop)
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]
-        meter = problem.loop.meter and problem.loop.meter.again.tangents
+        meter = problem.loop.meter.again.tangents
         loop = dataclasses.replace(
             problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
         )
@@ -365,14 +362,10 @@ class Reverse(Formula):
     def jaxprs(self) -> list[Any]:
         return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
 
-    def muted(self, backward: bool) -> Self:
-        # A sweep that is there already is one whose bar has been shown.
-        muted = self.back.mapped(lambda step: step.muted(backward=True))
-        return self.with_params(problem=self.problem.muted(backward=True), back=muted)
-
-    def guarded(self) -> Self:
-        back = self.back.mapped(Step.guarded)
-        return self.with_params(problem=self.problem.guarded(), back=back)
+    def with_bars(self, change: BarChange) -> Self:
+        change = change.in_reverse
+        back = self.back.mapped(lambda step: step.rewritten(change))
+        return self.with_params(problem=self.problem.with_bars(change), back=back)
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [any(moves_in)] * len(self.out_avals_flat)
@@ -386,7 +379,7 @@ class Reverse(Formula):
     @property
     def again(self) -> Step:
         """The step to advance by: the loop there, and the bars in it, were shown."""
-        step = self.problem.step.muted(backward=False)
+        step = self.problem.step.rewritten(Again())
         return without_outputs(self.problem.repetition.reversed_step(step))
 
     def _known(self, active: Active) -> Active:
@@ -403,7 +396,7 @@ class Reverse(Formula):
 
     def _forward(self, inputs: Any) -> list[Any]:
         """The slots, from running the loop there."""
-        problem = self.problem.muted(backward=True)
+        problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
         return problem.repetition.run(problem, self.layout, inputs)[2]
 

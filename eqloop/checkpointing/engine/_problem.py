@@ -14,6 +14,7 @@ from ..._axes import is_symbolic, refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
+from ...progress import BarChange
 from ._all_at_once import AllAtOnce
 from ._forward import Active, Saveable
 from ._layout import Layout
@@ -58,22 +59,10 @@ class Problem:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
         return self.planner.layout(LoopSpec(self, active))
 
-    def muted(self, backward: bool) -> "Problem":
-        """The same loop to be run again: without its bars and those in its step.
-
-        Args:
-            backward: Whether those of backward sweeps are left out, too.
-        """
-        meter = self.loop.meter
-        if meter is not None:
-            meter = None if backward else meter.again
-        loop = dataclasses.replace(self.loop, meter=meter)
-        step = self.step.muted(backward)
-        return dataclasses.replace(self, step=step, loop=loop)
-
-    def guarded(self) -> "Problem":
-        """The same with callbacks that close all bars when they raise."""
-        return dataclasses.replace(self, step=self.step.guarded())
+    def with_bars(self, change: BarChange) -> "Problem":
+        """The same loop with other bars, and with such in its step."""
+        loop = dataclasses.replace(self.loop, meter=change.meter(self.loop.meter))
+        return dataclasses.replace(self, step=self.step.rewritten(change), loop=loop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +216,10 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     num_consts = step.num_consts + sum(active.consts)
     num_carry = step.num_carry + sum(active.carry)
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
-    meter = loop.meter and loop.meter.tangents
     return dataclasses.replace(
         problem,
         step=Step(pruned(jaxpr), num_consts, num_carry),
-        loop=dataclasses.replace(loop, x_axes=axes, meter=meter),
+        loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..._formula import Formula
 from ..._partition import Arrays
+from ...progress import told_back
 from . import _forward
 from ._forward import Active
 from ._loop import with_batch_axis
@@ -110,7 +111,8 @@ class Counted(AbstractRepetition):
         sweep = Sweep(
             reverse.again, loop, reverse.back, layout.reversal, consts, xs, zs
         )
-        return sweep.run(layout, saved, carried)
+        run = lambda sweep, carried: sweep.run(layout, saved, carried)
+        return told_back(run, sweep, carried, [*saved, *zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

@@ -5,6 +5,7 @@ To take blocks back in another way, subclass `AbstractReversal` in a file of its
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jax import lax
@@ -62,6 +63,17 @@ class AbstractReversal(abc.ABC):
 
         unroll = min(sweep.loop.unroll, most)
         return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
+    def past(
+        self,
+        sweep: "Sweep",
+        take: Callable[["Cotangents"], "Cotangents"],
+        start: Any,
+        count: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        """Takes cotangents past a block by a function: where a bar can tell of it."""
+        return take(cts)
 
     @abc.abstractmethod
     def block_bytes(self, cost: StepCost, count: int) -> int:

@@ -16,10 +16,10 @@ from jax import lax
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays
-from ...progress import tied
+from ...progress import hops
 from ._forward import Walk, zero
+from ._kept_rows import scan
 from ._loop import Loop, element, opaque, part, stack_of, stack_type, store
-from ._metered import hops, metered_scan
 from ._order import AbstractSlotOrder
 from ._step import Step
 
@@ -160,26 +160,23 @@ class DeviceSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        by_segments = not (order.has_cheap_rows or step.y_types)
-        if by_segments or loop.meter is not None:
-            consts, xs = opaque(consts), opaque(xs)
         carries = self.filled(init, len(order.starts) + 1)
-        if by_segments:
-            walk = Walk(step, loop, consts, xs)
+        if not (order.has_cheap_rows or step.y_types):
+            walk = Walk(step, loop, opaque(consts), opaque(xs))
             return _sweep_by_segments(walk, order, list(init), carries)
         row_of = order.row_of()
 
         def body(
-            state: tuple[Any, list[Any], Carries], _: Any
+            read: Any, state: tuple[Any, list[Any], Carries], _: Any
         ) -> tuple[tuple[Any, list[Any], Carries], list[Any]]:
-            position, carry, carries = state
+            (consts, xs), (position, carry, carries) = read, state
             carries = carries.write(carry, row_of(position))
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, carries), y
 
-        state, inputs = (zero(), list(init), carries), (consts, init, xs)
-        number, (_, carry, carries), ys = metered_scan(body, state, [], loop, inputs)
-        return tied(number, (carry, ys, carries.arrays))
+        state = (zero(), list(init), carries)
+        (_, carry, carries), ys = scan(body, (consts, xs), state, [], loop)
+        return carry, ys, carries.arrays
 
 
 def _sweep_by_segments(
@@ -199,9 +196,9 @@ def _sweep_by_segments(
         number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
         return number, carry, carries
 
-    gauge = walk.loop.gauge
+    gauge = walk.loop.meter.here
     after = [*walk.consts, *init, *walk.xs]
-    state = (gauge and gauge.open(after), init, carries)
+    state = (gauge.open(after), init, carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, [], carries.arrays
 

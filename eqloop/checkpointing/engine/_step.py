@@ -12,7 +12,6 @@ from ..._array_types import strongly_typed
 from ..._partition import Arrays, Flags, split
 from ..._programs import pruned, run
 from ..._reaching import reached
-from ...progress import guarded, muted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +33,6 @@ class Step:
         self, consts: Arrays, carry: Arrays, x: Arrays
     ) -> tuple[list[Any], list[Any]]:
         return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
-
-    def muted(self, backward: bool) -> "Step":
-        """The step to be run again: without the bars of the loops in it.
-
-        Args:
-            backward: Whether those of their backward sweeps are left out, too.
-        """
-        return self.rewritten(lambda jaxpr: muted(jaxpr, backward))
-
-    def guarded(self) -> "Step":
-        """The step, with callbacks that close all bars when they raise."""
-        return self.rewritten(guarded)
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> "Step":
         """The step with another jaxpr of the same signature."""

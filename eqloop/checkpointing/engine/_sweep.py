@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from ..._partition import Arrays
-from ...progress import Gauge
 from ._back import Back, Taken
 from ._forward import FROM_START, Walk, shifted
 from ._layout import Layout
@@ -28,11 +27,10 @@ class Cotangents:
     consts: list[Any]
     carry: list[Any]
     xs: list[Any]
-    number: Any  # of the progress bar, if there is one
 
 
 jax.tree_util.register_dataclass(
-    Cotangents, data_fields=["consts", "carry", "xs", "number"], meta_fields=[]
+    Cotangents, data_fields=["consts", "carry", "xs"], meta_fields=[]
 )
 
 
@@ -61,14 +59,6 @@ class Sweep:
     first: Any = FROM_START
 
     @property
-    def gauge(self) -> Gauge | None:
-        """The bar of the sweep."""
-        if self.loop.meter is None:
-            return None
-        gauge = self.loop.meter.back
-        return gauge if self.count is None else gauge.of(self.count)
-
-    @property
     def walk(self) -> Walk:
         return Walk(self.step, self.loop, self.consts, self.xs, self.first)
 
@@ -82,7 +72,7 @@ class Sweep:
         """
         order = layout.order.by_carries()
         sweep = self if order.is_flat else self.opaque()
-        cts = sweep.start(ct_carry, slots)
+        cts = sweep.start(ct_carry)
         carries = layout.slots.holding(slots, self.step.carry_types)
         return order.reverse(sweep, carries, cts)
 
@@ -95,30 +85,32 @@ class Sweep:
             zs=opaque(self.zs),
         )
 
-    def start(self, ct_carry: Arrays, slots: Arrays) -> Cotangents:
-        """What there is at the end of the loop.
-
-        Args:
-            ct_carry: What is carried back from there.
-            slots: The carries to start from. Until they are there, no bar is shown.
-        """
+    def start(self, ct_carry: Arrays) -> Cotangents:
+        """What there is at the end of the loop, given what is carried back from it."""
         return Cotangents(
             [jnp.zeros_like(self.consts[i]) for i in self.back.const_of],
             list(ct_carry),
             [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
-            self.gauge and self.gauge.open([*slots, *ct_carry, *self.zs]),
         )
 
     def part(self, start: Any) -> "Sweep":
         """The same for the steps from a position on, which they count from."""
         return dataclasses.replace(self, first=shifted(start, self.first))
 
+    @property
+    def steps(self) -> Any:
+        """How many steps are reversed."""
+        return self.loop.length if self.count is None else self.count
+
+    def position(self, start: Any) -> Any:
+        """Where in the loop a position of these steps is."""
+        return shifted(start, self.first)
+
     def pull(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
         """Reverses a block of `count` steps, given the carry before it."""
-        cts = self.reversal(self, carry, start, count, cts)
-        return self.told(start, count, cts)
+        return self.reversal(self, carry, start, count, cts)
 
     def pull_each(
         self, carries: Carries, row: Any, start: Any, count: Any, most: int, cts: Any
@@ -148,7 +140,7 @@ class Sweep:
 
         The `xs` lie along `loop.x_axes`, and the `zs` along their first axis.
         """
-        start = shifted(start, self.first)
+        start = self.position(start)
         at = self.loop.block_start(start, count)
         return at, self.loop.block(self.xs, start, count), self._zs(at, count)
 
@@ -162,17 +154,7 @@ class Sweep:
                 put_part(whole, ct, at, axis)
                 for whole, ct, axis in zip(cts.xs, taken.xs, axes, strict=True)
             ],
-            cts.number,
         )
-
-    def told(self, start: Any, count: int, cts: Cotangents) -> Cotangents:
-        """Has the bar move by a block, if there is one."""
-        if self.gauge is None:
-            return cts
-        length = self.loop.length if self.count is None else self.count
-        done = length - shifted(start, self.first)
-        number = self.gauge.report_if_due(cts.number, done, count, cts.carry)
-        return dataclasses.replace(cts, number=number)
 
     def _zs(self, start: Any, count: int) -> list[Any]:
         """Those of `count` outputs from an index on: zeros for what is not kept."""

@@ -81,8 +81,9 @@ class Together(AbstractReversal):
 
         def body(i: Any, cts: "Cotangents") -> "Cotangents":
             offset = (batches - 1 - i) * size
-            cts = _joined(sweep, carries, row + offset, start + offset, size, cts)
-            return sweep.told(start + offset, size, cts)
+            at = (row + offset, start + offset)
+            take = lambda cts: _joined(sweep, carries, *at, size, cts)
+            return sweep.reversal.past(sweep, take, start + offset, size, cts)
 
         return lax.fori_loop(0, batches, body, cts)
 

@@ -90,11 +90,7 @@ def _joint_problem(
     (any_type,) = jax.make_jaxpr(jnp.any)(carry_types[0]).out_avals
     guard_types = carry_types[1:] if is_guarded else []
     step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
-    loop, meter = batched.loop, batched.loop.meter
-    if meter is not None:
-        loop = dataclasses.replace(
-            loop, meter=dataclasses.replace(meter, at=meter.at + 1)
-        )
+    loop = dataclasses.replace(batched.loop, meter=batched.loop.meter.moved(1))
     return dataclasses.replace(batched, step=step, loop=loop)
 
 

@@ -57,6 +57,6 @@ class Bounded(AbstractWhileOrder):
         order = self.order
         sweep = sweep if order.is_flat else sweep.opaque()
         _, *slots = saved
-        cts = sweep.start(ct_carry, slots)
+        cts = sweep.start(ct_carry)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         return order.reverse(sweep, carries, cts)

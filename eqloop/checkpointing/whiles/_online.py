@@ -117,7 +117,7 @@ class Online(AbstractWhileOrder):
         chain = Chain(sweep, self.checkpoints - 1, reach, order=order)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         stack = self._stack(reach, count, starts, carries)
-        cts = sweep.start(ct_carry, slots)
+        cts = sweep.start(ct_carry)
         return chain.reverse(stack, count - 1, 0, cts)[1]
 
     def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:

@@ -11,6 +11,7 @@ from ..._array_types import axes_of
 from ..._formula import Formula, Selected, mapped
 from ..._partition import Arrays, pick
 from ..._reaching import names_axis
+from ...progress import told_back, told_while
 from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop, Reverse
 from ..engine._problem import Problem
@@ -18,7 +19,6 @@ from ..engine._repetition import AbstractRepetition, Counted
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
-from ._metered import closed, opened
 from ._until import run_plain, unconditional
 
 
@@ -39,12 +39,13 @@ class UntilStopped(AbstractRepetition):
         self, problem: Problem, layout: Any, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         (consts, init, _), step, loop = inputs, problem.step, problem.loop
-        init = opened(loop.meter, consts, init)
-        if layout is None:
-            carry, saved = run_plain(step, loop.length, consts, init), []
-        else:
-            carry, saved = layout.forward(step, consts, init)
-        carry, saved = closed(loop.meter, carry, (carry, saved))
+
+        def forward(init: Arrays) -> tuple[list[Any], list[Any]]:
+            if layout is None:
+                return run_plain(step, loop.length, consts, init), []
+            return layout.forward(step, consts, init)
+
+        carry, saved = told_while(forward, loop.meter, consts, init)
         return carry, [], saved
 
     def saved_types(self, step: Step, layout: Any) -> list[Any]:
@@ -54,7 +55,8 @@ class UntilStopped(AbstractRepetition):
         (consts, _, carried, _), layout = inputs, reverse.layout
         settings = (reverse.problem.loop, reverse.back, layout.reversal)
         sweep = Sweep(reverse.again, *settings, consts, [], [], count=saved[0])
-        return layout.reverse(sweep, saved, carried)
+        run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
+        return told_back(run, sweep, carried, saved)
 
     def reversed_step(self, step: Step) -> Step:
         return unconditional(step)

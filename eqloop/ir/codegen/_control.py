@@ -14,6 +14,7 @@ from ..._equations import rewritable_programs
 from ..._formula import Formula
 from ..._loop_markers import watched
 from ..._partition import split
+from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
 from ._lines import Brackets, Text, call, one_line, structure, tuple_of
@@ -178,7 +179,7 @@ def expansion(eqn: jex.JaxprEqn) -> tuple[Closed, str]:
     """
     formula: Any = eqn.params["_prim"]
     if isinstance(formula, Formula):
-        formula = formula.muted(backward=True)
+        formula = formula.with_bars(Again(backward=True))
 
     def expanded(*flat: Any) -> list[Any]:
         result = formula.expand(*formula.in_tree.unflatten(flat))

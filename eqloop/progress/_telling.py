@@ -1,0 +1,177 @@
+"""Where a loop tells how far it has come: wrappers of its body and of its way back.
+
+Who runs a loop hands over what it would run, and gets the same with reports in it. The
+number of the bar is one more entry of what the loop carries.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from .._partition import Arrays
+from ._meter import Gauge, tied
+
+
+def told_scan(
+    scan: Callable[..., tuple[Any, list[Any]]],
+    body: Callable[..., tuple[Any, list[Any]]],
+    state: Any,
+    xs: Arrays,
+    loop: Any,
+    after: Arrays,
+    may_cut: bool,
+) -> tuple[Any, list[Any]]:
+    """Runs a scan, and its bar.
+
+    Nothing is asked at each step if it can be helped: the loop is run in blocks of as
+    many steps as divide both its length and `every`. So the bar moves when it is to,
+    the step is in the program but once, and there are no outputs of a rest to be put
+    behind the others, which would copy them.
+
+    Args:
+        scan: Runs a loop: `(body, state, xs, loop) -> (state, ys)`.
+        body: The step.
+        state: What the first step gets. Its second entry is the carry.
+        xs: What is scanned along the leading axis; nothing if the loop may be cut.
+        loop: The loop, whose `meter` is that of the bar.
+        after: What is to be there before the bar is shown.
+        may_cut: Whether the loop may be cut into blocks.
+    """
+    gauge, cut = loop.meter.here, may_cut and loop.kept is None
+    size = math.gcd(loop.length, gauge.every) if cut else 1
+
+    def run(state: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
+        number, position, state = state
+        if size == 1:
+            state, ys = body(state, xs)
+            y = ys
+        else:
+            state, ys = scan(body, state, xs, loop.part(size))
+            y = [y[0 if loop.reverse else -1] for y in ys]
+        position = position + size
+        number = gauge.report_if_due(number, position, size, state[1], y)
+        return (number, position, state), ys
+
+    state = (gauge.open(after), jnp.zeros((), jnp.int32), state)
+    (number, _, state), ys = scan(run, state, xs, loop.in_blocks(size))
+    return tied(number, (state, ys if size == 1 else list(map(_join, ys))))
+
+
+def hops(
+    gauge: Gauge,
+    number: Any,
+    state: Any,
+    stop: Any,
+    run: Callable[[Any, Any], Any],
+    y_of: Callable[[Any], Arrays] = lambda state: [],
+) -> tuple[Any, Any]:
+    """Runs a loop whose length is not static, and tells how far it has come.
+
+    Args:
+        gauge: The bar.
+        number: What the report before this one returned.
+        state: The position, the carry, and so on.
+        stop: The position to run to.
+        run: From a state and a position to the state at that position.
+        y_of: Finds the outputs of the last step.
+
+    Returns:
+        The number to hand on, and the state at the last position.
+    """
+    if not gauge.is_shown:
+        return number, run(state, stop)
+
+    def hop(told: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, state = told
+        position = state[0]
+        due = position + gauge.every - position % gauge.every
+        state = run(state, jnp.minimum(due, stop))
+        done, carry, y = state[0], state[1], y_of(state)
+        number = gauge.report_if_due(number, done, done - position, carry, y)
+        return number, tied(number, state)
+
+    return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
+
+
+def told_back(
+    run: Callable[[Any, Arrays], Any], sweep: Any, ct_carry: Arrays, after: Arrays
+) -> Any:
+    """Runs a reverse sweep, and its bar if it has one.
+
+    Its blocks are reversed by a reversal that tells, for which the number is carried
+    back behind the cotangents of the carry.
+
+    Args:
+        run: Runs a sweep, given what is carried back from the end.
+        sweep: The sweep.
+        ct_carry: What is carried back from the end.
+        after: What is to be there before the bar is shown, besides.
+    """
+    gauge = sweep.loop.meter.back.of(sweep.steps)
+    if not gauge.is_shown:
+        return run(sweep, ct_carry)
+    number = gauge.open([*after, *ct_carry])
+    told_sweep = dataclasses.replace(sweep, reversal=_Told(sweep.reversal, gauge))
+    cts = run(told_sweep, [*ct_carry, number])
+    *ct_carry, number = cts.carry
+    return tied(number, dataclasses.replace(cts, carry=ct_carry))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Told:
+    """A reversal that tells of each block that it has taken back."""
+
+    reversal: Any
+    gauge: Gauge
+
+    def __call__(
+        self, sweep: Any, carry: Arrays, start: Any, count: int, cts: Any
+    ) -> Any:
+        take = lambda cts: self.reversal(sweep, carry, start, count, cts)
+        return self.past(sweep, take, start, count, cts)
+
+    def each(self, *steps: Any) -> Any:
+        return self.reversal.each(*steps)
+
+    def past(
+        self, sweep: Any, take: Callable[[Any], Any], start: Any, count: int, cts: Any
+    ) -> Any:
+        *ct_carry, number = cts.carry
+        cts = take(dataclasses.replace(cts, carry=ct_carry))
+        done = sweep.steps - sweep.position(start)
+        number = self.gauge.report_if_due(number, done, count, cts.carry)
+        return dataclasses.replace(cts, carry=[*cts.carry, number])
+
+
+def watched_step(
+    gauge: Gauge, step: Callable[..., Any], length: int
+) -> tuple[Callable[..., Any], list[Any]]:
+    """A step that JAX differentiates, and that tells when it is passed on the way back.
+
+    Args:
+        gauge: The bar of the backward sweep.
+        step: `(consts, carry, x) -> (carry, y)`.
+        length: How many steps there are.
+
+    Returns:
+        The step, with leaves behind its carry if there is a bar, and what these start
+        with: the number, see `Gauge.watch`, and a counter.
+    """
+    if not gauge.is_shown:
+        return step, []
+
+    def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
+        *carry, number, position = carry
+        number = gauge.watch(number, length - position, 1)
+        carry, y = step(consts, carry, x)
+        return [*carry, number, position + 1], y
+
+    return run, [gauge.to_watch, jnp.zeros((), jnp.int32)]
+
+
+def _join(y: Any) -> Any:
+    return lax.reshape(y, (y.shape[0] * y.shape[1], *y.shape[2:]))
