@@ -103,7 +103,7 @@ class Back(abc.ABC):
             inputs: Consts, the carry before each step, and the block's part of `xs`.
             ends: What is carried back to each step, and what it gets besides.
         """
-        raise TypeError(f"{type(self).__name__} takes steps back one by one.")
+        raise AssertionError("it takes steps back one by one")
 
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:

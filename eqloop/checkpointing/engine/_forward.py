@@ -51,7 +51,12 @@ def primal(
 
 
 def stored(
-    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
+    step: Callable[..., tuple[list[Any], list[Any]]],
+    loop: Loop,
+    policy: Saveable,
+    consts: Arrays,
+    init: Arrays,
+    xs: Arrays,
 ) -> tuple[list[Any], list[Any]]:
     """Runs the loop so that JAX's own derivative of it stores the residuals.
 
