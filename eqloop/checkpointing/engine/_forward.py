@@ -51,7 +51,12 @@ def primal(
 
 
 def stored(
-    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
+    step: Callable[[Arrays, Arrays, Arrays], tuple[list[Any], list[Any]]],
+    loop: Loop,
+    policy: Saveable,
+    consts: Arrays,
+    init: Arrays,
+    xs: Arrays,
 ) -> tuple[list[Any], list[Any]]:
     """Runs the loop so that JAX's own derivative of it stores the residuals.
 
@@ -66,7 +71,8 @@ def stored(
     ]
 
     def body(read: Any, state: tuple[None, list[Any]], x: list[Any]) -> Any:
-        carry, y = evaluate(*read, state[1], x)
+        (consts,), (_, carry) = read, state
+        carry, y = evaluate(consts, carry, x)
         return (None, carry), y
 
     state = (None, list(init))
