@@ -91,13 +91,13 @@ def store_residuals(
     inputs: Any,
 ) -> tuple[Any, Any]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
-    watched, told = watched_step(loop.meter.back, step, loop.length)
+    told_step, told = watched_step(loop.meter.back, step, loop.length)
 
     def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
         consts, init, xs = map(put, inputs, active, marked)
-        carry = [*init, *number, *told[1:]]
-        after, ys = stored(watched, loop, policy, consts, carry, xs)
-        carry, number, _ = split(after, len(init), len(number))
+        init = [*init, *number, *told[1:]]
+        carry, ys = stored(told_step, loop, policy, consts, init, xs)
+        carry, number, _ = split(carry, step.num_carry, len(number))
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
         return moving, (carry, ys, number)
 

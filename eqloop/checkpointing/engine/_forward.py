@@ -51,7 +51,7 @@ def primal(
 
 
 def stored(
-    step: Callable[..., tuple[list[Any], list[Any]]],
+    step: Callable[[Arrays, Arrays, Arrays], tuple[list[Any], list[Any]]],
     loop: Loop,
     policy: Saveable,
     consts: Arrays,
@@ -71,7 +71,8 @@ def stored(
     ]
 
     def body(read: Any, state: tuple[None, list[Any]], x: list[Any]) -> Any:
-        carry, y = evaluate(*read, state[1], x)
+        (consts,), (_, carry) = read, state
+        carry, y = evaluate(consts, carry, x)
         return (None, carry), y
 
     state = (None, list(init))
