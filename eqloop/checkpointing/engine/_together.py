@@ -89,7 +89,7 @@ class Together(AbstractReversal):
 
     def block_bytes(self, cost: StepCost, count: int) -> int:
         count = self.size if count == 1 else count
-        return cost.ct_consts + count * bytes_of_step(cost)
+        return cost.ct_consts + count * _bytes_of_step(cost)
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
         return 0.0
@@ -127,7 +127,7 @@ def _is_plain(eqn: Any) -> bool:
     return eqn.primitive.name not in _CONTROL
 
 
-def bytes_of_step(cost: StepCost) -> int:
+def _bytes_of_step(cost: StepCost) -> int:
     """What each step of a batch takes, roughly: its linear map, twice, and its ends."""
     return 2 * (cost.residuals + cost.carry) + cost.x + cost.ct_x + cost.ct_y
 
