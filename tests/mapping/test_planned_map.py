@@ -201,6 +201,17 @@ def test_integers_keys_and_flags_are_not_differentiated():
     assert_close(total(el.ChunkedVmap(f, 2)), total(jax.vmap(f)))
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_output_of_two_with_stored_residuals(which):
+    f = lambda x: (jnp.sin(x), jnp.cos(x))
+    chunked = el.ChunkedVmap(f, 2, policy=el.policies.save_everything)
+    found, expected = (
+        jax.grad(lambda x, g=g: jnp.sum(g(x)[which]))(jnp.arange(5.0))
+        for g in (chunked, f)
+    )
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize(
     "transform",
     [lambda f: el.ChunkedVmap(f, 3), lambda f: el.Map(f, batch_size=3)],

@@ -28,14 +28,15 @@ def labelled(seen: list, **settings):
     return el.Scan(step, progress=bar, **settings)
 
 
-INIT = {"total": 0.0, "name": "sum"}
+# What never changes is no part of the loop that is run, but of the carry that is told.
+INIT = {"fixed": 0.5, "total": 0.0, "name": "sum"}
 
 
 def test_it_is_called_for_the_last_step_that_was_run(seen, recorder):
     jax.jit(lambda xs: labelled(seen)(INIT, xs)[1])(XS)
     assert seen == [
-        (2, {"total": 3.0, "name": "sum"}, (2.0, 3.0)),
-        (5, {"total": 15.0, "name": "sum"}, (5.0, 15.0)),
+        (2, {**INIT, "total": 3.0}, (2.0, 3.0)),
+        (5, {**INIT, "total": 15.0}, (5.0, 15.0)),
     ]
     assert recorder.bars[0].labels == ["step 2", "step 5"]
 

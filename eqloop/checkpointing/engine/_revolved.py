@@ -87,10 +87,10 @@ class Revolved(AbstractSlotOrder):
         """
         if self.slots == 1:
             return [[0]]  # nothing is ever split, and the table would be long
-        ranks = max(rank for _, rank in self.segments) + 1
+        _, rank = self.segments[0]  # that of all segments
         limit = self.blocks + 1
         return [
-            [min(_binomial.reach(k, r), limit) for r in range(-1, ranks)]
+            [min(_binomial.reach(k, r), limit) for r in range(-1, rank + 1)]
             for k in range(self.slots + 1)
         ]
 
