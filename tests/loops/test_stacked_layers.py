@@ -295,7 +295,7 @@ def test_editing_and_printing():
     assert_close(other(X), layers(X))
     text = repr(layers)
     assert text.startswith("StackedLayers(\n  layers=Block(")
-    assert "schedule=Recursive(base=2, block=1)" in text
+    assert "schedule=Recursive(base=2)" in text
     assert "weight=f32[5,3,3]" in text
 
 
