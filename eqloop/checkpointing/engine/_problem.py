@@ -91,8 +91,9 @@ class LoopSpec:
         26
     """
 
-    problem: Problem = dataclasses.field(repr=False)
-    active: Active = dataclasses.field(repr=False)
+    # Not a part of the public types, which would be those of the whole engine.
+    problem: Any = dataclasses.field(repr=False)
+    active: Any = dataclasses.field(repr=False)
 
     @property
     def length(self) -> int:
