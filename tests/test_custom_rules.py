@@ -154,7 +154,7 @@ def test_scans_under_all_schedules(rule, schedule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "schedule"), [(inside, "Recursive"), (leaves, "blocks")]
+    ("rule", "schedule"), [slow(inside, "Recursive"), (leaves, "blocks")]
 )
 def test_third_derivatives(rule, schedule):
     check_scan(rule, SCHEDULES[schedule], THIRD)
@@ -235,7 +235,9 @@ def test_prefixes(rule):
     check_modes(rule, chunked, written)
 
 
-@pytest.mark.parametrize("rule", [leaves, another], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "rule", [leaves, slow(another)], ids=lambda rule: rule.__name__
+)
 def test_checked_functions(rule):
     f = lambda h: jnp.sin(h) * rule(3 * h)
     check_modes(rule, el.DebugNonFinite(f), f)
