@@ -1,8 +1,9 @@
 """Bytes as people write them."""
 
-import operator
 import re
 from typing import Any
+
+from ._settings import int_of
 
 _UNITS = {"B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
@@ -33,15 +34,12 @@ def _count_of(owner: str, value: Any) -> int:
                 f"is taken as bytes. Units are {', '.join(_UNITS)}."
             )
         return int(float(match[1]) * _UNIT_OF[match[2].lower()])
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
+    if (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: the memory must be an int, in bytes, or a string such as "
             f"'512MiB', not {value!r} of type {type(value).__name__}."
-        ) from None
+        )
+    return count
 
 
 def format_bytes(count: int) -> str:

@@ -46,6 +46,16 @@ def check_bool(owner: str, setting: str, value: Any) -> None:
         raise TypeError(f"{owner}: `{setting}` must be a bool, not {value!r}.")
 
 
+def int_of(value: Any) -> int | None:
+    """The int that a value is or stands for; `None` for bools, tracers and the rest."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # a tracer has an `__index__`, too, which raises
+        return None
+
+
 def check_least(owner: str, setting: str, value: int, least: int) -> None:
     """Raises if a setting is less than it may be."""
     if value < least:
@@ -64,14 +74,10 @@ def as_count(owner: str, setting: str, what: str, value: Any, least: int = 1) ->
         value: What was given.
         least: The least that will do.
     """
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError as error:
+    if (number := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{setting}` must be an int, {what}, but it is "
             f"{describe(value)}, of type {type(value).__name__}."
-        ) from error
+        )
     check_least(owner, setting, number, least)
     return number

@@ -2,9 +2,9 @@
 
 import abc
 import dataclasses
-import operator
 from typing import Any, ClassVar, final
 
+from .._settings import int_of
 from .engine._all_at_once import AllAtOnce
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
@@ -331,15 +331,11 @@ class Offload(AbstractSchedule):
 def _make_count(schedule: Any, name: str, least: int = 1) -> None:
     """Makes a field an int, if it is one of some kind, and not too small."""
     owner, value = type(schedule).__name__, getattr(schedule, name)
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        count = operator.index(value)
-    except TypeError:
+    if (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{name}` must be an int, not {value!r} of type "
             f"{type(value).__name__}."
-        ) from None
+        )
     if count < least:
         raise ValueError(f"{owner}: `{name}` must be at least {least}, not {count}.")
     object.__setattr__(schedule, name, count)

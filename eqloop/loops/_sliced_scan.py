@@ -1,11 +1,11 @@
 """`SlicedScan`: a scan that keeps a slice of its outputs."""
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 from .._generics import Carry, NewCarry, NewY, Y
+from .._settings import int_of
 from .._transform import setting
 from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
@@ -19,15 +19,12 @@ def as_index(owner: str, name: str, value: Any) -> int | None:
     """
     if value is None:
         return None
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
+    if (index := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{name}` must be an int that is known when tracing, or None, "
             f"not {value!r} of type {type(value).__name__}."
-        ) from None
+        )
+    return index
 
 
 def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:

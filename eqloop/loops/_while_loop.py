@@ -2,7 +2,6 @@
 
 import abc
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, final
 
@@ -10,7 +9,7 @@ import equinox as eqx
 
 from .._loop_markers import loop_scope
 from .._partition import describe
-from .._settings import check_least
+from .._settings import check_least, int_of
 from .._typecheck import PyTree, typed
 from ..checkpointing import (
     UNLIMITED,
@@ -234,11 +233,7 @@ def _slots_for(steps: int) -> int:
 
 
 def _check_static_count(owner: str, name: str, value: Any, at_least: int) -> None:
-    try:
-        count = operator.index(value)
-    except TypeError:  # a tracer has an `__index__`, too, which raises
-        count = None
-    if count is None or isinstance(value, bool):
+    if (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{name}` must be an int that is known when tracing, not "
             f"{describe(value)}."

@@ -29,7 +29,7 @@ def labelled(seen: list, **settings):
 
 
 # What never changes is no part of the loop that is run, but of the carry that is told.
-INIT = {"fixed": 0.5, "total": 0.0, "name": "sum"}
+INIT = {"fixed": jnp.array(0.5), "total": 0.0, "name": "sum"}
 
 
 def test_it_is_called_for_the_last_step_that_was_run(seen, recorder):

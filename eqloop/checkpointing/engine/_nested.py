@@ -15,7 +15,7 @@ from ._costs import Rates, StepCost
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
 from ._reversals import AbstractReversal
-from ._slots import Carries, DeviceSlots
+from ._slots import Carries, DeviceSlots, StoredSteps
 from ._sweep import Cotangents, Sweep
 
 # Levels that are compiled as they are to find out what memory they take. Each makes the
@@ -162,7 +162,7 @@ def _reverse_level(
     """Reverses a nest whose outermost carries are stored from a row on."""
     count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
     if nest.stride == 1:
-        return sweep.pull_each(carries, row, start, count, most, cts)
+        return sweep.pull_each(StoredSteps(carries, row, start, count, most), cts)
 
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i

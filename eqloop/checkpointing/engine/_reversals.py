@@ -12,7 +12,7 @@ from jax import lax
 
 from ..._partition import Arrays
 from ._costs import Rates, StepCost
-from ._slots import Carries, DeviceSlots
+from ._slots import Carries, DeviceSlots, StoredSteps
 
 if TYPE_CHECKING:
     from ._sweep import Cotangents, Sweep
@@ -36,33 +36,17 @@ class AbstractReversal(abc.ABC):
         """
 
     def each(
-        self,
-        sweep: "Sweep",
-        carries: Carries,
-        row: Any,
-        start: Any,
-        count: Any,
-        most: int,
-        cts: "Cotangents",
+        self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
     ) -> "Cotangents":
-        """Takes cotangents past steps whose carries are all stored: one by one.
-
-        Args:
-            sweep: The loop, and what is done to its steps.
-            carries: The carries.
-            row: Where that before the first step is.
-            start: The position of the first step.
-            count: How many steps there are.
-            most: How many there are at most.
-            cts: The cotangents behind them.
-        """
+        """Takes cotangents past steps whose carries are all stored: one by one."""
 
         def body(i: Any, cts: "Cotangents") -> "Cotangents":
-            i = count - 1 - i
-            return sweep.pull(carries.read(row + i), start + i, 1, cts)
+            i = steps.count - 1 - i
+            carry = steps.carries.read(steps.row + i)
+            return sweep.pull(carry, steps.start + i, 1, cts)
 
-        unroll = min(sweep.loop.unroll, most)
-        return lax.fori_loop(0, count, body, cts, unroll=unroll)
+        unroll = min(sweep.loop.unroll, steps.most)
+        return lax.fori_loop(0, steps.count, body, cts, unroll=unroll)
 
     def past(
         self,

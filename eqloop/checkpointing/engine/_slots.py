@@ -128,6 +128,30 @@ jax.tree_util.register_dataclass(
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredSteps:
+    """Consecutive steps whose carries are all stored.
+
+    Attributes:
+        carries: The carries.
+        row: Where that before the first step is.
+        start: The position of the first step.
+        count: How many steps there are.
+        most: How many there are at most.
+    """
+
+    carries: Carries
+    row: Any
+    start: Any
+    count: Any
+    most: int
+
+    def from_step(self, offset: Any, count: Any, most: int) -> "StoredSteps":
+        """So many of them, from one on."""
+        row, start = self.row + offset, self.start + offset
+        return StoredSteps(self.carries, row, start, count, most)
+
+
+@dataclasses.dataclass(frozen=True)
 class DeviceSlots(AbstractSlots):
     """In the memory of the device, as they are."""
 

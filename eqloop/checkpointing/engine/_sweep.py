@@ -16,7 +16,7 @@ from ._forward import FROM_START, Walk, shifted
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
 from ._reversals import AbstractReversal
-from ._slots import Carries
+from ._slots import StoredSteps
 from ._step import Step
 
 
@@ -112,20 +112,9 @@ class Sweep:
         """Reverses a block of `count` steps, given the carry before it."""
         return self.reversal(self, carry, start, count, cts)
 
-    def pull_each(
-        self, carries: Carries, row: Any, start: Any, count: Any, most: int, cts: Any
-    ) -> Cotangents:
-        """Reverses steps whose carries are all stored.
-
-        Args:
-            carries: The carries.
-            row: Where that before the first step is.
-            start: The position of the first step.
-            count: How many steps there are.
-            most: How many there are at most.
-            cts: The cotangents behind them.
-        """
-        return self.reversal.each(self, carries, row, start, count, most, cts)
+    def pull_each(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
+        """Reverses steps whose carries are all stored."""
+        return self.reversal.each(self, steps, cts)
 
     def take(
         self, carry: Arrays, start: Any, count: int, cts: Cotangents

@@ -32,7 +32,7 @@ from ._back import Back, one
 from ._costs import Rates, StepCost
 from ._loop import Loop
 from ._reversals import AbstractReversal, ByResiduals, carries_within
-from ._slots import Carries
+from ._slots import StoredSteps
 from ._step import Step
 
 if TYPE_CHECKING:
@@ -57,33 +57,24 @@ class Together(AbstractReversal):
         if count == 1:
             return sweep.take(carry, start, 1, cts)
         carries = carries_within(sweep, carry, start, count)
-        return _joined(sweep, carries, 0, start, count, cts)
+        return _joined(sweep, StoredSteps(carries, 0, start, count, count), cts)
 
     def each(
-        self,
-        sweep: "Sweep",
-        carries: Carries,
-        row: Any,
-        start: Any,
-        count: Any,
-        most: int,
-        cts: "Cotangents",
+        self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
     ) -> "Cotangents":
-        size = most // -(-most // self.size)
+        size = steps.most // -(-steps.most // self.size)
         if size == 1 or not sweep.back.joins_steps:
-            return super().each(sweep, carries, row, start, count, most, cts)
-        batches = count // size
+            return super().each(sweep, steps, cts)
+        batches = steps.count // size
         within = batches * size
-        left = count - within
+        left = steps.count - within
         if not isinstance(left, int) or left:
-            at = (row + within, start + within)
-            cts = super().each(sweep, carries, *at, left, size - 1, cts)
+            cts = super().each(sweep, steps.from_step(within, left, size - 1), cts)
 
         def body(i: Any, cts: "Cotangents") -> "Cotangents":
-            offset = (batches - 1 - i) * size
-            at = (row + offset, start + offset)
-            take = lambda cts: _joined(sweep, carries, *at, size, cts)
-            return sweep.reversal.past(sweep, take, start + offset, size, cts)
+            batch = steps.from_step((batches - 1 - i) * size, size, size)
+            take = lambda cts: _joined(sweep, batch, cts)
+            return sweep.reversal.past(sweep, take, batch.start, size, cts)
 
         return lax.fori_loop(0, batches, body, cts)
 
@@ -132,18 +123,11 @@ def _bytes_of_step(cost: StepCost) -> int:
     return 2 * (cost.residuals + cost.carry) + cost.x + cost.ct_x + cost.ct_y
 
 
-def _joined(
-    sweep: "Sweep",
-    carries: Carries,
-    row: Any,
-    start: Any,
-    count: int,
-    cts: "Cotangents",
-) -> "Cotangents":
-    """Takes cotangents past a batch of steps, whose carries lie from a row on."""
-    loop, back, consts = sweep.loop, sweep.back, sweep.consts
-    at, xs, zs = sweep.block(start, count)
-    before = carries.read_part(row, count)
+def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
+    """Takes cotangents past a batch of steps."""
+    loop, back, consts, count = sweep.loop, sweep.back, sweep.consts, steps.count
+    at, xs, zs = sweep.block(steps.start, count)
+    before = steps.carries.read_part(steps.row, count)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before = [jnp.flip(leaf, 0) for leaf in before]
     known, linear, varies = _parts(back, loop.part(1))
