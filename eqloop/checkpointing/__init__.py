@@ -17,6 +17,7 @@ from ._schedule import (
     Binomial,
     Chunked,
     Offload,
+    Pinned,
     Recursive,
     StoreAll,
 )
@@ -27,6 +28,7 @@ from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
 from .engine._step import Step, make_step, trace_step
+from .planning._measurements import measurements
 from .whiles._bounded import Bounded
 from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
@@ -47,6 +49,7 @@ __all__ = [
     "LoopSpec",
     "Offload",
     "Online",
+    "Pinned",
     "Plan",
     "Recursive",
     "Remat",
@@ -58,6 +61,7 @@ __all__ = [
     "hoist",
     "is_budget",
     "make_step",
+    "measurements",
     "name",
     "normal_form",
     "plan",

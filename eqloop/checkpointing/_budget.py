@@ -11,6 +11,7 @@ from ._schedule import AbstractSchedule
 from .engine._layout import Layout
 from .engine._problem import LoopSpec
 from .planning._choice import fastest, smallest
+from .planning._measured import pace
 
 
 @final
@@ -28,17 +29,26 @@ class Budget(AbstractSchedule):
     Plans that run each step more than a hundred times again are left out. Ask for
     these by [`Binomial`][eqloop.Binomial].
 
-    Time is estimated, from the work of a step and the rates of the backend. The plan is
-    made when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
+    What decides is how long pieces of this very step take on this device: a step run
+    alone, steps reversed one by one, in blocks, and together. They are compiled and run
+    for a moment, once, on numbers that are made up, when the plan is made; which is
+    when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
     and for one example in the `vmap` of a gradient.
+
+    Time is estimated from the work of a step instead where that would not pay, as for
+    loops of a few milliseconds, or cannot be done: if a step has effects or callbacks,
+    communicates with other devices, or has a `while` loop that might not end on other
+    numbers than its own. [`measurements`][eqloop.measurements] keeps what was measured
+    in a file.
 
     It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
     Args:
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
+        measure: Whether to measure. Without, plans are the same on every machine.
 
     Raises:
-        TypeError: If `nbytes` is neither an int nor a string.
+        TypeError: If `nbytes` is neither an int nor a string, or `measure` no bool.
         ValueError: If it is no amount of memory. Where the loop is differentiated, if
             nothing fits: the error says how much would do, and for which plan.
 
@@ -59,18 +69,33 @@ class Budget(AbstractSchedule):
     """
 
     nbytes: int
+    measure: bool = dataclasses.field(default=True, kw_only=True)
 
-    def __init__(self, nbytes: int | str) -> None:
+    def __init__(self, nbytes: int | str, *, measure: bool = True) -> None:
         object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
+        if not isinstance(measure, bool):
+            raise TypeError(
+                f"Budget: `measure` must be True or False, not {measure!r} of type "
+                f"{type(measure).__name__}."
+            )
+        object.__setattr__(self, "measure", measure)
+
+    def __repr__(self) -> str:
+        measure = "" if self.measure else ", measure=False"
+        return f"Budget(nbytes={self.nbytes}{measure})"
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        if (layout := fastest(problem, active, self.nbytes)) is not None:
+        how_long = pace(problem, active, self.measure)
+        layout = fastest(problem, active, self.nbytes, how_long)
+        if layout is not None:
             return layout
-        least = plan_of(problem, active, smallest(problem, active))
-        least = dataclasses.replace(least, schedule=Budget(least.peak_bytes))
+        smaller = smallest(problem, active, how_long)
+        least = plan_of(problem, active, smaller, how_long)
+        needed = Budget(least.peak_bytes, measure=self.measure)
+        least = dataclasses.replace(least, schedule=needed)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. The least that would do is "

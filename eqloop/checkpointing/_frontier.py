@@ -13,6 +13,7 @@ from .engine._problem import Problem, all_active
 from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._choice import pareto
+from .planning._measured import pace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,16 +70,17 @@ def frontier_of(
     step: Step, loop: Loop, schedule: AbstractSchedule, policy: Saveable = None
 ) -> Frontier:
     """The frontier of a loop, with the plan of its schedule."""
-    chosen = plan(step, loop, schedule, policy)
     if not loop.length:
-        return Frontier((chosen,), chosen)
+        only = plan(step, loop, schedule, policy)
+        return Frontier((only,), only)
     active = all_active(step)
-
     problem = Problem(step, loop, policy, schedule, Counted())
+    how_long = pace(problem, active, measure=True)
+    chosen = plan_of(problem, active, problem.layout(active), how_long)
     plans = (
         dataclasses.replace(
-            plan_of(problem, active, layout, size), schedule=Budget(size)
+            plan_of(problem, active, layout, how_long, size), schedule=Budget(size)
         )
-        for layout, size in pareto(problem, active)
+        for layout, size in pareto(problem, active, how_long)
     )
     return Frontier(tuple(plans), chosen)

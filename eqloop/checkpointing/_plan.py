@@ -4,17 +4,18 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
+from ._schedule import Pinned, measures
 from .engine._all_at_once import AllAtOnce
 from .engine._costs import StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
+from .engine._pace import AbstractPace
 from .engine._problem import Planner, Problem, all_active
 from .engine._repetition import Counted
 from .engine._step import Step
-from .planning._cost import step_cost
+from .planning._measured import pace
 from .planning._memory import peak_bytes
-from .planning._work import rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +35,10 @@ class Plan:
             outputs. It is meant to be no less than what XLA reports as temporary
             memory, and seldom more by a few per cent.
         relative_time: How long a gradient takes, where storing every residual takes 1.
-            It is estimated, from the work of a step, for the backend in use, and is for
-            comparing plans: light steps can take several times as long.
+            It is for comparing plans on the backend in use.
+        is_measured: Whether that follows from runs of this step on this device, as for
+            the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
+            work of a step: light steps can take several times as long.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -43,13 +46,13 @@ class Plan:
         >>> scan = el.CheckpointedScan(lambda h, x: (jnp.sin(h) + x, None), base=10)
         >>> plan = scan.plan(jnp.zeros(100), jnp.zeros((1000, 100)))
         >>> print(plan)
-        Recursive(base=10, block=1)
+        Recursive(base=10, block=None)
           steps              1000
           levels             10 x 10 x 10
           stored carries     30, 400 B each
           evaluations        3800, 3.80 a step
           peak memory        ... KiB
-          time               ... x storing everything
+          time               ... x storing everything, estimated
     """
 
     schedule: Planner
@@ -57,6 +60,16 @@ class Plan:
     cost: StepCost = dataclasses.field(repr=False)
     peak_bytes: int
     relative_time: float
+    is_measured: bool = False
+
+    @property
+    def pinned(self) -> Pinned:
+        """A schedule that always gives this plan, for loops of this length.
+
+        What a [`Budget`][eqloop.Budget] finds depends on the machine. Pinned, a plan
+        can be used again, compared, and passed to other processes.
+        """
+        return Pinned(self.layout)
 
     @property
     def length(self) -> int:
@@ -89,11 +102,13 @@ class Plan:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
         rows += self.layout.order.described(self.cost)
+        rows += self.layout.reversal.described(self.block)
         per_step = self.evaluations / max(self.length, 1)
+        how = "measured" if self.is_measured else "estimated"
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
-            ("time", f"{self.relative_time:.2f} x storing everything"),
+            ("time", f"{self.relative_time:.2f} x storing everything, {how}"),
         ]
         return "\n".join(
             [repr(self.schedule), *(f"  {name:<19}{value}" for name, value in rows)]
@@ -123,19 +138,24 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem = Problem(step, loop, policy, schedule, Counted())
     active = all_active(step)
-    return plan_of(problem, active, problem.layout(active))
+    layout = problem.layout(active)
+    return plan_of(problem, active, layout, pace(problem, active, measures(schedule)))
 
 
 def plan_of(
-    problem: Problem, active: Active, layout: Layout, size: int | None = None
+    problem: Problem,
+    active: Active,
+    layout: Layout,
+    how_long: AbstractPace,
+    size: int | None = None,
 ) -> Plan:
     """The plan that is made of a layout, and of what it takes if that is known."""
-    cost, rate = step_cost(problem, active), rates()
-    everything = Layout(AllAtOnce(layout.order.length)).duration(cost, rate)
+    everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
     return Plan(
         schedule=problem.planner,
         layout=layout,
-        cost=cost,
+        cost=how_long.cost,
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
-        relative_time=layout.duration(cost, rate) / everything if everything else 1.0,
+        relative_time=layout.duration(how_long) / everything if everything else 1.0,
+        is_measured=how_long.is_measured,
     )

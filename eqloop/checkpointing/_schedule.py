@@ -13,6 +13,7 @@ from .engine._nested import Nested
 from .engine._problem import LoopSpec
 from .engine._revolved import Revolved
 from .engine._together import together
+from .planning._default import joined
 
 
 class AbstractSchedule(abc.ABC):
@@ -106,7 +107,9 @@ class Recursive(AbstractSchedule):
             batch, and the cotangents of what all steps share are one product of
             matrices. That takes memory for so many steps, and makes the gradient of a
             recurrent cell several times as fast. Steps with branches or loops in them
-            are reversed one by one.
+            are reversed one by one. With `None`, as many as should be fastest, and
+            fewer levels, within twice the memory of the slots or 64 KiB, whichever is
+            more. That is one for steps with few parameters.
 
     Raises:
         TypeError: If either is not an int.
@@ -131,22 +134,26 @@ class Recursive(AbstractSchedule):
     """
 
     base: int = 16
-    block: int = dataclasses.field(default=1, kw_only=True)
+    block: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _make_count(self, "base", least=2)
-        _make_count(self, "block")
+        if self.block is not None:
+            _make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
-        reversal = together(loop.problem.step, self.block)
-        stores_residuals = loop.has_policy and self.block == 1
+        reversal = together(loop.problem.step, self.block or 1)
+        stores_residuals = loop.has_policy and self.block in (None, 1)
         block = min(self.base, length) if stores_residuals else 1
         # Without a carry, slots take no memory, and save all recomputation.
         base = self.base if loop.has_carry else length
         order = Nested(nests(length, max(base, 2), block))
-        return Layout(order, reversal=reversal)
+        layout = Layout(order, reversal=reversal)
+        if self.block is None and loop.has_carry and not loop.has_policy:
+            return joined(loop, layout)
+        return layout
 
 
 @final
@@ -326,6 +333,54 @@ class Offload(AbstractSchedule):
         if layout.stores_residuals:
             return layout
         return dataclasses.replace(layout, slots=HostSlots())
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Pinned(AbstractSchedule):
+    """One plan, made before: what a [`Plan`][eqloop.Plan] gives as `pinned`.
+
+    Args:
+        only: The plan's layout.
+
+    Raises:
+        TypeError: If that is no layout.
+        ValueError: Where a loop of another length is differentiated.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> found = el.Scan(step, schedule=el.Budget("4KiB")).plan(0.0, jnp.ones(1000))
+        >>> scan = el.Scan(step, schedule=found.pinned)
+        >>> scan.plan(0.0, jnp.ones(1000)).layout == found.layout
+        True
+    """
+
+    only: Layout
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.only, Layout):
+            raise TypeError(
+                f"Pinned: `only` must be the layout of a plan, not {self.only!r}. Use "
+                f"`plan.pinned`."
+            )
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """That of the plan."""
+        planned = self.only.order.length
+        if loop.length != planned:
+            raise ValueError(
+                f"Pinned: this plan is for a loop of {planned} steps, and the loop has "
+                f"{loop.length}. Plan it by itself, with the schedule that the plan is "
+                f"of."
+            )
+        return self.only
+
+
+def measures(schedule: Any) -> bool:
+    """Whether a schedule decides by what it measures."""
+    return bool(getattr(schedule, "measure", False))
 
 
 def _make_count(schedule: Any, name: str, least: int = 1) -> None:

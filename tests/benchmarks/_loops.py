@@ -52,10 +52,12 @@ def _spelled(schedule: Any) -> str:
     """A schedule as one writes it down, without the names of its settings."""
     settings = [getattr(schedule, field.name) for field in dataclasses.fields(schedule)]
     match schedule:
-        case el.Budget(nbytes) if nbytes % 1024 == 0:
-            settings = [_binary(nbytes)]
-        case el.Binomial(checkpoints, block=1):
-            settings = [checkpoints]
+        case el.Budget(nbytes):
+            settings = [nbytes if nbytes % 1024 else _binary(nbytes)]
+        case el.Binomial(first, block=1) | el.Chunked(first, block=1):
+            settings = [first]
+        case el.Recursive(base, block=None):
+            settings = [base]
     return f"{type(schedule).__name__}({', '.join(map(repr, settings))})"
 
 

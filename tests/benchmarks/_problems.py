@@ -78,6 +78,52 @@ class Lorenz(eqx.Module):
         return u + self.dt * (velocity + force), None
 
 
+class Pendulum(eqx.Module):
+    """A step of Runge and Kutta's fourth order, of an ODE whose field is a network."""
+
+    inner: jax.Array
+    outer: jax.Array
+    dt: float = eqx.field(static=True, default=1e-2)
+
+    def __call__(self, u: jax.Array, force: jax.Array) -> tuple[jax.Array, None]:
+        at = lambda u: self.outer @ jnp.tanh(self.inner @ (u + force))
+        a = at(u)
+        b = at(u + self.dt / 2 * a)
+        c = at(u + self.dt / 2 * b)
+        d = at(u + self.dt * c)
+        return u + self.dt / 6 * (a + 2 * b + 2 * c + d), None
+
+
+class Convolution(eqx.Module):
+    """A residual layer of an image, with the weights of all other layers."""
+
+    conv: eqx.nn.Conv2d
+
+    def __call__(self, image: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return image + jax.nn.gelu(self.conv(image) + x), None
+
+
+class Attention(eqx.Module):
+    """A layer of attention over a sequence, with the weights of all other layers."""
+
+    attention: eqx.nn.MultiheadAttention
+
+    def __call__(self, tokens: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        tokens = tokens + 0.1 * self.attention(tokens, tokens, tokens) + x
+        return tokens / (1 + 0.1 * jnp.abs(tokens)), None
+
+
+class Relaxation(eqx.Module):
+    """A step with a loop in it: a few sweeps towards a fixed point."""
+
+    weight: jax.Array
+    sweeps: int = eqx.field(static=True, default=5)
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        sweep = lambda z, _: (jnp.tanh(self.weight @ z + x), None)
+        return jax.lax.scan(sweep, h, None, self.sweeps)[0], None
+
+
 def recurrent(length: int, width: int = 64) -> tuple[Recurrent, jax.Array, jax.Array]:
     """The step by which the peers are known; `xs` is `(length, width)`.
 
@@ -130,6 +176,34 @@ def lorenz(length: int) -> tuple[Lorenz, jax.Array, jax.Array]:
     """Three numbers a step; `xs` is `(length, 3)`."""
     forces = jr.normal(jr.key(3), (length, 3))
     return Lorenz(jnp.array([10.0, 28.0, 8 / 3])), jnp.ones(3), forces
+
+
+def pendulum(length: int, width: int = 64) -> tuple[Pendulum, jax.Array, jax.Array]:
+    """Four numbers a step, and a field of two layers."""
+    keys = jr.split(jr.key(9), 3)
+    inner, outer = jr.normal(keys[0], (width, 4)), jr.normal(keys[1], (4, width))
+    forces = 0.1 * jr.normal(keys[2], (length, 4))
+    return Pendulum(inner, outer / width), jnp.ones(4), forces
+
+
+def convolution(length: int, channels: int, size: int) -> tuple[Any, jax.Array, Any]:
+    """An image with so many channels; `xs` is `(length,)`."""
+    conv = eqx.nn.Conv2d(channels, channels, 3, padding=1, key=jr.key(11))
+    image = jr.normal(jr.key(12), (channels, size, size))
+    return Convolution(conv), image, 0.1 * jr.normal(jr.key(13), (length,))
+
+
+def attention(length: int, tokens: int, width: int) -> tuple[Any, jax.Array, Any]:
+    """So many tokens, and four heads; `xs` is `(length,)`."""
+    layer = eqx.nn.MultiheadAttention(4, width, key=jr.key(14))
+    start = jr.normal(jr.key(15), (tokens, width))
+    return Attention(layer), start, 0.1 * jr.normal(jr.key(16), (length,))
+
+
+def relaxation(length: int, width: int) -> tuple[Any, jax.Array, jax.Array]:
+    """A state of so many numbers; `xs` is `(length, width)`."""
+    weight = 0.9 * jr.orthogonal(jr.key(17), width)
+    return Relaxation(weight), jnp.zeros(width), jr.normal(jr.key(18), (length, width))
 
 
 def loss(run: Callable[..., Any]) -> Callable[..., jax.Array]:

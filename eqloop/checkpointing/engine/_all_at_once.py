@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from ..._bytes import format_bytes
 from ..._partition import Arrays, Flags, pick, put, split
 from ...progress import tied, watched_step
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._forward import Active, Saveable, stored
 from ._levels import Nest
 from ._loop import Loop
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event
-from ._reversals import AbstractReversal, residuals_time
+from ._pace import AbstractPace
+from ._reversals import AbstractReversal
 from ._step import Step
 
 
@@ -39,6 +40,10 @@ class AllAtOnce(AbstractOrder):
         return 0
 
     @property
+    def adjacent(self) -> int:
+        return 0
+
+    @property
     def evaluations(self) -> int:
         """Once by the primal, and never again."""
         return self.steps
@@ -58,11 +63,8 @@ class AllAtOnce(AbstractOrder):
     ) -> int:
         return cost.everything
 
-    def duration(
-        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
-    ) -> float:
-        step = cost.evaluation + cost.reversal + 2 * rate.iteration
-        return self.steps * (step + residuals_time(cost, rate))
+    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        return self.steps * pace.everything
 
     @property
     def kind(self) -> Hashable:

@@ -50,6 +50,7 @@ class Rates:
         costly_entry: The same for a transcendental function.
         equation: Any equation, however small.
         byte: One byte written to a buffer that lives longer than an iteration.
+        byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
         dynamic_iteration: One iteration of a loop whose trip count is not.
         run: To find out which steps of a binomial sweep come next, and to enter the
@@ -64,6 +65,7 @@ class Rates:
     costly_entry: float
     equation: float
     byte: float
+    byte_of_sums: float
     iteration: float
     dynamic_iteration: float
     run: float

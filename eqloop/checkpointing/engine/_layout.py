@@ -1,9 +1,11 @@
 """What a schedule decides for one loop: an order, slots, and a reversal."""
 
 import dataclasses
+from collections.abc import Hashable
 
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._order import AbstractOrder
+from ._pace import AbstractPace
 from ._reversals import AbstractReversal, ByResiduals
 from ._slots import AbstractSlots, DeviceSlots
 
@@ -38,6 +40,11 @@ class Layout:
         """Whether the primal stores residuals, and no carries."""
         return self.order.stores_residuals
 
+    @property
+    def kind(self) -> Hashable:
+        """Layouts of one kind make programs alike: what one takes tells of another."""
+        return self.order.kind, self.reversal.kind
+
     def stored_bytes(self, cost: StepCost) -> int:
         """What is stored, as far as it can be counted.
 
@@ -50,17 +57,16 @@ class Layout:
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
 
-    def duration(self, cost: StepCost, rate: Rates) -> float:
-        """How long a gradient takes, roughly: good for comparing layouts.
+    def duration(self, pace: AbstractPace) -> float:
+        """How long a gradient takes.
 
         Args:
-            cost: What a step costs.
-            rate: What single operations take on the backend in use.
+            pace: How long its pieces take.
 
         Returns:
             Nanoseconds.
         """
-        return self.order.duration(cost, self.reversal, rate)
+        return self.order.duration(pace, self.reversal)
 
     def by_carries(self) -> "Layout":
         """The same for a loop whose primal cannot store residuals.

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
+from ._pace import AbstractPace
 from ._reversals import AbstractReversal
 from ._slots import Carries, DeviceSlots, StoredSteps
 from ._sweep import Cotangents, Sweep
@@ -56,6 +57,10 @@ class Nested(AbstractSlotOrder):
     @property
     def block_sizes(self) -> Sequence[int]:
         return [nest.block for nest in self.nests]
+
+    @property
+    def adjacent(self) -> int:
+        return max(n.levels[-1] if n.block == 1 else n.block for n in self.nests)
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -108,18 +113,14 @@ class Nested(AbstractSlotOrder):
         each = last if self.is_flat else cost.walked
         return of_primal * each + max(inner, default=0)
 
-    def overhead(
-        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
-    ) -> float:
-        return sum(_nest_time(cost, nest, reversal, rate) for nest in self.nests)
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
 
-    def duration(
-        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
-    ) -> float:
+    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         # XLA has been seen to make half as good a program of a step that is in it
         # twice.
         worse = 1 + 0.1 * (len(self.nests) - 1)
-        return super().duration(cost, reversal, rate) * worse
+        return super().duration(pace, reversal) * worse
 
     @property
     def kind(self) -> Hashable:
@@ -202,17 +203,14 @@ def _count(nest: Nest, start: Any, stop: Any) -> Any:
     return jnp.clip(lax.div(left, jnp.asarray(nest.stride, left.dtype)), 0, count)
 
 
-def _nest_time(
-    cost: StepCost, nest: Nest, reversal: AbstractReversal, rate: Rates
-) -> float:
-    """What the loops of a nest take by themselves."""
+def _nest_time(pace: AbstractPace, nest: Nest, reversal: AbstractReversal) -> float:
+    """What the blocks of a nest take, and the loops around them."""
     total, segments = 0.0, 1
     for count in nest.levels:
         # A loop is entered, its slots are made, and every segment starts with one.
-        slot = 2 * cost.carry * rate.byte + 2 * rate.iteration
-        total += segments * (3 * rate.iteration + count * slot)
+        total += segments * (3 * pace.rate.iteration + count * pace.slot)
         segments *= count
-    return total + segments * reversal.block_time(cost, nest.block, rate)
+    return total + segments * pace.block(reversal, nest.block)
 
 
 def _with_few_levels(nest: Nest) -> Nest:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from ..._bytes import format_bytes
 from ..._constant import constant
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._loop import element
+from ._pace import AbstractPace
 
 if TYPE_CHECKING:
     from ._reversals import AbstractReversal
@@ -69,6 +70,11 @@ class AbstractOrder(abc.ABC):
         """How often the step is evaluated for one gradient, by the primal included."""
 
     @property
+    def adjacent(self) -> int:
+        """How many steps, at most, are reversed from carries that lie side by side."""
+        return self.block
+
+    @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has, if there are levels."""
         return ()
@@ -101,10 +107,13 @@ class AbstractOrder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def duration(
-        self, cost: StepCost, reversal: "AbstractReversal", rate: Rates
-    ) -> float:
-        """Nanoseconds, roughly; good for comparing orders with one another."""
+    def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+        """How long a gradient takes, in nanoseconds.
+
+        Args:
+            pace: How long its pieces take.
+            reversal: How a block is taken back.
+        """
 
     @property
     @abc.abstractmethod
@@ -227,10 +236,8 @@ class AbstractSlotOrder(AbstractOrder):
         """The bytes of the slots alone, see `stored_bytes`."""
 
     @abc.abstractmethod
-    def overhead(
-        self, cost: StepCost, reversal: "AbstractReversal", rate: Rates
-    ) -> float:
-        """What its loops and its blocks take besides the evaluations of steps."""
+    def reversed_in(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+        """How long its blocks take to be taken back, and the loops around them."""
 
     def stored_bytes(
         self, cost: StepCost, reversal: "AbstractReversal", first: bool
@@ -238,13 +245,9 @@ class AbstractSlotOrder(AbstractOrder):
         blocks = sum(reversal.block_bytes(cost, size) for size in self.block_sizes)
         return self.slot_bytes(cost, first) + blocks
 
-    def duration(
-        self, cost: StepCost, reversal: "AbstractReversal", rate: Rates
-    ) -> float:
-        # Every step but those of blocks is evaluated once more where it is reversed.
-        step = 2 * cost.evaluation + cost.reversal + 2 * rate.iteration
-        again = self.advances * (cost.evaluation + rate.iteration)
-        return self.length * step + again + self.overhead(cost, reversal, rate)
+    def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+        run = (self.length + self.advances) * pace.advance
+        return run + self.reversed_in(pace, reversal)
 
     # How it is shown.
 

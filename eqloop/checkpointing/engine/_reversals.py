@@ -5,13 +5,14 @@ To take blocks back in another way, subclass `AbstractReversal` in a file of its
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from jax import lax
 
 from ..._partition import Arrays
 from ._costs import Rates, StepCost
+from ._pace import residuals_time, reversal_time
 from ._slots import Carries, DeviceSlots, StoredSteps
 
 if TYPE_CHECKING:
@@ -59,13 +60,26 @@ class AbstractReversal(abc.ABC):
         """Takes cotangents past a block by a function: where a bar can tell of it."""
         return take(cts)
 
+    @property
+    def kind(self) -> Hashable:
+        """Reversals of one kind make programs that are alike."""
+        return type(self)
+
+    def batch(self, count: int) -> int:
+        """How many steps of a block of so many are linearised at once."""
+        return count
+
+    def described(self, block: int) -> list[tuple[str, str]]:
+        """How blocks of so many steps are taken back, as rows of a plan's table."""
+        return []
+
     @abc.abstractmethod
     def block_bytes(self, cost: StepCost, count: int) -> int:
         """The bytes that a block takes while it is reversed."""
 
     @abc.abstractmethod
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
-        """What a block takes besides an evaluation and a reversal of each step."""
+        """How long it takes to take a block back, roughly, in nanoseconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,16 +102,14 @@ class ByResiduals(AbstractReversal):
         return cost.ct_consts + count * per_step
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        # Every step is evaluated once more where it is reversed.
+        step = cost.evaluation + reversal_time(cost, rate)
         if count == 1:
-            return 0.0
+            return step
         # The cotangents of what steps share are first summed up within the block.
         entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 100 * rate.iteration
-        return entry + count * (residuals_time(cost, rate) + 2 * rate.iteration)
-
-
-def residuals_time(cost: StepCost, rate: Rates) -> float:
-    """What it takes to store the residuals of a step and to read them."""
-    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads
+        stored = residuals_time(cost, rate) + 2 * rate.iteration
+        return entry + count * (step + stored)
 
 
 def _step_by_step(

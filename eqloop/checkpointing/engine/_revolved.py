@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from ..._constant import constant
 from . import _binomial
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._forward import zero
 from ._order import AbstractSlotOrder, Event, block_history
+from ._pace import AbstractPace
 from ._reversals import AbstractReversal
 from ._revolve import Chain, Stack
 from ._slots import Carries
@@ -122,16 +123,14 @@ class Revolved(AbstractSlotOrder):
         of_carries = (self.slots + 1) * cost.walked if first else 0
         return of_carries + self.slots * 8
 
-    def overhead(
-        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
-    ) -> float:
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         # How many runs of consecutive blocks are reversed, about: every segment of the
         # primal is one at least, and none is longer than the free slots, which are half
         # of them on average.
         runs = max(self.slots, self.blocks / (self.slots / 2 + 1))
         dynamic = self.blocks + self.advances
-        blocks = self.blocks * reversal.block_time(cost, self.block_size, rate)
-        return blocks + dynamic * rate.dynamic_iteration + runs * rate.run
+        blocks = self.blocks * pace.block(reversal, self.block_size)
+        return blocks + dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
 
     @property
     def kind(self) -> Hashable:

@@ -9,9 +9,10 @@ from jax import lax
 
 from ..._constant import constant
 from ..._partition import Arrays
-from ._costs import Rates, StepCost
+from ._costs import StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event
+from ._pace import AbstractPace
 from ._reversals import AbstractReversal
 from ._slots import Carries, DeviceSlots
 from ._sweep import Cotangents, Sweep
@@ -72,17 +73,15 @@ class Segmented(AbstractSlotOrder):
         of_primal = (len(self.starts) + 1) * cost.walked if first else 0
         return of_primal + max(order.slot_bytes(cost, True) for _, order in self.parts)
 
-    def overhead(
-        self, cost: StepCost, reversal: AbstractReversal, rate: Rates
-    ) -> float:
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         total = 0.0
         for count, order in self.parts:
             dynamic = 0 if _stride(order) else order.starts[-1]
             total += count * (
-                order.overhead(cost, reversal, rate)
-                + dynamic * rate.dynamic_iteration
-                + 3 * rate.iteration
-                + len(order.starts) * 2 * cost.carry * rate.byte
+                order.reversed_in(pace, reversal)
+                + dynamic * pace.rate.dynamic_iteration
+                + 3 * pace.rate.iteration
+                + len(order.starts) * pace.slot
             )
         return total
 

@@ -249,11 +249,11 @@ def _restored(stored: Any, dtype: Any) -> Any:
         return stored
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return lax.bitcast_convert_type(stored, dtype)
-    return jax.random.wrap_key_data(stored, impl=_key_impl(dtype))
+    return jax.random.wrap_key_data(stored, impl=key_impl(dtype))
 
 
 @functools.cache
-def _key_impl(dtype: Any) -> Any:
+def key_impl(dtype: Any) -> Any:
     """How keys of a dtype are implemented: JAX tells this of arrays alone."""
     found: list[Any] = []
     ask = lambda key: found.append(jax.random.key_impl(key))

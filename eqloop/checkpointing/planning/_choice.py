@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from ..engine._forward import Active
 from ..engine._layout import Layout
+from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
+from ..engine._together import can_join
 from ._cost import step_cost
 from ._guess import Guess
 from ._memory import peak_bytes
-from ._search import orders
-from ._work import rates
+from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
 # that was found, or this often.
@@ -20,11 +21,13 @@ _MOST_TRIALS = 12
 
 
 @functools.lru_cache(maxsize=128)
-def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
+def fastest(
+    problem: Problem, active: Active, nbytes: int, pace: AbstractPace
+) -> Layout | None:
     """The layout that takes the least time within so many bytes, if there is any."""
     guess = _guess(problem, active)
     found: Layout | None = None
-    left, limit = _by_duration(problem, active), math.inf
+    left, limit = _by_duration(problem, pace), math.inf
     for _ in range(_MOST_TRIALS):
         promising = [layout for time, layout in left if time < limit]
         layout = next((one for one in promising if guess(one) <= nbytes), None)
@@ -36,18 +39,18 @@ def fastest(problem: Problem, active: Active, nbytes: int) -> Layout | None:
             break
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess) <= nbytes:
-            found, limit = layout, _WORTHWHILE * _duration(problem, active, layout)
+            found, limit = layout, _WORTHWHILE * layout.duration(pace)
     if found is None:
-        least = smallest(problem, active)
+        least = smallest(problem, active, pace)
         return least if peak_bytes(problem, active, least) <= nbytes else None
     return found
 
 
 @functools.lru_cache(maxsize=128)
-def smallest(problem: Problem, active: Active) -> Layout:
+def smallest(problem: Problem, active: Active, pace: AbstractPace) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = _guess(problem, active)
-    every = [layout for _, layout in _by_duration(problem, active)]
+    every = [layout for _, layout in _by_duration(problem, pace)]
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
     for _ in range(_MOST_TRIALS):
@@ -58,7 +61,9 @@ def smallest(problem: Problem, active: Active) -> Layout:
     return least
 
 
-def pareto(problem: Problem, active: Active) -> list[tuple[Layout, int]]:
+def pareto(
+    problem: Problem, active: Active, pace: AbstractPace
+) -> list[tuple[Layout, int]]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
     Returns:
@@ -66,9 +71,9 @@ def pareto(problem: Problem, active: Active) -> list[tuple[Layout, int]]:
         those of the others are told from it.
     """
     guess = _guess(problem, active)
-    least = smallest(problem, active)
+    least = smallest(problem, active, pace)
     _bytes_learned(problem, active, least, guess)
-    every = [layout for _, layout in _by_duration(problem, active)]
+    every = [layout for _, layout in _by_duration(problem, pace)]
     chosen = _beaten_by_none(every, guess)
     for _ in range(_MOST_TRIALS):
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
@@ -105,14 +110,12 @@ def _bytes_learned(
     return size
 
 
-def _duration(problem: Problem, active: Active, layout: Layout) -> float:
-    return layout.duration(step_cost(problem, active), rates())
-
-
 @functools.lru_cache(maxsize=128)
-def _by_duration(problem: Problem, active: Active) -> Sequence[tuple[float, Layout]]:
-    timed = [
-        (_duration(problem, active, layout), layout)
-        for layout in map(Layout, orders(problem.loop.length))
-    ]
-    return sorted(timed, key=lambda item: item[0])
+def _by_duration(
+    problem: Problem, pace: AbstractPace
+) -> Sequence[tuple[float, Layout]]:
+    every = layouts(problem.loop.length, can_join(problem.step))
+    return sorted(
+        ((layout.duration(pace), layout) for layout in every),
+        key=lambda item: item[0],
+    )

@@ -33,7 +33,7 @@ class Guess:
         self._known[layout] = measured
         seen = (layout.stored_bytes(self._cost), measured)
         # The latest finding is the nearest to what is looked for.
-        self._seen[layout.order.kind] = seen
+        self._seen[layout.kind] = seen
 
     def knows(self, layout: Layout) -> bool:
         """Whether a layout was measured."""
@@ -41,11 +41,11 @@ class Guess:
 
     def knows_kind(self, layout: Layout) -> bool:
         """Whether one of its kind was measured."""
-        return layout.order.kind in self._seen
+        return layout.kind in self._seen
 
     def _like(self, layout: Layout) -> tuple[int, int]:
         """What was counted and what was measured of a layout that is like this one."""
-        if (seen := self._seen.get(layout.order.kind)) is not None:
+        if (seen := self._seen.get(layout.kind)) is not None:
             return seen
         return 0, working_set(self._cost)
 

@@ -2,21 +2,18 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 
 from ..._compiled import temporary_bytes
-from ..._partition import pick, put
-from ..._tangents import is_inexact
 from ..engine._forward import Active, Saveable
 from ..engine._layout import Layout
-from ..engine._loop import Loop, stack_type
-from ..engine._primitive import planned_loop
-from ..engine._problem import LoopSpec, Problem
+from ..engine._loop import Loop
+from ..engine._problem import Problem
 from ..engine._step import Step
-from ._cost import step_cost, xs_types
+from ._cost import step_cost
 from ._guess import working_set
+from ._trial import Fixed, gradient_of, of_length
 
 
 def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
@@ -27,8 +24,8 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     """
     order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
-    loop = _of_length(problem.loop, order.length)
-    fixed = dataclasses.replace(problem, loop=loop, planner=_Fixed(stand_in))
+    loop = of_length(problem.loop, order.length)
+    fixed = dataclasses.replace(problem, loop=loop, planner=Fixed(stand_in))
     measured = _measured(
         _MeasuredLoop(
             _printed(problem.step),
@@ -47,30 +44,9 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     return total + total // 200 + 512
 
 
-def _of_length(loop: Loop, length: int) -> Loop:
-    """The loop with another length that keeps as many of its outputs, if it can."""
-    if length == loop.length:
-        return loop
-    if loop.kept is None:
-        return dataclasses.replace(loop, length=length)
-    _, between, _ = loop.gaps
-    kept = range(0, length, between + 1)[: loop.rows]
-    return dataclasses.replace(loop, length=length, kept=kept)
-
-
 @functools.lru_cache(maxsize=128)
 def _printed(step: Step) -> str:
     return str(step.jaxpr)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fixed:
-    """Plans the one layout."""
-
-    only: Layout
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        return self.only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,19 +65,5 @@ class _MeasuredLoop:
 @functools.lru_cache(maxsize=512)
 def _measured(program: _MeasuredLoop) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
-    problem, active = program.problem, program.active
-    step, loop = problem.step, problem.loop
-
-    def gradient(inputs: Any, ct_ys: Any) -> Any:
-        def run(*marked: Any) -> Any:
-            merged = (put(*g) for g in zip(inputs, active, marked, strict=True))
-            carry, ys = planned_loop(problem, *merged)
-            return pick(carry, active.carry), list(filter(is_inexact, ys))
-
-        (carry, _), pull = jax.vjp(run, *map(pick, inputs, active))
-        # A loss depends on the last carry, and so do its cotangents.
-        return pull(([-leaf for leaf in carry], ct_ys))
-
-    inputs = (step.const_types, step.carry_types, xs_types(problem, loop.length))
-    ct_ys = [stack_type(y, loop.rows) for y in step.y_types if is_inexact(y)]
-    return temporary_bytes(gradient, inputs, ct_ys)
+    run, types = gradient_of(program.problem, program.active)
+    return temporary_bytes(run, *types)

@@ -1,17 +1,22 @@
-"""The orders among which a budget chooses: integers, of which nothing is run."""
+"""The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
 from collections.abc import Iterator
 
 from ..engine._all_at_once import AllAtOnce
+from ..engine._layout import Layout
 from ..engine._levels import Nest, nests
 from ..engine._nested import Nested
 from ..engine._order import AbstractOrder
 from ..engine._revolved import Revolved
+from ..engine._together import Together
 
 # Orders that run each step more often than this are not offered: with a single slot, a
 # loop of a million steps would take 10**12 evaluations.
 MOST_ADVANCES = 100
+
+# A product of matrices gains little from more rows than this.
+_LARGEST_BATCH = 128
 
 
 def orders(length: int) -> Iterator[AbstractOrder]:
@@ -23,6 +28,31 @@ def orders(length: int) -> Iterator[AbstractOrder]:
     for block in _blocks(length):
         yield from _nested_orders(length, block)
         yield from _revolved(length, block)
+
+
+def layouts(length: int, joins: bool) -> Iterator[Layout]:
+    """The layouts from which to choose.
+
+    Args:
+        length: How many steps the loop has.
+        joins: Whether its steps can be reversed together.
+    """
+    for order in orders(length):
+        yield Layout(order)
+        if joins:
+            for size in _batches(order):
+                yield Layout(order, reversal=Together(size))
+
+
+def _batches(order: AbstractOrder) -> Iterator[int]:
+    """How many steps to reverse together: a whole block, or some of those stored."""
+    if order.block > 1 and order.adjacent:
+        yield order.block
+        return
+    size = 4
+    while size <= min(order.adjacent, _LARGEST_BATCH):
+        yield size
+        size *= 2
 
 
 def _blocks(length: int) -> Iterator[int]:

@@ -12,6 +12,7 @@ from ._length import length
 from ._maps import maps
 from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+from ._regret import regret
 from ._sliced import sliced
 from ._stacked_layers import stacked_layers
 from ._while import whiles
@@ -100,6 +101,14 @@ GROUPS: Mapping[str, Group] = {
         "held, that the plan knew what the program would take, and that more memory "
         "is never slower.",
         budget,
+    ),
+    "regret": Group(
+        "Budgets beside the best of all plans",
+        "Ten steps of all kinds, each with budgets of 0.6, 0.2, 0.05 and 0.015 of what "
+        "storing everything takes, or of the least that is feasible. A budget is "
+        "compared to the fastest of all the other loops that fit into the same memory, "
+        "and to the time that its plan foresaw.",
+        regret,
     ),
     "million": Group(
         "A million steps in 64 MiB",

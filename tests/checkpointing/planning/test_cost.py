@@ -10,6 +10,7 @@ from eqloop.checkpointing.engine._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine._levels import Nest
 from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine._revolved import Revolved
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, orders
 from eqloop.checkpointing.planning._work import CPU, work
@@ -106,7 +107,7 @@ def test_work_is_counted():
 def test_an_order_that_runs_more_takes_longer():
     def times(args, *orders):
         found = cost(args)
-        return [Layout(order).duration(found, CPU) for order in orders]
+        return [Layout(order).duration(Estimated(found, CPU)) for order in orders]
 
     slower = (
         Nested((Nest((64,)),)),

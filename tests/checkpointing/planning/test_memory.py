@@ -60,7 +60,7 @@ XS_BYTES = 4 * 1024 * 16
 @pytest.mark.parametrize(
     ("schedule", "slots"),
     [
-        (el.Recursive(16), 3 * 16),
+        (el.Recursive(16, block=1), 3 * 16),
         (el.Chunked(64), 2 * 64),
         (el.Binomial(30), 30),
         (el.Binomial(3), 3),
@@ -71,6 +71,19 @@ def test_a_gradient_takes_its_slots_and_little_besides(schedule, slots):
     carry = 4 * 64
     taken = temporary(jax.grad(loss(schedule), ALL), *LONG)
     assert slots * carry <= taken <= (slots + 16) * carry
+
+
+@pytest.mark.parametrize("size", [(1000, 64), (300, 256)], ids=str)
+def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
+    # The product that is added to the parameters' cotangents, and as much as the slots.
+    args, weights = shapes(*size), 4 * size[1] ** 2
+    alone, default = el.Recursive(16, block=1), el.Recursive(16)
+    w, h, xs = (jnp.zeros(shape) for shape in args)
+    scan = el.Scan(lambda h, x: (cell(w, h, x), None), schedule=alone)
+    slots = scan.plan(h, xs).slots * h.nbytes
+    alone = temporary(jax.grad(loss(alone), ALL), *args)
+    default = temporary(jax.grad(loss(default), ALL), *args)
+    assert alone < default <= alone + weights + max(slots, 2**16)
 
 
 def test_a_gradient_with_stored_residuals_takes_what_lax_scan_takes():

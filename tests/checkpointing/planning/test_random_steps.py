@@ -14,6 +14,7 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing._plan import Plan, plan_of
 from eqloop.checkpointing._schedule import AbstractSchedule
+from eqloop.checkpointing.planning._measured import pace
 
 from ..memory import temp_bytes
 from .random_steps import Case, fixed_schedule, is_inexact, random_case
@@ -32,7 +33,8 @@ class Recorded(AbstractSchedule):
 
     def layout(self, loop: Any) -> Any:
         layout = self.schedule.layout(loop)
-        self.plans.append(plan_of(loop.problem, loop.active, layout))
+        how_long = pace(loop.problem, loop.active, measure=False)
+        self.plans.append(plan_of(loop.problem, loop.active, layout, how_long))
         return layout
 
 

@@ -1,0 +1,81 @@
+"""How long the pieces take that the gradient of a loop is made of."""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ._costs import Rates, StepCost
+
+if TYPE_CHECKING:
+    from ._reversals import AbstractReversal
+
+
+class AbstractPace(abc.ABC):
+    """What orders add up to the time of a gradient, in nanoseconds.
+
+    Attributes:
+        cost: What a step costs.
+        rate: What single operations take on the backend in use.
+    """
+
+    cost: StepCost
+    rate: Rates
+
+    @property
+    @abc.abstractmethod
+    def is_measured(self) -> bool:
+        """Whether that was found by running pieces of this very step."""
+
+    @property
+    @abc.abstractmethod
+    def advance(self) -> float:
+        """One step that is run, by the primal or again."""
+
+    @property
+    @abc.abstractmethod
+    def everything(self) -> float:
+        """One step, run and taken back, of a loop whose residuals are all stored."""
+
+    @abc.abstractmethod
+    def block(self, reversal: "AbstractReversal", count: int) -> float:
+        """A block of so many steps, taken back from the carry before it."""
+
+    @property
+    def slot(self) -> float:
+        """A carry, written to a slot and read from it."""
+        return 2 * self.cost.carry * self.rate.byte + 2 * self.rate.iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimated(AbstractPace):
+    """What the work of a step takes at the rates of the backend."""
+
+    cost: StepCost
+    rate: Rates
+
+    @property
+    def is_measured(self) -> bool:
+        return False
+
+    @property
+    def advance(self) -> float:
+        return self.cost.evaluation + self.rate.iteration
+
+    @property
+    def everything(self) -> float:
+        cost, rate = self.cost, self.rate
+        return self.advance + reversal_time(cost, rate) + residuals_time(cost, rate)
+
+    def block(self, reversal: "AbstractReversal", count: int) -> float:
+        return reversal.block_time(self.cost, count, self.rate)
+
+
+def reversal_time(cost: StepCost, rate: Rates) -> float:
+    """What it takes to take a step back, given its residuals."""
+    # The cotangents of what all steps share are a sum, which every step adds to.
+    return cost.reversal + rate.iteration + 2 * cost.ct_consts * rate.byte_of_sums
+
+
+def residuals_time(cost: StepCost, rate: Rates) -> float:
+    """What it takes to store the residuals of a step and to read them."""
+    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads

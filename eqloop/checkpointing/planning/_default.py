@@ -1,0 +1,56 @@
+"""Steps reversed together where nobody asked for it: if that is faster, and small."""
+
+from collections.abc import Iterator
+
+from ..._partition import pick
+from ..engine._layout import Layout
+from ..engine._levels import nests
+from ..engine._nested import Nested
+from ..engine._pace import Estimated
+from ..engine._problem import LoopSpec
+from ..engine._together import Together, can_join
+from ._cost import nbytes, step_cost
+from ._work import rates
+
+# What may be taken besides the slots that a schedule would have: as much again, or so
+# many bytes where that is little.
+_ALWAYS = 2**16
+# What is gained are sums of the cotangents of parameters. To work out what a step costs
+# takes a while, and with fewer bytes of them than this there is nothing to be gained.
+_PARAMETERS = 2**13
+_PER_CARRY = 16
+
+
+def joined(loop: LoopSpec, plain: Layout) -> Layout:
+    """A layout with steps reversed together, if that should be faster than another.
+
+    Args:
+        loop: The loop.
+        plain: The other one, which reverses its steps one by one.
+
+    Returns:
+        The fastest that takes at most twice the memory of the other one's slots, or
+        64 KiB, besides a sum of the parameters' cotangents; or the other one. Time is
+        estimated.
+    """
+    problem, active = loop.problem, loop.active
+    consts = pick(problem.step.const_types, active.consts)
+    enough = max(_PARAMETERS, _PER_CARRY * loop.carry_bytes)
+    if loop.length < 4 or nbytes(consts) < enough or not can_join(problem.step):
+        return plain
+    cost = step_cost(problem, active)
+    pace = Estimated(cost, rates())
+    room = max(2 * plain.stored_bytes(cost), _ALWAYS) + cost.ct_consts
+    fitting = (one for one in _layouts(loop.length) if one.stored_bytes(cost) <= room)
+    return min((plain, *fitting), key=lambda layout: layout.duration(pace))
+
+
+def _layouts(length: int) -> Iterator[Layout]:
+    base = 4
+    while base < 2 * length:
+        order = Nested(nests(length, min(base, length)))
+        size = 8
+        while size <= min(order.adjacent, 64):
+            yield Layout(order, reversal=Together(size))
+            size *= 2
+        base = round(base * 1.3)

@@ -1,0 +1,208 @@
+"""How long the pieces of a gradient take, from running this very step for a moment.
+
+What decides between two plans are things that no count of operations tells: how XLA
+fuses a step, and what of it stays in the cache. So short loops are run, each of which
+consists of one kind of piece, and what was estimated is corrected by what was seen.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from ..._equations import equations, formula_of
+from ...progress import Again
+from ..engine._all_at_once import AllAtOnce
+from ..engine._costs import Rates, StepCost
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._levels import Nest
+from ..engine._nested import Nested
+from ..engine._pace import AbstractPace, Estimated
+from ..engine._primitive import planned_loop
+from ..engine._problem import Problem
+from ..engine._repetition import Counted
+from ..engine._reversals import AbstractReversal, ByResiduals
+from ..engine._step import without_outputs
+from ..engine._together import Together, can_join
+from ._cost import step_cost
+from ._measurements import key_of, lookup, note
+from ._stopwatch import nanoseconds
+from ._trial import Fixed, gradient_of, input_types, of_length
+from ._work import rates
+
+# How long one run of a short loop should take, in nanoseconds, so that calling it does
+# not count; and how many steps it has at least, so that it has whole blocks.
+_RUN = 4e6
+_STEPS = 128
+_MOST_BYTES = 2**26
+# Loops whose gradient takes less than this are not worth it.
+_WORTHWHILE = 2e6
+# The blocks that are tried. What others take is told from these.
+_BLOCKS = (1, 8, 64)
+_BATCHES = (8, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured(AbstractPace):
+    """What pieces were seen to take.
+
+    Attributes:
+        run: What a step took that was run.
+        stored: What a step took of a loop whose residuals were all stored.
+        blocks: Of some blocks, how many times as long as estimated they took: the kind
+            of reversal, how many steps it takes at once, and that factor.
+    """
+
+    cost: StepCost
+    rate: Rates
+    run: float
+    stored: float
+    blocks: tuple[tuple[Hashable, int, float], ...]
+
+    @property
+    def is_measured(self) -> bool:
+        return True
+
+    @property
+    def advance(self) -> float:
+        return self.run
+
+    @property
+    def everything(self) -> float:
+        return self.stored
+
+    def block(self, reversal: AbstractReversal, count: int) -> float:
+        estimated = Estimated(self.cost, self.rate).block(reversal, count)
+        batch, kind = reversal.batch(count), reversal.kind
+        seen = [(size, factor) for name, size, factor in self.blocks if name == kind]
+        return estimated * _interpolated(seen or [(1, 1.0)], batch)
+
+
+def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
+    """How long the pieces of a loop's gradient take.
+
+    Args:
+        problem: The loop.
+        active: Which inputs are differentiated.
+        measure: Whether to find out by running them. What cannot be run, and what
+            takes less time than that, is estimated nevertheless.
+    """
+    estimated = Estimated(step_cost(problem, active), rates())
+    if not measure or not _is_worthwhile(problem, estimated):
+        return estimated
+    return _measured(problem, active, estimated) or estimated
+
+
+def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:
+    takes = problem.loop.length * estimated.everything
+    return takes >= _WORTHWHILE and _can_be_run(problem)
+
+
+@functools.lru_cache(maxsize=512)
+def _can_be_run(problem: Problem) -> bool:
+    """Whether the step ends on any numbers, and does nothing besides."""
+    jaxpr = problem.step.jaxpr
+    return not jaxpr.effects and all(map(_ends, equations(jaxpr)))
+
+
+def _ends(eqn: Any) -> bool:
+    inner = getattr(formula_of(eqn), "params", {}).get("problem")
+    counts = getattr(inner, "repetition", Counted()) == Counted()
+    # A callback may be pure and still be slow, or ask somebody.
+    return counts and eqn.primitive.name not in ("while", "pure_callback")
+
+
+def _measured(
+    problem: Problem, active: Active, estimated: Estimated
+) -> Measured | None:
+    length = _trial_length(problem, estimated)
+    layouts: list[Layout | None] = [None, Layout(AllAtOnce(length))]
+    samples = _samples(problem, length)
+    for reversal, count in samples:
+        order = Nested((Nest((length // count,), count),))
+        layouts.append(Layout(order, reversal=reversal))
+    times = _times(problem, active, layouts, length)
+    if times is None:
+        return None
+    advance, everything, *others = (time / length for time in times)
+    found = Measured(estimated.cost, estimated.rate, advance, everything, ())
+    factors = []
+    for (reversal, count), time in zip(samples, others, strict=True):
+        # The primal has run each step, and every block had a slot.
+        block = count * (time - advance) - found.slot
+        block = max(block, 0.1 * count * time)
+        factor = block / estimated.block(reversal, count)
+        factors.append((reversal.kind, reversal.batch(count), factor))
+    return dataclasses.replace(found, blocks=tuple(factors))
+
+
+def _samples(problem: Problem, length: int) -> list[tuple[AbstractReversal, int]]:
+    """Reversals to try, and the size of their blocks."""
+    blocks = [(ByResiduals(), count) for count in _BLOCKS if count <= length]
+    batches = [size for size in _BATCHES if size <= length]
+    joined = [(Together(size), 1) for size in batches if can_join(problem.step)]
+    return [*blocks, *joined]
+
+
+def _trial_length(problem: Problem, estimated: Estimated) -> int:
+    """How many steps short loops have: a multiple of all blocks, or a power of two."""
+    cost = estimated.cost
+    per_step = cost.x + cost.ct_x + cost.ct_y + cost.residuals + cost.carry
+    fits = _MOST_BYTES // max(per_step, 1)
+    long = round(_RUN / estimated.everything)
+    # Steps that take very long are run a few times, and no more.
+    short = min(_STEPS, max(round(10 * long), 2))
+    length = max(min(max(long, short), fits, problem.loop.length), 1)
+    most = _BLOCKS[-1]
+    return length // most * most if length >= most else 2 ** (length.bit_length() - 1)
+
+
+def _times(
+    problem: Problem,
+    active: Active,
+    layouts: Sequence[Layout | None],
+    length: int,
+) -> list[float] | None:
+    """How long short loops take, by layout; without one, the steps alone."""
+    loop = of_length(problem.loop, length)
+    loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
+    short = dataclasses.replace(problem, loop=loop)
+    about = [str(problem.step.jaxpr), loop, problem.policy, active]
+    keys = [key_of([*about, layout]) for layout in layouts]
+    missing = [
+        (key, layout)
+        for key, layout in zip(keys, layouts, strict=True)
+        if lookup(key) is None
+    ]
+    # Each process would measure something else, and make another program.
+    if missing and jax.process_count() > 1:
+        return None
+    if missing:
+        programs = [_program(short, active, layout) for _, layout in missing]
+        if (found := nanoseconds(programs)) is None:
+            return None
+        note(dict(zip((key for key, _ in missing), found, strict=True)))
+    return [time for key in keys if (time := lookup(key)) is not None]
+
+
+def _program(problem: Problem, active: Active, layout: Layout | None) -> Any:
+    if layout is not None:
+        return gradient_of(dataclasses.replace(problem, planner=Fixed(layout)), active)
+    problem = dataclasses.replace(problem, step=without_outputs(problem.step))
+    return functools.partial(planned_loop, problem), input_types(problem)
+
+
+def _interpolated(seen: Sequence[tuple[int, float]], size: int) -> float:
+    """A factor that was found for some sizes, at another, on a logarithmic scale."""
+    seen = sorted(seen)
+    size = min(max(size, seen[0][0]), seen[-1][0])
+    for (low, at_low), (high, at_high) in itertools.pairwise(seen):
+        if low <= size <= high:
+            far = math.log(size / low) / math.log(high / low)
+            return at_low ** (1 - far) * at_high**far
+    return seen[0][1]

@@ -1,0 +1,105 @@
+"""What was measured: remembered in the process, and in a file if there is one."""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+_FORMAT = 1
+_lock = threading.Lock()
+_known: dict[str, float] = {}
+_file: list[pathlib.Path] = []
+
+
+def measurements(path: str | os.PathLike[str] | None) -> None:
+    """Keeps what is measured for plans in a file, for this process and later ones.
+
+    A [`Budget`][eqloop.Budget] measures how long a step takes on this device, once in
+    a process. With a file, what it finds is written there, and what is there is not
+    measured again: so the same plans are made each time, and by all processes that
+    read the file. When several processes run one program, they take times from the file
+    alone, and estimate what it lacks; write it with one process first.
+
+    Args:
+        path: The file. It is made if it does not exist. `None` goes back to
+            remembering in the process alone.
+
+    Raises:
+        TypeError: If it is not a path.
+        ValueError: If there is something else in the file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import eqloop as el
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> el.measurements(pathlib.Path(folder.name) / "times.json")
+        >>> el.measurements(None)
+        >>> folder.cleanup()
+    """
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"measurements: `path` must be a path or None, not {path!r} of type "
+            f"{type(path).__name__}."
+        )
+    with _lock:
+        found = {} if path is None else _read(pathlib.Path(path))
+        _known.clear()
+        _known.update(found)
+        _file[:] = [] if path is None else [pathlib.Path(path)]
+
+
+def lookup(key: str) -> float | None:
+    """What was measured under a key, if anything was."""
+    with _lock:
+        return _known.get(key)
+
+
+def note(found: Mapping[str, float]) -> None:
+    """Remembers what was measured."""
+    with _lock:
+        _known.update(found)
+        if _file:
+            _write(_file[0])
+
+
+def key_of(parts: Iterable[Any]) -> str:
+    """A name for what is measured, the same in every process of this machine's kind."""
+    device = jax.devices()[0]
+    about = [jax.__version__, device.platform, device.device_kind, *parts]
+    # What a function is called stays the same; where it lies in memory does not.
+    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read(path: pathlib.Path) -> dict[str, float]:
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["eqloop measurements"] == _FORMAT:
+            return {str(k): float(v) for k, v in content["nanoseconds"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    raise ValueError(
+        f"measurements: {str(path)!r} has something in it that is not measurements of "
+        f"this version of eqloop. Name another file, or remove that one."
+    )
+
+
+def _write(path: pathlib.Path) -> None:
+    """Beside and then renamed, so that no other process finds half of it."""
+    for key, value in _read(path).items():
+        _known.setdefault(key, value)
+    content = {
+        "eqloop measurements": _FORMAT,
+        "nanoseconds": dict(sorted(_known.items())),
+    }
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    aside.replace(path)

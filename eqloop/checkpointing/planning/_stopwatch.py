@@ -1,0 +1,89 @@
+"""How long programs take: they are compiled, and run on numbers that are made up."""
+
+import concurrent.futures
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._partition import split
+from ..engine._slots import key_impl
+
+# Of all programs together, as far as a few runs of each allow; in seconds.
+_ENOUGH = 0.3
+_FEWEST_RUNS, _MOST_RUNS = 3, 15
+
+
+def nanoseconds(
+    programs: Sequence[tuple[Callable[..., Any], Any]],
+) -> list[float] | None:
+    """How long each program takes, at best.
+
+    They are run in turn, so that what disturbs the machine disturbs all of them alike.
+    Nothing of it is a part of a program that is being traced.
+
+    Args:
+        programs: Functions, with the types of their arguments.
+
+    Returns:
+        The times, or `None` if a program cannot be compiled by itself, as what has a
+        collective cannot.
+    """
+    try:
+        # Checks of results would be made of numbers that mean nothing.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return _run(_compiled(programs))
+    except Exception:
+        return None
+
+
+def _compiled(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Programs and their arguments. What is compiled can be called while tracing."""
+    lowered = [jax.jit(run).lower(*types) for run, types in programs]
+    # Their arguments are made by programs, too: arrays that were made in any other way
+    # would be a part of the program that is being traced.
+    makers = [jax.jit(lambda t=types: _numbers(t)).lower() for _, types in programs]
+    # XLA compiles without holding Python up.
+    with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        ready = list(pool.map(lambda one: one.compile(), [*lowered, *makers]))
+    runs, makers = split(ready, len(programs))
+    return [(run, make()) for run, make in zip(runs, makers, strict=True)]
+
+
+def _run(programs: list[tuple[Any, Any]]) -> list[float]:
+    best = [math.inf] * len(programs)
+    start = time.perf_counter()
+    for turn in range(1 + _MOST_RUNS):
+        for i, (run, args) in enumerate(programs):
+            before = time.perf_counter()
+            jax.block_until_ready(run(*args))
+            # The first time, memory is touched that was never used before.
+            if turn:
+                best[i] = min(best[i], time.perf_counter() - before)
+        if turn >= _FEWEST_RUNS and time.perf_counter() - start > _ENOUGH:
+            break
+    return [1e9 * seconds for seconds in best]
+
+
+def _numbers(types: Any) -> Any:
+    """Small numbers of these types, with which few steps blow up."""
+    leaves, tree = jax.tree.flatten(types)
+    return tree.unflatten([_number(leaf) for leaf in leaves])
+
+
+def _number(aval: Any) -> Any:
+    shape, dtype = aval.shape, aval.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        zeros = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        data = jnp.zeros(zeros.shape, zeros.dtype)
+        return jax.random.wrap_key_data(data, impl=key_impl(dtype))
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.zeros(shape, dtype)
+    # All different, as zeros or equal numbers might be a special case.
+    size = math.prod(shape)
+    numbers = (jnp.arange(size) % 97).astype(jnp.float32) * 1e-3 + 0.01
+    return numbers.astype(dtype).reshape(shape)

@@ -1,0 +1,126 @@
+"""Budgets beside the best plan of anybody's that fits."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import eqloop as el
+
+from .. import _loops as loops
+from .._claims import Claim, Measurements, memory
+from .._comparison import Comparison
+from .._problems import (
+    attention,
+    convolution,
+    gradient,
+    gru,
+    lorenz,
+    lstm,
+    pendulum,
+    recurrent,
+    relaxation,
+    tanh_rnn,
+    wave,
+)
+
+# Of the memory that storing everything takes.
+_PARTS = (0.6, 0.2, 0.05, 0.015)
+
+
+def regret() -> Sequence[Comparison]:
+    """Steps of all kinds, light and heavy, single and batched."""
+    problems = {
+        "GRU of width 128, 1024 steps": gru(1024, 128),
+        "tanh RNN of width 256, 1024 steps": tanh_rnn(1024, 256),
+        "8 LSTMs of width 128, 256 steps": lstm(256, 128, 8),
+        "recurrent step of width 64, 4096 steps": recurrent(4096),
+        "neural ODE by Runge and Kutta, 1024 steps": pendulum(1024),
+        "wave equation on 32 x 32, 1024 steps": wave(1024, 32),
+        "Lorenz, 16384 steps": lorenz(16384),
+        "convolution of 8 channels, 24 x 24, 144 layers": convolution(144, 8, 24),
+        "attention over 32 tokens, 144 layers": attention(144, 32, 32),
+        "five sweeps of width 32 in a step, 1024 steps": relaxation(1024, 32),
+    }
+    return [_comparison(name, args) for name, args in problems.items()]
+
+
+def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
+    cell, init, xs = args
+    length = len(xs)
+    plain = loops.lax_scan()
+    whole = el.Scan(cell).plan(init, xs)
+    least = min(
+        plan.peak_bytes
+        for plan in el.frontier(el.Scan(cell, schedule=el.Recursive()), init, xs)
+    )
+    sizes = [max(round(part * whole.peak_bytes), least) for part in _PARTS]
+    budgets = {loops.ours(el.Budget(size)): size for size in dict.fromkeys(sizes)}
+    others = [plain, *_by_hand(length), *map(loops.ours, _schedules(length))]
+    names = [one.name for one in others]
+    claims = []
+    for one, size in budgets.items():
+        plan = el.Scan(cell, schedule=el.Budget(size)).plan(init, xs)
+        claims += [
+            memory(one.name, size),
+            _regret(one.name, names, size),
+            _foreseen(one.name, plain.name, plan.relative_time),
+        ]
+    return Comparison(
+        title,
+        [one.case(gradient, args) for one in (*others, *budgets)],
+        claims,
+        tolerance=2e-3,
+        rounds=9,
+    )
+
+
+def _by_hand(length: int) -> list[loops.Loop]:
+    """What one would write without this project."""
+    chunk = 2 ** round(math.log2(length) / 2)
+    while length % chunk:
+        chunk -= 1
+    sizes = [n for n in (chunk // 2, chunk, 2 * chunk) if n > 1 and length % n == 0]
+    return [loops.lax_scan_of_remat(), *(loops.nested(length // n, n) for n in sizes)]
+
+
+def _schedules(length: int) -> list[Any]:
+    root = math.isqrt(length)
+    return [
+        el.Recursive(4, block=1),
+        el.Recursive(16, block=1),
+        el.Recursive(root, block=8),
+        el.Recursive(root, block=32),
+        el.Chunked(root, block=1),
+        el.Chunked(root, block=32),
+        el.Chunked(length, block=1),
+        el.Chunked(length, block=8),
+        el.Chunked(length, block=32),
+        el.Binomial(8),
+        el.Binomial(root),
+        el.Binomial(8, block=8),
+        el.Binomial(root, block=8),
+        el.Binomial(root, block=root),
+    ]
+
+
+def _regret(name: str, others: Sequence[str], nbytes: int) -> Claim:
+    """How many times as long as the fastest of all that fit into the same memory."""
+
+    def figure(measured: Measurements) -> float:
+        fits = [n for n in others if measured[n].temp_bytes <= nbytes]
+        best = min((measured[n].seconds.min() for n in fits), default=math.inf)
+        return float(measured[name].seconds.min() / best)
+
+    text = f"time, {name} over the fastest of the others that fit"
+    return Claim(text, figure, 1.15, "x", (name, *others))
+
+
+def _foreseen(name: str, plain: str, foreseen: float) -> Claim:
+    """How far the time is from what the plan said, whichever is more."""
+
+    def figure(measured: Measurements) -> float:
+        found = measured[name].seconds.min() / measured[plain].seconds.min()
+        return float(max(found / foreseen, foreseen / found))
+
+    text = f"time of {name}, beside the {foreseen:.2f} times of storing everything "
+    return Claim(text + "that the plan said, off by", figure, 1.2, "x", (name, plain))
