@@ -13,7 +13,7 @@ from .engine._nested import Nested
 from .engine._problem import LoopSpec
 from .engine._revolved import Revolved
 from .engine._together import together
-from .planning._default import joined
+from .planning._default import with_batches
 
 
 class AbstractSchedule(abc.ABC):
@@ -107,9 +107,10 @@ class Recursive(AbstractSchedule):
             batch, and the cotangents of what all steps share are one product of
             matrices. That takes memory for so many steps, and makes the gradient of a
             recurrent cell several times as fast. Steps with branches or loops in them
-            are reversed one by one. With `None`, as many as should be fastest, and
-            fewer levels, within twice the memory of the slots or 64 KiB, whichever is
-            more. That is one for steps with few parameters.
+            are reversed one by one. With `None`, steps with many parameters are
+            reversed together where that should be faster, and there may be fewer
+            levels. That takes at most twice the memory of the slots, or 64 KiB if that
+            is more, besides the products that are added to the parameters' cotangents.
 
     Raises:
         TypeError: If either is not an int.
@@ -152,7 +153,7 @@ class Recursive(AbstractSchedule):
         order = Nested(nests(length, max(base, 2), block))
         layout = Layout(order, reversal=reversal)
         if self.block is None and loop.has_carry and not loop.has_policy:
-            return joined(loop, layout)
+            return with_batches(loop, layout)
         return layout
 
 

@@ -21,7 +21,7 @@ _PARAMETERS = 2**13
 _PER_CARRY = 16
 
 
-def joined(loop: LoopSpec, plain: Layout) -> Layout:
+def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
     """A layout with steps reversed together, if that should be faster than another.
 
     Args:
@@ -30,8 +30,8 @@ def joined(loop: LoopSpec, plain: Layout) -> Layout:
 
     Returns:
         The fastest that takes at most twice the memory of the other one's slots, or
-        64 KiB, besides a sum of the parameters' cotangents; or the other one. Time is
-        estimated.
+        64 KiB, besides what is added to the parameters' cotangents; or the other one.
+        Both are estimated.
     """
     problem, active = loop.problem, loop.active
     consts = pick(problem.step.const_types, active.consts)
@@ -41,11 +41,13 @@ def joined(loop: LoopSpec, plain: Layout) -> Layout:
     cost = step_cost(problem, active)
     pace = Estimated(cost, rates())
     room = max(2 * plain.stored_bytes(cost), _ALWAYS) + cost.ct_consts
-    fitting = (one for one in _layouts(loop.length) if one.stored_bytes(cost) <= room)
+    fitting = (
+        one for one in _batched_layouts(loop.length) if one.stored_bytes(cost) <= room
+    )
     return min((plain, *fitting), key=lambda layout: layout.duration(pace))
 
 
-def _layouts(length: int) -> Iterator[Layout]:
+def _batched_layouts(length: int) -> Iterator[Layout]:
     base = 4
     while base < 2 * length:
         order = Nested(nests(length, min(base, length)))

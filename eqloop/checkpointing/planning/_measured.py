@@ -30,18 +30,18 @@ from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._step import without_outputs
 from ..engine._together import Together, can_join
 from ._cost import step_cost
-from ._measurements import key_of, lookup, note
+from ._measurements import key_of, lookup, remember
 from ._stopwatch import nanoseconds
 from ._trial import Fixed, gradient_of, input_types, of_length
 from ._work import rates
 
 # How long one run of a short loop should take, in nanoseconds, so that calling it does
 # not count; and how many steps it has at least, so that it has whole blocks.
-_RUN = 4e6
-_STEPS = 128
+_RUN_TIME = 4e6
+_FEWEST_STEPS = 128
 _MOST_BYTES = 2**26
 # Loops whose gradient takes less than this are not worth it.
-_WORTHWHILE = 2e6
+_WORTH_MEASURING = 2e6
 # The blocks that are tried. What others take is told from these.
 _BLOCKS = (1, 8, 64)
 _BATCHES = (8, 64)
@@ -80,7 +80,7 @@ class Measured(AbstractPace):
         estimated = Estimated(self.cost, self.rate).block(reversal, count)
         batch, kind = reversal.batch(count), reversal.kind
         seen = [(size, factor) for name, size, factor in self.blocks if name == kind]
-        return estimated * _interpolated(seen or [(1, 1.0)], batch)
+        return estimated * _between(seen or [(1, 1.0)], batch)
 
 
 def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
@@ -95,38 +95,36 @@ def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
     estimated = Estimated(step_cost(problem, active), rates())
     if not measure or not _is_worthwhile(problem, estimated):
         return estimated
-    return _measured(problem, active, estimated) or estimated
+    return _timed(problem, active, estimated) or estimated
 
 
 def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:
     takes = problem.loop.length * estimated.everything
-    return takes >= _WORTHWHILE and _can_be_run(problem)
+    return takes >= _WORTH_MEASURING and _can_be_run(problem)
 
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
     """Whether the step ends on any numbers, and does nothing besides."""
     jaxpr = problem.step.jaxpr
-    return not jaxpr.effects and all(map(_ends, equations(jaxpr)))
+    return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
 
 
-def _ends(eqn: Any) -> bool:
+def _ends_anyway(eqn: Any) -> bool:
     inner = getattr(formula_of(eqn), "params", {}).get("problem")
     counts = getattr(inner, "repetition", Counted()) == Counted()
     # A callback may be pure and still be slow, or ask somebody.
     return counts and eqn.primitive.name not in ("while", "pure_callback")
 
 
-def _measured(
-    problem: Problem, active: Active, estimated: Estimated
-) -> Measured | None:
+def _timed(problem: Problem, active: Active, estimated: Estimated) -> Measured | None:
     length = _trial_length(problem, estimated)
     layouts: list[Layout | None] = [None, Layout(AllAtOnce(length))]
-    samples = _samples(problem, length)
+    samples = _tried(problem, length)
     for reversal, count in samples:
         order = Nested((Nest((length // count,), count),))
         layouts.append(Layout(order, reversal=reversal))
-    times = _times(problem, active, layouts, length)
+    times = _times_of(problem, active, layouts, length)
     if times is None:
         return None
     advance, everything, *others = (time / length for time in times)
@@ -141,7 +139,7 @@ def _measured(
     return dataclasses.replace(found, blocks=tuple(factors))
 
 
-def _samples(problem: Problem, length: int) -> list[tuple[AbstractReversal, int]]:
+def _tried(problem: Problem, length: int) -> list[tuple[AbstractReversal, int]]:
     """Reversals to try, and the size of their blocks."""
     blocks = [(ByResiduals(), count) for count in _BLOCKS if count <= length]
     batches = [size for size in _BATCHES if size <= length]
@@ -154,15 +152,15 @@ def _trial_length(problem: Problem, estimated: Estimated) -> int:
     cost = estimated.cost
     per_step = cost.x + cost.ct_x + cost.ct_y + cost.residuals + cost.carry
     fits = _MOST_BYTES // max(per_step, 1)
-    long = round(_RUN / estimated.everything)
+    long = round(_RUN_TIME / estimated.everything)
     # Steps that take very long are run a few times, and no more.
-    short = min(_STEPS, max(round(10 * long), 2))
+    short = min(_FEWEST_STEPS, max(round(10 * long), 2))
     length = max(min(max(long, short), fits, problem.loop.length), 1)
     most = _BLOCKS[-1]
     return length // most * most if length >= most else 2 ** (length.bit_length() - 1)
 
 
-def _times(
+def _times_of(
     problem: Problem,
     active: Active,
     layouts: Sequence[Layout | None],
@@ -183,21 +181,21 @@ def _times(
     if missing and jax.process_count() > 1:
         return None
     if missing:
-        programs = [_program(short, active, layout) for _, layout in missing]
+        programs = [_short_program(short, active, layout) for _, layout in missing]
         if (found := nanoseconds(programs)) is None:
             return None
-        note(dict(zip((key for key, _ in missing), found, strict=True)))
+        remember(dict(zip((key for key, _ in missing), found, strict=True)))
     return [time for key in keys if (time := lookup(key)) is not None]
 
 
-def _program(problem: Problem, active: Active, layout: Layout | None) -> Any:
+def _short_program(problem: Problem, active: Active, layout: Layout | None) -> Any:
     if layout is not None:
         return gradient_of(dataclasses.replace(problem, planner=Fixed(layout)), active)
     problem = dataclasses.replace(problem, step=without_outputs(problem.step))
     return functools.partial(planned_loop, problem), input_types(problem)
 
 
-def _interpolated(seen: Sequence[tuple[int, float]], size: int) -> float:
+def _between(seen: Sequence[tuple[int, float]], size: int) -> float:
     """A factor that was found for some sizes, at another, on a logarithmic scale."""
     seen = sorted(seen)
     size = min(max(size, seen[0][0]), seen[-1][0])

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-_FORMAT = 1
-_lock = threading.Lock()
-_known: dict[str, float] = {}
-_file: list[pathlib.Path] = []
+_FILE_FORMAT = 1
+_guard = threading.Lock()
+_times_known: dict[str, float] = {}
+_file_in_use: list[pathlib.Path] = []
 
 
 def measurements(path: str | os.PathLike[str] | None) -> None:
@@ -47,25 +47,25 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
             f"measurements: `path` must be a path or None, not {path!r} of type "
             f"{type(path).__name__}."
         )
-    with _lock:
-        found = {} if path is None else _read(pathlib.Path(path))
-        _known.clear()
-        _known.update(found)
-        _file[:] = [] if path is None else [pathlib.Path(path)]
+    with _guard:
+        found = {} if path is None else _read_times(pathlib.Path(path))
+        _times_known.clear()
+        _times_known.update(found)
+        _file_in_use[:] = [] if path is None else [pathlib.Path(path)]
 
 
 def lookup(key: str) -> float | None:
     """What was measured under a key, if anything was."""
-    with _lock:
-        return _known.get(key)
+    with _guard:
+        return _times_known.get(key)
 
 
-def note(found: Mapping[str, float]) -> None:
+def remember(found: Mapping[str, float]) -> None:
     """Remembers what was measured."""
-    with _lock:
-        _known.update(found)
-        if _file:
-            _write(_file[0])
+    with _guard:
+        _times_known.update(found)
+        if _file_in_use:
+            _write_times(_file_in_use[0])
 
 
 def key_of(parts: Iterable[Any]) -> str:
@@ -77,12 +77,12 @@ def key_of(parts: Iterable[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(path: pathlib.Path) -> dict[str, float]:
+def _read_times(path: pathlib.Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["eqloop measurements"] == _FORMAT:
+        if content["eqloop measurements"] == _FILE_FORMAT:
             return {str(k): float(v) for k, v in content["nanoseconds"].items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
@@ -92,13 +92,13 @@ def _read(path: pathlib.Path) -> dict[str, float]:
     )
 
 
-def _write(path: pathlib.Path) -> None:
+def _write_times(path: pathlib.Path) -> None:
     """Beside and then renamed, so that no other process finds half of it."""
-    for key, value in _read(path).items():
-        _known.setdefault(key, value)
+    for key, value in _read_times(path).items():
+        _times_known.setdefault(key, value)
     content = {
-        "eqloop measurements": _FORMAT,
-        "nanoseconds": dict(sorted(_known.items())),
+        "eqloop measurements": _FILE_FORMAT,
+        "nanoseconds": dict(sorted(_times_known.items())),
     }
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     aside.write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -36,17 +36,17 @@ def nanoseconds(
     try:
         # Checks of results would be made of numbers that mean nothing.
         with jax.debug_nans(False), jax.debug_infs(False):
-            return _run(_compiled(programs))
+            return _best_times(_ready(programs))
     except Exception:
         return None
 
 
-def _compiled(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _ready(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Programs and their arguments. What is compiled can be called while tracing."""
     lowered = [jax.jit(run).lower(*types) for run, types in programs]
     # Their arguments are made by programs, too: arrays that were made in any other way
     # would be a part of the program that is being traced.
-    makers = [jax.jit(lambda t=types: _numbers(t)).lower() for _, types in programs]
+    makers = [jax.jit(lambda t=types: _made_up(t)).lower() for _, types in programs]
     # XLA compiles without holding Python up.
     with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         ready = list(pool.map(lambda one: one.compile(), [*lowered, *makers]))
@@ -54,7 +54,7 @@ def _compiled(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(run, make()) for run, make in zip(runs, makers, strict=True)]
 
 
-def _run(programs: list[tuple[Any, Any]]) -> list[float]:
+def _best_times(programs: list[tuple[Any, Any]]) -> list[float]:
     best = [math.inf] * len(programs)
     start = time.perf_counter()
     for turn in range(1 + _MOST_RUNS):
@@ -69,13 +69,13 @@ def _run(programs: list[tuple[Any, Any]]) -> list[float]:
     return [1e9 * seconds for seconds in best]
 
 
-def _numbers(types: Any) -> Any:
+def _made_up(types: Any) -> Any:
     """Small numbers of these types, with which few steps blow up."""
     leaves, tree = jax.tree.flatten(types)
-    return tree.unflatten([_number(leaf) for leaf in leaves])
+    return tree.unflatten([_made_up_array(leaf) for leaf in leaves])
 
 
-def _number(aval: Any) -> Any:
+def _made_up_array(aval: Any) -> Any:
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         zeros = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))

@@ -75,8 +75,9 @@ def test_a_gradient_takes_its_slots_and_little_besides(schedule, slots):
 
 @pytest.mark.parametrize("size", [(1000, 64), (300, 256)], ids=str)
 def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
-    # The product that is added to the parameters' cotangents, and as much as the slots.
-    args, weights = shapes(*size), 4 * size[1] ** 2
+    # Besides the products that are added to the cotangents of the weights, which are
+    # used twice.
+    args, weights = shapes(*size), 2 * 4 * size[1] ** 2
     alone, default = el.Recursive(16, block=1), el.Recursive(16)
     w, h, xs = (jnp.zeros(shape) for shape in args)
     scan = el.Scan(lambda h, x: (cell(w, h, x), None), schedule=alone)
