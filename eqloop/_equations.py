@@ -156,6 +156,10 @@ def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
 def _map_param(param: Any, rewrite: Rewrite) -> Any:
     if isinstance(param, jex.ClosedJaxpr):
         return rewrite(param)
+    # With variables for constants it is no program but a part of one, such as the
+    # operator in an equation of lineax (JAX 0.10). Its library keeps their values.
+    if is_open(param) and param.constvars:
+        return param
     if is_open(param):
         closed = close(param)
         new = rewrite(closed)

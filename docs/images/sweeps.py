@@ -1,4 +1,4 @@
-"""Draws the picture of the front page: `python docs/images/sweeps.py`.
+"""Draws a picture of `docs/how_it_works.md`: `python docs/images/sweeps.py`.
 
 It shows the bytes in use over the sweep of one gradient, as the plans tell them.
 """

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ._drawing import save
+from ._headlines import PAGES, with_figures
 from ._once import Shown, shown
 from ._plots import PICTURES, Picture
 from ._report import environment, folded, section
@@ -18,43 +19,44 @@ _BUSY = 0.1
 _INTRODUCTION = """\
 # Benchmarks
 
-Gradients through long loops, maps in chunks and the rest, beside the other libraries
-that do the same. This page is written by
+This page compares eqloop with JAX and with other libraries: gradients of long loops,
+maps in chunks, and more. Two commands measure everything again, on your machine, and
+write this page:
 
 ```sh
 python -m pip install -e '.[bench]'
 python -m tests.benchmarks --write docs/benchmarks.md
 ```
 
-which measures everything anew, on the machine that it runs on. The figures behind it
-are in [benchmarks.json](benchmarks.json).
+The figures are also in [benchmarks.json](benchmarks.json).
 
 ## How this is measured
 
 - **Side by side.** The rows of a table solve the same problem, in float32, from the
-  same inputs. They are run in one process in turn, A B C A B C …, after one run of each
-  that does not count. A time is the median of a row's runs. Where a ratio of two times
-  is claimed, it is the median of the ratios within a turn: what slows the machine down
-  for a while slows both.
-- **Once.** What several groups measure is shown by the first of them, and drawn from
-  there. The others refer to it, and show the ratios of their own runs.
-- **Time** is that of a compiled program whose inputs are on the device, until all of
-  its results are there.
+  same inputs. One process runs them in turn, A B C A B C …, after a first run of each
+  that does not count. The time of a row is the median of its runs. A claimed ratio of
+  two times is the median of the ratios within a turn, because whatever slows the
+  machine down for a while slows both.
+- **One problem, one figure.** If several groups measure the same problem, the first of
+  them shows its figures. The others link to it, and show only the ratios of their own
+  runs.
+- **Time** is the time of a compiled program whose inputs are on the device, until all
+  of its results are there.
 - **Temporary memory** is what XLA allocates for the program beside its inputs and
-  results, by its own analysis.
-- **Trace and compile** starts from nothing: JAX's caches are emptied before, and so are
-  those in which eqloop keeps its plans.
-- **Difference** is the greatest difference of a result from that of the first row with
-  the same inputs, relative to the greatest entry of that array. A row that computes
-  something else is named below its table.
-- **Peers** are called as their documentation has it. Their versions are pinned in the
-  extra `bench`. Equinox's scan and while loop are internal to Equinox, and may change.
-- **Claims** are the bounds that this project has set itself. All are listed, and those
-  that are missed stand in the open.
+  results, according to its own analysis.
+- **Trace and compile** starts from nothing: the caches of JAX and of eqloop are emptied
+  first.
+- **Difference** is the greatest difference between a result and that of the first row
+  with the same inputs, relative to the greatest entry of that array. If a row computes
+  something else, the text below the table says so.
+- **Peers** are called as their documentation recommends. The extra `bench` pins their
+  versions. Equinox's scan and while loop are internal to Equinox, and may change.
+- **Claims** are bounds that this project has set for itself. The page lists all of
+  them, and never folds away one that is missed.
 
 The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
-little in a step, so that what a loop itself costs shows. In the pictures eqloop is
-blue, and both axes are logarithmic.
+little work, so the cost of the loop itself shows. In the pictures eqloop is blue, and
+both axes are logarithmic.
 """
 
 _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
@@ -62,8 +64,8 @@ _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
 _NO_ACCELERATOR = """\
 ## On a GPU
 
-Not measured yet. The command above, run on a machine that has one, adds this section
-and leaves the one above as it is.
+Not measured yet. On a machine with a GPU, the command above adds this section and
+leaves the figures for the CPU as they are.
 """
 
 
@@ -78,6 +80,9 @@ def write(page: Path) -> None:
             outcomes = [one.outcome for one in comparisons]
             for picture in PICTURES.get(name, ()):
                 save(picture, outcomes, folder / _file(platform, picture))
+    if page.resolve().parent == PAGES[-1].parent:  # it is that of the documentation
+        for other in PAGES:
+            other.write_text(with_figures(other.read_text(), results["cpu"]))
 
 
 def text(results: Results) -> str:
@@ -118,8 +123,8 @@ def _circumstances(groups: Mapping[str, Record]) -> Iterator[str]:
     if busiest >= _BUSY:
         yield (
             "**The machine was not quiet**: other programs kept up to "
-            f"{busiest:.1f} of its cores busy meanwhile. Times are longer than they "
-            "need be, and ratios less certain."
+            f"{busiest:.1f} of its cores busy. So times are longer than on a quiet "
+            "machine, and ratios are less certain."
         )
 
 

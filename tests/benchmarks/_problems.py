@@ -151,6 +151,12 @@ def gru(length: int, width: int = 32) -> tuple[Gru, jax.Array, jax.Array]:
     return Gru(cell), jr.normal(h_key, (width,)), jr.normal(x_key, (length, width))
 
 
+def sequences(length: int) -> tuple[Gru, jax.Array, jax.Array]:
+    """A GRU of width 256 for 32 sequences; `xs` is `(32, length, 8)`."""
+    cell = Gru(eqx.nn.GRUCell(8, 256, key=jr.key(0)))
+    return cell, jnp.zeros(256), jr.normal(jr.key(9), (32, length, 8))
+
+
 def lstm(length: int, width: int, batch: int) -> tuple[Lstm, Any, jax.Array]:
     """A batch of states; `xs` is `(length, batch, width)`."""
     cell = Lstm(eqx.nn.LSTMCell(width, width, key=jr.key(5)))

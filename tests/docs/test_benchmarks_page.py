@@ -12,7 +12,15 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from tests.benchmarks import _drawing, _once, _page, _plots, _report, _results
+from tests.benchmarks import (
+    _drawing,
+    _headlines,
+    _once,
+    _page,
+    _plots,
+    _report,
+    _results,
+)
 from tests.benchmarks._machine import environment, watch
 from tests.benchmarks.groups import GROUPS
 
@@ -40,6 +48,14 @@ def record(*outcomes, busy=0.0, where=WHERE):
 
 def test_the_page_is_what_its_figures_make():
     assert PAGE.read_text() == _page.text(KEPT)
+
+
+@pytest.mark.parametrize("page", _headlines.PAGES, ids=lambda page: page.name)
+def test_the_first_figures_are_those_of_the_benchmarks(page):
+    text = page.read_text()
+    assert text == _headlines.with_figures(text, KEPT["cpu"])
+    with pytest.raises(ValueError, match="no place for its figures"):
+        _headlines.with_figures("# A page", KEPT["cpu"])
 
 
 def test_all_groups_are_on_the_page_with_their_pictures():

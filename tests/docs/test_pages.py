@@ -1,7 +1,8 @@
 """Every block of Python in the pages of the documentation runs.
 
 A block of `>>>` examples is compared with its output. Any other is a program, or the
-next part of the page's program: the blocks of a page share their names.
+next part of the page's program: the blocks of a page share their names. A page that
+needs a package says so above its title, in a line such as `requires: diffrax`.
 """
 
 import doctest
@@ -20,11 +21,14 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "api").glob("*.md"))
 PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
+_REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_page(page):
+    if required := _REQUIRES.match(page.read_text()):
+        pytest.importorskip(required[1])
     names = {"__name__": page.stem}
     for line, code in blocks(page.read_text()):
         if ">>>" in code:

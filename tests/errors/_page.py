@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import re
 import textwrap
 import tomllib
@@ -13,22 +14,24 @@ from ._sites import sites
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 _ENTRIES = Path(__file__).parent / "entries"
 _WIDTH = 88
+_NARROW = 76  # of messages, which are indented on the page
 _CODE = re.compile(r"`[^`]*`|\[[^]]*\]\([^)]*\)")
 _UNBROKEN = "\0"
 _INTRO = """\
 # Errors
 
 Every error of the library, with an example of its message, what it means, and how to
-fix it. Search this page, or the site, for the words of your message that are not names
-or numbers.
+fix it. The errors are grouped by what you were doing, and each opens when you click it.
+To find yours, search the site for its words, and leave out names and numbers.
 
-All of them come from the call itself, while it is traced and before anything runs, but
-for those in [At run time](#at-run-time). A message begins with the transform that was
-called, and names leaves by their paths: `carry.h` is the attribute `h` of the carry,
-`xs['a'][0]` the first entry of the entry `'a'` of `xs`. Types are written as JAX writes
-them: `float32[3,4]` is an array of that shape, `float32[]` a scalar.
+A message begins with the transform that was called. It names leaves by their paths:
+`carry.h` is the attribute `h` of the carry, and `xs['a'][0]` is the first entry of the
+entry `'a'` of `xs`. Types are written as JAX writes them: `float32[3,4]` is an array of
+that shape, and `float32[]` is a scalar. Except for the errors in [While the program
+runs](#while-the-program-runs), all of them are raised by the call itself, while it is
+traced and before anything runs.
 
-An error that your own function raises reaches you as it is, with a note of what was
+If your own function raises an error, you get that error, with a note that says what was
 being traced and with which arguments: *This was raised while Scan traced `f(carry, x)`
 with* …
 
@@ -100,28 +103,42 @@ def _section_blocks(section: Section) -> Iterator[str]:
     if section.intro:
         yield _paragraph(section.intro)
     for entry in section.errors:
-        yield f"### {entry.title}"
-        yield ", ".join(f"`{kind}`" for kind in entry.kinds())
-        yield "```text\n" + "\n\n".join(map(_wrap, entry.messages())) + "\n```"
-        yield _paragraph(entry.means)
-        if entry.code:
-            yield f"```python\n{entry.code.strip()}\n```"
+        yield "\n\n".join(block.strip("\n") for block in _entry_blocks(entry))
+
+
+def _entry_blocks(entry: Entry) -> Iterator[str]:
+    """One error, folded; its title is a heading, so that the search leads to it."""
+    kinds = ", ".join(f"`{kind}`" for kind in entry.kinds())
+    yield '<details class="error" markdown="1">\n' + _summary(entry.title)
+    yield f"{kinds}:"
+    messages = (_wrap(message, _NARROW) for message in entry.messages())
+    yield "```text\n" + "\n\n".join(messages) + "\n```"
+    yield _paragraph(entry.means)
+    if entry.code:
+        yield f"```python\n{entry.code.strip()}\n```"
+    yield "</details>"
+
+
+def _summary(title: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    shown = re.sub(r"`(.*?)`", r"<code>\1</code>", html.escape(title, quote=False))
+    return f'<summary><h3 id="{name}">{shown}</h3></summary>'
 
 
 def _paragraph(text: str) -> str:
-    return _fill(" ".join(text.split()))
+    return _fill(" ".join(text.split()), _WIDTH)
 
 
-def _wrap(text: str) -> str:
+def _wrap(text: str, width: int) -> str:
     """Text in lines that are not too long, with none added inside of code."""
-    return "\n".join(map(_fill, text.split("\n")))
+    return "\n".join(_fill(line, width) for line in text.split("\n"))
 
 
-def _fill(line: str) -> str:
+def _fill(line: str, width: int) -> str:
     whole = _CODE.sub(lambda code: code[0].replace(" ", _UNBROKEN), line)
     filled = textwrap.fill(
         whole,
-        _WIDTH,
+        width,
         subsequent_indent=" " * (len(line) - len(line.lstrip())),
         break_long_words=False,
         break_on_hyphens=False,

@@ -8,6 +8,7 @@ from ._budget import budget, million
 from ._cells import cells
 from ._debug import debug
 from ._frontier import frontier
+from ._gigabytes import gigabytes
 from ._length import length
 from ._maps import maps
 from ._progress import progress
@@ -37,38 +38,42 @@ class Group:
 
 
 GROUPS: Mapping[str, Group] = {
+    "gigabytes": Group(
+        "A gradient of gigabytes",
+        "The loop of the front page: a batch of sequences, and 10,000 steps.",
+        gigabytes,
+    ),
     "frontier": Group(
         "Time against memory",
-        "The recurrent step, run 4096 times: each library at several of its settings, "
-        "and the plans that `Budget` chooses, from the least memory that is feasible. "
-        "Lower and further to the left is better.",
+        "The recurrent step, run 4096 times. Each library is measured at several of "
+        "its settings, and `Budget` from the least memory that is feasible. Lower and "
+        "further to the left is better.",
         frontier,
     ),
     "length": Group(
         "As the loop grows longer",
-        "The recurrent step, run 256 to 65,536 times. The loops nested by hand and "
-        "powerpax's have as many chunks as there are steps in a chunk; Equinox chooses "
-        "its own number of slots; brainstate has its default base of 16, and is left "
-        "out of the longest loop, since its time comes to grow with the square of the "
-        'number of steps. `Budget` is `Budget("1MiB")`.',
+        "The recurrent step, run 256 to 65,536 times. Powerpax and the loops nested by "
+        "hand run chunks of the square root of the number of steps. Equinox chooses "
+        "its own number of slots. brainstate has its default base of 16, and is left "
+        "out of the longest loop, because its time grows with the square of the number "
+        'of steps. `Budget` is `Budget("1MiB")`.',
         length,
     ),
     "recurrent": Group(
         "One loop, every schedule",
-        "More schedules on the same loop, beside some of those above, and what each "
-        "is meant to reach.",
+        "More schedules on the same loop, with the bounds that each is meant to keep.",
         recurrent,
     ),
     "cells": Group(
         "Recurrent cells",
-        "Cells of Equinox, single and in batches, whose steps are reversed one by one "
-        "and together.",
+        "Cells of Equinox, single and in batches. Their steps are reversed one by one, "
+        "or [together](how_it_works.md#steps-reversed-together) in blocks.",
         cells,
     ),
     "scaling": Group(
         "A step in a short loop and in a long one",
-        "What a schedule takes for each step should not grow with the loop. A short "
-        "loop and a long one are run in turn.",
+        "The time of a step should not grow with the loop. A short loop and a long one "
+        "are run in turn.",
         scaling,
         figures_in="length",
     ),
@@ -80,26 +85,27 @@ GROUPS: Mapping[str, Group] = {
     ),
     "batched": Group(
         "A batch of sequences",
-        "The loop under `vmap`, with one gradient of the weights for the whole batch.",
+        "The recurrent step under `vmap`. There is one gradient of the weights for the "
+        "whole batch.",
         batched,
     ),
     "modes": Group(
         "Where nothing is reversed",
-        "The value of a loop and its tangents need no schedule, and should not pay "
-        "for one.",
+        "The value of a loop and its tangents need no schedule. So a schedule should "
+        "cost nothing here.",
         modes,
     ),
     "heavy": Group(
         "A large carry",
-        "A step whose work and carry are large beside the loop's own: leapfrog of the "
-        "wave equation on a grid.",
+        "A step with a large carry, which does much more work than the loop around it: "
+        "leapfrog for the wave equation on a grid.",
         heavy,
     ),
     "budget": Group(
         "Budgets",
-        "Every budget, by factors of two, on four quite different steps: that it is "
-        "held, that the plan knew what the program would take, and that more memory "
-        "is never slower.",
+        "Budgets that double, on four quite different steps. The claims: each budget "
+        "is kept, the plan knew how much memory the program takes, and more memory is "
+        "never slower.",
         budget,
     ),
     "regret": Group(
@@ -112,34 +118,34 @@ GROUPS: Mapping[str, Group] = {
     ),
     "million": Group(
         "A million steps in 64 MiB",
-        "Beside two scans nested by hand.",
+        "`Budget`, beside two scans nested by hand.",
         million,
     ),
     "maps": Group(
         "Maps in chunks",
-        "A multilayer perceptron over many rows, in chunks that divide their number "
-        "and in chunks that do not; gradients added up; chunks that fit a budget.",
+        "A multilayer perceptron over many rows: chunks that divide the number of rows "
+        "and chunks that do not, gradient accumulation, and chunks that fit a budget.",
         maps,
     ),
     "sliced": Group(
         "Some of the outputs",
-        "A scan of which only every tenth output is kept.",
+        "A scan that keeps every tenth output.",
         sliced,
     ),
     "while": Group(
         "While loops",
-        "The number of steps is found out as they are run.",
+        "Loops whose number of steps is not known before they run.",
         whiles,
     ),
     "layers": Group(
         "Stacked layers",
-        "A stack of equal transformer layers, beside a Python loop over them. Both are "
-        "given a list of layers, so that the stacking is part of what is measured.",
+        "A stack of equal transformer layers, beside a Python loop over them. Both "
+        "start from a list of layers, so the time to stack them is included.",
         stacked_layers,
     ),
     "progress": Group(
         "Progress bars",
-        "What a bar adds to a cheap step.",
+        "What a progress bar costs in a loop with a cheap step.",
         progress,
     ),
     "debug": Group(

@@ -1,0 +1,137 @@
+"""The figures of the README and of the front page, which are those of the benchmarks.
+
+A page has them between two comments. `python -m tests.benchmarks --write` writes what
+stands between, and a test compares it.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ._once import shown
+from ._report import table
+from ._results import Record, Row
+
+_ROOT = Path(__file__).parents[2]
+PAGES = (_ROOT / "README.md", _ROOT / "docs" / "index.md")
+_BLOCK = re.compile(r"(?<=<!-- figures: start -->\n).*(?=<!-- figures: end -->)", re.S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """A loop of the benchmarks, by `lax.scan` and by eqloop.
+
+    Attributes:
+        loop: What the page calls it.
+        group: The group of benchmarks that has it.
+        title: The title of its comparison.
+        ours: The row of eqloop.
+        schedule: How one writes that row's schedule.
+    """
+
+    loop: str
+    group: str
+    title: str
+    ours: str
+    schedule: str
+
+    def rows(self, groups: Mapping[str, Record]) -> tuple[Row, Row]:
+        """What `lax.scan` took, and what eqloop took."""
+        outcomes = [one.outcome for one in shown(groups)[self.group]]
+        (found,) = (outcome for outcome in outcomes if outcome.title == self.title)
+        rows = {row.name: row for row in found.rows}
+        return rows["`lax.scan`"], rows[self.ours]
+
+
+FIRST = Headline(
+    "the loop above",
+    "gigabytes",
+    "Gradient of the weights: 32 sequences of 10,000 steps, GRU of width 256",
+    "Budget('256MiB')",
+    'Budget("256MiB")',
+)
+OTHERS = (
+    Headline(
+        "a light recurrent step, 65,536 times",
+        "length",
+        "Gradient of W, h0 and xs: recurrent step, 65536 steps, width 64",
+        "Budget('1MiB')",
+        'Budget("1MiB")',
+    ),
+    Headline(
+        "4 LSTMs of width 512, 200 steps",
+        "cells",
+        "Gradient of weights, h0 and xs: 4 LSTMs of width 512, 200 steps",
+        "Chunked(200, 32)",
+        "Chunked(200, block=32)",
+    ),
+    Headline(
+        "a wave on a 256 x 256 grid, 256 steps",
+        "heavy",
+        "Gradient of speed, fields and source: wave equation, 256 x 256, 256 steps",
+        "Budget('64MiB')",
+        'Budget("64MiB")',
+    ),
+    Headline(
+        "one GRU of width 128, 1000 steps",
+        "cells",
+        "Gradient of weights, h0 and xs: GRU of width 128, 1000 steps",
+        "Recursive(16, 1)",
+        "Recursive(16)",
+    ),
+)
+
+
+def with_figures(page: str, groups: Mapping[str, Record]) -> str:
+    """A page, with these figures between its comments.
+
+    Raises:
+        ValueError: If the page has no such comments.
+    """
+    written, count = _BLOCK.subn(lambda _: text(groups), page)
+    if count != 1:
+        raise ValueError("the page has no place for its figures")
+    return written
+
+
+def text(groups: Mapping[str, Record]) -> str:
+    """What stands between the comments."""
+    theirs, ours = FIRST.rows(groups)
+    header = ("gradient of", "`jax.lax.scan`", "eqloop", "memory", "time", "with")
+    rows = [_cells(headline, groups) for headline in (FIRST, *OTHERS)]
+    return (
+        f"**{_nbytes(theirs.temp_bytes)} with `jax.lax.scan`, "
+        f"{_nbytes(ours.temp_bytes)} with eqloop, in "
+        f"{ours.seconds / theirs.seconds:.2f} times the time.**\n\n"
+        f"{table(header, rows)}\n"
+    )
+
+
+def _cells(headline: Headline, groups: Mapping[str, Record]) -> tuple[str, ...]:
+    theirs, ours = headline.rows(groups)
+    return (
+        headline.loop,
+        _took(theirs),
+        _took(ours),
+        f"1/{round(theirs.temp_bytes / ours.temp_bytes):,}",
+        f"{ours.seconds / theirs.seconds:.2f} x",
+        f"`{headline.schedule}`",
+    )
+
+
+def _took(row: Row) -> str:
+    return f"{_nbytes(row.temp_bytes)}, {_seconds(row.seconds)}"
+
+
+def _nbytes(count: int) -> str:
+    """Bytes, to two or three digits."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} B"
+
+
+def _seconds(seconds: float) -> str:
+    """A duration, to two digits."""
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
