@@ -106,8 +106,8 @@ class Recursive(AbstractSchedule):
         block: How many steps are reversed together, at most. They are linearised in one
             batch, and the cotangents of what all steps share are one product of
             matrices. That takes memory for so many steps, and makes the gradient of a
-            recurrent cell several times as fast. Steps with branches or loops in them
-            are reversed one by one. With `None`, steps with many parameters are
+            recurrent cell several times as fast. Steps with branches or effects are
+            reversed one by one. With `None`, steps with many parameters are
             reversed together where that should be faster, and there may be fewer
             levels. That takes at most twice the memory of the slots, or 64 KiB if that
             is more, besides the products that are added to the parameters' cotangents.
@@ -175,8 +175,8 @@ class Chunked(AbstractSchedule):
         block: How many steps are reversed together, at most. They are linearised in one
             batch, and the cotangents of what all steps share are one product of
             matrices. That takes memory for so many steps, and makes the gradient of a
-            recurrent cell several times as fast. Steps with branches or loops in them
-            are reversed one by one.
+            recurrent cell several times as fast. Steps with branches or effects are
+            reversed one by one.
 
     Raises:
         TypeError: If either is not an int.

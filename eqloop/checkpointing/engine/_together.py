@@ -38,7 +38,7 @@ from ._step import Step
 if TYPE_CHECKING:
     from ._sweep import Cotangents, Sweep
 
-_CONTROL = frozenset({"cond", "while", "scan", "shard_map", "pure_callback"})
+_CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,8 @@ def together(step: Step, size: int) -> AbstractReversal:
     """Steps are reversed in batches of so many, if they can be.
 
     Of a branch a batch runs both sides, and takes derivatives of what the other side
-    was not meant for. So steps with branches and loops, and with effects, are reversed
-    one by one.
+    was not meant for. So steps with branches, and with effects, are reversed one by
+    one; so are those with loops of this library, which have plans of their own.
     """
     return Together(size) if size > 1 and can_join(step) else ByResiduals()
 

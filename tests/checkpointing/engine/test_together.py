@@ -35,6 +35,10 @@ def inner_loop(h, x):
     return jax.lax.scan(lambda h, _: (jnp.sin(h + x), None), h, length=2)[0], None
 
 
+def branch_in_a_loop(h, x):
+    return jax.lax.scan(lambda h, _: branch(h, x), h, length=2)[0], None
+
+
 def inner_planned_loop(h, x):
     return el.CheckpointedForLoop(jnp.sin)(h + x), None
 
@@ -54,13 +58,13 @@ def reversal(step):
     return plan.layout.reversal
 
 
-@pytest.mark.parametrize("step", [branch, inner_loop, inner_planned_loop, ruled])
-def test_steps_with_branches_and_loops_are_reversed_one_by_one(step):
+@pytest.mark.parametrize("step", [branch, branch_in_a_loop, inner_planned_loop, ruled])
+def test_steps_with_branches_are_reversed_one_by_one(step):
     assert reversal(step) == ByResiduals()
 
 
 def test_other_steps_are_reversed_together():
-    assert reversal(plain) == Together(3)
+    assert reversal(plain) == reversal(inner_loop) == Together(3)
     one_by_one = el.Scan(plain, schedule=el.Recursive(4))
     assert one_by_one.plan(jnp.ones(3), jnp.ones(40)).layout.reversal == ByResiduals()
 
@@ -75,6 +79,30 @@ def test_a_branch_that_was_not_taken_has_no_part_in_the_gradient():
     loss = lambda scan: jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
     expected = loss(lambda h, xs: jax.lax.scan(step, h, xs))(1.0)
     np.testing.assert_allclose(loss(scan)(1.0), expected, rtol=1e-6)
+
+
+MODES = {
+    "hessian": jax.hessian,
+    "reverse over reverse": lambda f: jax.jacrev(jax.jacrev(f)),
+    "a batch": lambda f: lambda h: jax.vmap(jax.grad(f))(jnp.stack([h, 2 * h])),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_in_the_step(mode):
+    w, xs = 0.9 * jnp.eye(3) + 0.1, jnp.linspace(0, 1, 24).reshape(8, 3)
+
+    def step(h, x):
+        sweep = lambda h, _: (jnp.tanh(w @ h + x), None)
+        return jax.lax.scan(sweep, h, None, 3)[0], None
+
+    def derivative(schedule):
+        scan = el.Scan(step, schedule=schedule)
+        return jax.jit(MODES[mode](lambda h: jnp.sum(scan(h, xs)[0] ** 2)))
+
+    found = derivative(el.Chunked(4, block=2))(jnp.ones(3))
+    expected = derivative(el.StoreAll())(jnp.ones(3))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
