@@ -16,31 +16,32 @@ from .planning._choice import fastest, smallest
 @final
 @dataclasses.dataclass(frozen=True)
 class Budget(AbstractSchedule):
-    """Of the plans it searches, the one that should be fastest within so much memory.
+    """The plan with the least estimated time that fits into this much memory.
 
-    Chosen from are storing everything, storing every carry, nested levels of any
-    lengths, and the least recomputation with any number of slots; each with the
-    residuals of single steps or of blocks of them. The budget is for what the gradient
-    of the loop allocates, beside its inputs and outputs, on the backend in use; under
-    `vmap` it is for the whole batch. To find out, the programs of a few plans are
-    compiled, once, and never run.
+    The search includes storing everything, storing every carry, nested levels of any
+    lengths, and the least recomputation with any number of slots, each with the
+    residuals of single steps or of blocks. The budget covers what the gradient of the
+    loop allocates beside its inputs and outputs, on the backend in use; under `vmap` it
+    covers the whole batch. To know what that is, a few plans are compiled, once, and
+    never run.
 
-    Plans that run each step more than a hundred times again are left out. Ask for
-    these by [`Binomial`][eqloop.Binomial].
+    Plans that run each step more than a hundred times are left out. Use
+    [`Binomial`][eqloop.Binomial] for these.
 
     Time is estimated, from the work of a step and the rates of the backend. The plan is
     made when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
     and for one example in the `vmap` of a gradient.
 
-    It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
+    A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
     Args:
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
 
     Raises:
         TypeError: If `nbytes` is neither an int nor a string.
-        ValueError: If it is no amount of memory. Where the loop is differentiated, if
-            nothing fits: the error says how much would do, and for which plan.
+        ValueError: If it is not an amount of memory. When the loop is differentiated,
+            if no plan fits; the error says how much memory would be enough, and for
+            which plan.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -15,7 +15,7 @@ MOST_ADVANCES = 100
 
 
 def orders(length: int) -> Iterator[AbstractOrder]:
-    """Orders from which to choose, at all the trade-offs that there are.
+    """The orders to choose from, over the whole range of trade-offs.
 
     They are not many, as neighbouring ones differ by some per cent.
     """
