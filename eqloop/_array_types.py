@@ -1,4 +1,4 @@
-"""What the type of an array says beside shape and dtype.
+"""The parts of an array's type beside shape and dtype.
 
 Weak types are taken away before arrays enter a loop, and given back afterwards. A
 tangent has no weak type and a primitive has to keep its types, so nothing in a loop is
@@ -49,7 +49,7 @@ def strongly_typed(leaf: Any) -> Any:
 
 
 def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
-    """Leaves, of which some are to be weakly typed; what is no array of JAX stays."""
+    """Leaves, some of them made weakly typed; only arrays of JAX change."""
     return [
         _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
         for leaf, becomes_weak in zip(leaves, weak, strict=True)

@@ -1,4 +1,4 @@
-"""What differs between versions of JAX, with the version beside each line.
+"""The differences between versions of JAX, with the version beside each line.
 
 Nothing else in the library asks which JAX is installed.
 """

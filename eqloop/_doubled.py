@@ -123,7 +123,7 @@ class Leftover:
         )
 
     def take(self, formula: Any, inputs: Sequence[Any]) -> Any | None:
-        """The outputs of the formula, if they were left for these inputs; but once."""
+        """The outputs that were left for these inputs, if any; they serve once."""
         known, self._known = self._known, None
         if known is None or known.trace != _trace_state() or known.formula != formula:
             return None

@@ -156,8 +156,9 @@ def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
 def _map_param(param: Any, rewrite: Rewrite) -> Any:
     if isinstance(param, jex.ClosedJaxpr):
         return rewrite(param)
-    # With variables for constants it is no program but a part of one, such as the
-    # operator in an equation of lineax (JAX 0.10). Its library keeps their values.
+    # An open jaxpr with constants is not a program of ours to rewrite, but part of
+    # another library's primitive, such as the operator in an equation of lineax (JAX
+    # 0.10). That library keeps the values of its constants.
     if is_open(param) and param.constvars:
         return param
     if is_open(param):

@@ -449,6 +449,6 @@ def type_of(x: Any) -> Any:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """Hands what is no array from a forward to a backward rule."""
+    """Hands what is not an array from a forward to a backward rule."""
 
     value: Any

@@ -49,7 +49,7 @@ def loop_name(name_stack: Any) -> str | None:
 
 
 def is_watched() -> bool:
-    """Whether what is being traced is to be watched."""
+    """Whether the current trace is being watched."""
     return _is_watched.get()
 
 

@@ -222,7 +222,7 @@ def inputs_read(program: jex.ClosedJaxpr, used: Sequence[bool]) -> list[bool]:
 
 @functools.lru_cache(maxsize=512)
 def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.ClosedJaxpr:
-    """What is left of a program when it has been differentiated: no custom rules.
+    """A program after it has been differentiated: without custom rules.
 
     `jax.custom_jvp` and `jax.custom_vjp` let a user say what the derivative of a
     function is. Such a rule also says what the value is, and where a derivative is

@@ -116,7 +116,7 @@ class _TransformMeta(_ModuleMeta):
 
 
 class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignore
-    """A function `f`, and what is to be done when it is called.
+    """A function `f`, and what to do when it is called.
 
     A transform is a PyTree: the arrays of `f` are its arrays, so it can be a layer of a
     model, be differentiated, partitioned, edited with [`equinox.tree_at`][], serialised

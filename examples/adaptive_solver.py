@@ -1,14 +1,14 @@
 """A closed orbit between Earth and Moon, found through an adaptive solver.
 
-A satellite that neither of the two holds runs an erratic course, but there are starts
-from which it comes back after a few loops, and does so forever. Arenstorf found some in
-1963. Close to the Moon the course is sharply bent, far away it is nearly straight, so
-the solver chooses its steps itself: how many there will be is not known beforehand. It
-is a while loop. Newton's method needs the derivatives of where the satellite is after
-half of the orbit, and takes them back through all of the steps.
+The course of a satellite between the two is erratic, but from some starts it comes back
+after a few loops, again and again. Arenstorf found such starts in 1963. The course is
+sharply bent close to the Moon, and nearly straight far away, so the solver chooses its
+own steps, and their number is not known beforehand: it is a while loop. Newton's method
+needs the derivatives of the satellite's position after half of the orbit. They go back
+through all of the steps.
 
-It prints Newton's steps, with how far each misses and how many steps the solver took,
-and how far from its start the satellite is after the whole period.
+It prints the iterations of Newton's method, with the error and the number of solver
+steps of each, and how far the satellite is from its start after the whole period.
 
     python -m pip install -e . && python examples/adaptive_solver.py
 """
@@ -100,7 +100,7 @@ class Step(eqx.Module):
         )
 
     def attempt(self, y: Vector, size: Scalar) -> tuple[Vector, Vector]:
-        """The solution of order 5 after a step, and how far that of order 4 is off."""
+        """The solution of order 5 after a step, and its difference from order 4."""
         slopes: list[Vector] = []
         for weights in NODES:
             shift = sum(w * k for w, k in zip(weights, slopes, strict=True))

@@ -2,10 +2,10 @@
 """
 # A language model on one page
 
-A transformer that writes like the handbook of Python, from the text to what it writes.
-It is small, but little would be different if it were not: its layers are traced as one,
-a policy says what of them is stored for the gradient, the gradient of a batch is added
-up from chunks of it, and all of the training is one loop with a bar.
+This page trains a transformer that writes like the Python handbook. The model is small,
+but a large one would need the same parts: its layers are traced as one, a policy says
+what is stored for the gradient, the gradient of a batch is accumulated over chunks, and
+the whole training is one loop with a progress bar.
 
 You can run this page as a script,
 
@@ -13,8 +13,8 @@ You can run this page as a script,
 python -m pip install -e '.[examples]' && python examples/language_model.py
 ```
 
-or as a notebook. It prints what a gradient takes with and without all this, and a
-paragraph that the model wrote; and it draws how the model got better.
+or as a notebook. It prints the memory of a gradient with and without all this, and a
+paragraph that the model wrote, and it draws the loss.
 """
 
 # %%
@@ -35,10 +35,10 @@ import eqloop as el
 """
 ## The text
 
-Python comes with the text that `help("assignment")` and the like print. Of that we take
-the paragraphs that are prose, without the marks for emphasis and code, each of them
-once, and of these the first 6,000 words. A token is a word or a punctuation mark, and
-`¶` ends a paragraph.
+Python comes with the text that `help("assignment")` and similar calls print. We take
+the paragraphs of prose, each of them once, without the marks for emphasis and code, and
+keep the first 6,000 words. A token is a word or a punctuation mark, and `¶` ends a
+paragraph.
 """
 
 # %%
@@ -54,13 +54,13 @@ print(f"{len(words):,} words, of which {len(vocabulary):,} are different")
 """
 ## The model
 
-A block lets each word look at those before it, and then thinks about each word alone.
-Both work on what a norm makes of the words, and add to what there was.
+A block lets each word attend to the words before it, and then applies a perceptron to
+each word. Both parts take normalised words, and add their results to the words.
 
-`StackedLayers.init` makes four blocks, whose weights it holds with a leading axis. So a
-program has the block in it once, and takes no longer to compile for forty. The policy
-`save_dots` keeps the results of matrix products for the gradient and computes the rest,
-which is cheap, again.
+`StackedLayers.init` makes four blocks, and stores their weights with a leading axis. So
+the program contains the block once, and forty blocks would take no longer to compile.
+The policy `save_dots` stores the results of matrix products for the gradient, and
+recomputes the rest, which is cheap.
 """
 
 # %%
@@ -89,7 +89,7 @@ class Block(eqx.Module):
 
 
 class Writer(eqx.Module):
-    """Says for each word of a text how likely each word is to come next."""
+    """For each word of a text, predicts the next one."""
 
     words: Float[Array, "vocabulary width"]
     places: Float[Array, "length width"]
@@ -118,9 +118,8 @@ class Writer(eqx.Module):
 ## The loss, and the loss of a batch
 
 The loss of one text is how surprised the model is by each next word. `ChunkedVmap`
-takes the mean over a batch, of which it looks at four texts at once: in the gradient
-too, where what four texts need is computed, reversed, and forgotten before the next
-four.
+takes the mean over a batch, four texts at a time. The gradient also computes and
+reverses four texts at a time, so it needs the memory of four texts.
 """
 
 
@@ -134,8 +133,8 @@ chunked = el.ChunkedVmap(loss, 4, in_axes={"model": None}, reduce="mean")
 
 # %% [markdown]
 """
-What the gradient of a batch of 16 texts then takes is told by XLA, before anything is
-run:
+XLA reports how much memory the gradient of a batch of 16 texts takes, before anything
+is run:
 """
 
 # %%
@@ -163,9 +162,9 @@ print(f"four at once, with the policy {mebibytes(chunked, model):6.1f} MiB")
 """
 ## Training
 
-An update is the step of a loop: its carry is the model and the state of the optimiser,
-its output the loss, and its key, which the loop splits from that of the call, picks the
-texts. What in the carry is no array, such as the policy, stays as it is.
+An update is the step of a loop. Its carry is the model and the state of the optimiser,
+and its output is the loss. The loop splits its key, and the key of a step picks the
+texts. Leaves of the carry that are not arrays, such as the policy, stay the same.
 """
 
 # %%
@@ -197,10 +196,10 @@ print(f"in the end {losses[-20:].mean():.2f} nats a word")
 """
 ## Writing
 
-To write is a loop as well: it carries the last words, draws the next one, and puts it
-out. A temperature below 1 draws the likely words more often than the model says. It
-goes on where the last paragraph ended that it has read; and as it has read little, and
-often, it knows some of that by heart.
+Writing is a loop as well. It carries the last words, draws the next one, and returns
+it. A temperature below 1 draws likely words more often. The model continues after the
+last paragraph of its text. It has read little, and often, so it knows some of it by
+heart.
 """
 
 # %%

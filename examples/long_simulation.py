@@ -2,14 +2,14 @@
 """
 # Fit a long simulation in 64 MB
 
-A nerve fibre carries spikes as far as its membrane has sodium channels to renew them.
-Where it was injured, some are gone. Can one tell where, and how many, from voltages
-that were recorded along the fibre?
+A nerve fibre carries spikes only where its membrane has enough sodium channels. An
+injury destroys some of them. Can we tell where, and how many, from voltages that were
+recorded along the fibre?
 
-One can if one has the gradient: a simulation says what would have been recorded, and
-its derivatives by the densities of channels say how to correct them. But the
-simulation takes 130,000 steps, and a gradient needs what was computed in each of
-them. To store it would take 2 GiB. Here the gradient gets 64 MiB.
+We can, if we have the gradient. A simulation predicts the recording, and its
+derivatives with respect to the densities of channels say how to correct them. But the
+simulation takes 130,000 steps, and a gradient needs the intermediate results of each of
+them. Storing these would take 2 GiB. Here the gradient gets 64 MiB.
 
 You can run this page as a script,
 
@@ -17,8 +17,8 @@ You can run this page as a script,
 python -m pip install -e '.[examples]' && python examples/long_simulation.py
 ```
 
-or as a notebook. It prints plans, memory, and the error of the fit as it falls, and
-draws the frontier and what was found.
+or as a notebook. It prints plans, memory, and the error of the fit, and draws the
+frontier and the densities that it finds.
 """
 
 # %%
@@ -37,14 +37,14 @@ import eqloop as el
 """
 ## The fibre
 
-This is the giant axon of a squid, as Hodgkin and Huxley described it in 1952: 128 mm
-of it, cut into places of a millimetre. Each place has a voltage and three gates, whose
-opening lets sodium and potassium through. Current flows between neighbours, and that
-is how a spike travels.
+This is the giant axon of a squid, as Hodgkin and Huxley described it in 1952: 128 mm of
+it, divided into compartments of a millimetre. Each compartment has a voltage and three
+gates, which let sodium and potassium through. Current flows between neighbours, and so
+a spike travels.
 
-What is not known is the density of sodium channels in each stretch of 8 mm. The model
-holds its logarithm, so that no density is ever negative. Everything else is in the
-books. Units are mV, ms, µA/cm² and mS/cm².
+The unknowns are the densities of sodium channels in stretches of 8 mm. The model holds
+their logarithms, so no density is ever negative. Everything else is in the books. Units
+are mV, ms, µA/cm² and mS/cm².
 """
 
 # %%
@@ -95,8 +95,8 @@ def ramp(x: Places) -> Places:
 
 # %% [markdown]
 """
-It rests until it gets a shock at its beginning, at moments that are random: 1.3 seconds
-of this are 130,000 steps.
+The axon rests until its beginning gets a shock, at random times. We simulate 1.3
+seconds, which are 130,000 steps.
 """
 
 # %%
@@ -112,8 +112,8 @@ for shock in shocks[shocks < STEPS - 2000]:
 """
 ## The recording
 
-The true axon has lost half of its channels between 40 and 64 mm. It is simulated, with
-a bar to show that something happens, and each of the 16 electrodes adds noise of 2 mV.
+The true axon has lost half of its channels between 40 and 64 mm. We simulate it, with a
+progress bar, and each of the 16 electrodes adds noise of 2 mV.
 """
 
 # %%
@@ -138,8 +138,8 @@ plt.show()
 """
 ## What the gradient would take
 
-The guess is an axon that is healthy everywhere. First the plans: they are made for the
-types of the arguments, and nothing is run. `StoreAll` is what `jax.lax.scan` does.
+The first guess is a healthy axon. We begin with plans. They need only the types of the
+arguments, and nothing is run. `StoreAll` is what `jax.lax.scan` does.
 """
 
 # %%
@@ -152,9 +152,9 @@ print(budgeted.plan(rest, current))
 
 # %% [markdown]
 """
-A budget takes the fastest plan within so much memory, so it may take much less than it
-is allowed: here the next one that is faster would need 255 MiB. The line in this
-picture is all the plans that there are to choose from, and the star is the one chosen.
+A budget chooses the plan with the least estimated time that fits. It may take much less
+memory than it is allowed: here the next faster plan would need 255 MiB. The line in the
+picture shows all plans to choose from, and the star is the chosen one.
 """
 
 # %%
@@ -164,9 +164,8 @@ plt.show()
 
 # %% [markdown]
 """
-A plan is an estimate. What the compiled gradient takes, XLA itself tells. That is more
-than the plan of the loop: there are also the voltages that come out of the loop, and
-their cotangents.
+XLA reports how much the compiled gradient takes. That is more than the plan of the
+loop, because the outputs of the loop and their cotangents are also there.
 """
 
 
@@ -195,8 +194,8 @@ assert mebibytes(gradient) <= 64
 """
 ## The fit
 
-The rest is as ever. SciPy's L-BFGS is given the loss and its gradient at some
-densities; it asks for them a dozen times.
+The rest is as usual. SciPy's L-BFGS calls a function for the loss and its gradient,
+about a dozen times.
 """
 
 
@@ -221,8 +220,8 @@ found = scipy.optimize.minimize(
 
 # %% [markdown]
 """
-When the error is that of the noise, 2 mV, nothing is left to explain. And the injury is
-where it is, stretch by stretch:
+The error falls to that of the noise, 2 mV, so nothing is left to explain. And the fit
+finds the injury, stretch by stretch:
 """
 
 # %%

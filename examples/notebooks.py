@@ -2,9 +2,9 @@
 
     python -m pip install -e '.[notebooks]' && python examples/notebooks.py
 
-Each script whose cells start with `# %%` is run in a kernel of its own, and written to
-`docs/examples/`. It prints what it has written. Nothing of the machine is kept, but for
-the figures that are printed; of a progress bar, only how it ended.
+It runs each script whose cells start with `# %%` in its own kernel, writes the notebook
+to `docs/examples/`, and prints the path. Of the machine it keeps only the printed
+figures, and of a progress bar only its end.
 """
 
 import os

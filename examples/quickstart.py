@@ -1,13 +1,14 @@
 """Where will the North Pole be in half a year? A loop of 18,000 days in a model.
 
-The Earth turns about an axis that wobbles. Its pole wanders by some ten metres, in a
-yearly swing and in one of 433 days, which beat against each other every six years; it
-has been measured every day since 1962. The model reads the days one after the other
-and says each day where the pole will be 182 days later. What it says rests on years of
+The axis of the Earth wobbles. Its pole moves by some ten metres, with a period of a
+year and another of 433 days, which beat against each other every six years. It has been
+measured every day since 1962. The model reads the days one after the other, and each
+day predicts where the pole will be 182 days later. The prediction needs years of
 memory, so the gradient goes back through all of the days.
 
-It prints what that gradient takes by three schedules, the error as the model learns,
-and that on days that it has not seen, which it draws to `examples/quickstart.png`.
+It prints the memory and the time of that gradient under three schedules, the error as
+the model learns, and the error on days that it has not seen. It draws the predictions
+to `examples/quickstart.png`.
 
     python -m pip install -e '.[examples]' && python examples/quickstart.py
 """
@@ -40,7 +41,7 @@ Carry = tuple[Float[Array, " hidden"], Point]
 
 
 class Day(eqx.Module):
-    """One step of the loop: take in today, say where the pole will be."""
+    """One step of the loop: reads today's data, and predicts the pole."""
 
     gru: eqx.nn.GRUCell
     readout: eqx.nn.Linear
@@ -87,7 +88,7 @@ def read_days(count):
 
 
 def error(forecasts, poles):
-    """How far from the forecasts the pole then was: root mean square, in metres."""
+    """The root mean square error of the forecasts, in metres."""
     missed = forecasts[:-AHEAD] - poles[AHEAD:]
     return jnp.sqrt(jnp.mean(jnp.sum(missed**2, axis=1)))
 
@@ -96,11 +97,11 @@ def loss(model, poles, seasons):
     return error(model(poles, seasons), poles)
 
 
-# The same gradient, within less and less memory.
+# The same gradient, in less and less memory.
 
 
 def compare_schedules(cell, days):
-    """What each schedule plans, and what the gradient then takes and is."""
+    """The plan of each schedule, and the memory, the time and the gradient itself."""
     print("schedule                 carries kept  steps run     memory     time off by")
     reference = None
     for schedule in (el.StoreAll(), el.Chunked(134), el.Recursive(16)):
@@ -128,7 +129,7 @@ def relative_difference(a, b):
     return float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
 
 
-# Training, as of any Equinox model.
+# Training, as for any Equinox model.
 
 
 def train(model, days):

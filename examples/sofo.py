@@ -1,13 +1,13 @@
 """A network that remembers, trained without a backward pass.
 
-A small recurrent network watches a light that flashes at random, red or green, and has
-to say which colour came last. Its teacher never goes backwards in time: `el.SofoGrad`
-pushes random directions forward along with the network, sees how much the loss slopes
-and curves along them, and takes the Gauss-Newton step in their span. So training takes
-the memory of a few time steps, however many there are.
+A small recurrent network sees a light that flashes at random, red or green, and has to
+say which colour came last. Training never goes backwards in time. `el.SofoGrad` pushes
+random directions forward along with the network, measures the slope and the curvature
+of the loss along them, and takes the Gauss-Newton step in their span. So training takes
+the memory of a few time steps, for sequences of any length.
 
 It prints the memory of a step and of the gradient, for short and for long sequences,
-and the error as networks are trained by either.
+and the error as networks are trained by each of them.
 
     python -m pip install -e '.[examples]' && python examples/sofo.py
 """
@@ -27,7 +27,7 @@ STEPS, TANGENTS = 100, 64
 
 
 class Network(eqx.Module):
-    """Rate units with leaky integration, as models of neural circuits have them."""
+    """Rate units with leaky integration, as in models of neural circuits."""
 
     recurrent: Float[Array, "hidden hidden"]
     inputs: eqx.nn.Linear
@@ -76,7 +76,7 @@ def batch_loss(network, key):
 
 
 def train(name, derivative, optimiser):
-    """Trains a network with what stands in for the gradient."""
+    """Trains a network with a gradient, or with what replaces it."""
 
     @eqx.filter_jit
     def step(network, state, key):
@@ -102,7 +102,7 @@ def sofo(network, key):
 
 
 def memory(derivative, length):
-    """What a step allocates beside the network and the data, in megabytes."""
+    """The megabytes that a step allocates beside the network and the data."""
     data = jnp.ones((length, 2)), jnp.ones((length, 1))
     program = el.Jit(derivative).lower(Network(jax.random.key(0)), *data).compile()
     return program.memory_analysis().temp_size_in_bytes / 1e6

@@ -1,12 +1,12 @@
 """Ten seconds of a spiking network: 100,000 steps, of which every 100th is kept.
 
-Neurons charge up, fire, and tell the others. Their steps have to be short, a tenth of a
-millisecond, and what one wants to see of them is slow. So nearly all states are looked
-at by nobody: `SlicedScan` never stores these, neither for the simulation nor for its
-gradient, which goes back through all of the steps within a budget of memory.
+Neurons charge up, fire, and signal to the others. A step has to be short, a tenth of a
+millisecond, but we only look at slow changes. `SlicedScan` does not store the states
+that nobody looks at, for the simulation or for its gradient, which goes back through
+all of the steps within a memory budget.
 
-It prints the plan of the gradient, its memory beside that of a loop that stores all of
-the outputs, and the error as the network learns to delay a wave.
+It prints the plan of the gradient, its memory compared with a loop that stores all
+outputs, and the error as the network learns to delay a wave.
 
     python -m pip install -e '.[examples]' && python examples/spiking_network.py
 """
@@ -40,8 +40,8 @@ def fires(charge: Neurons) -> Neurons:
 
 @fires.defjvp
 def _fires_jvp(primals, tangents):
-    # A step has no slope. In its place is put that of a smooth one: neurons that were
-    # about to fire, or only just did, are those of which the gradient can make use.
+    # A step function has no slope, so this takes the slope of a smooth one. It is large
+    # for neurons that nearly fired or just fired, which the gradient can change.
     (charge,), (change,) = primals, tangents
     return fires(charge), change / (1 + 5 * jnp.abs(charge - 1)) ** 2
 
@@ -73,7 +73,7 @@ def start(key) -> State:
     return charge, jnp.zeros(NEURONS), jnp.zeros(NEURONS)
 
 
-# What goes in, and what the network is to make of it: the same wave, a moment later.
+# The input, and the target: the same wave, a moment later.
 
 TIME = DT * jnp.arange(STEPS)
 SIGNAL = jnp.sin(2 * jnp.pi * TIME / 2) * jnp.sin(2 * jnp.pi * TIME / 5)

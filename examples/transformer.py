@@ -1,12 +1,13 @@
 """A transformer of 24 layers that is traced as one, and learns the Zen of Python.
 
-The layers are equal but for their weights, so `StackedLayers` holds them as one layer,
-whose arrays have a leading axis: the model compiles in the time of a single layer. Its
-gradient needs what the layers computed; a policy says what of it is stored, and a
-schedule where. The text that it learns to write comes with Python: `import this`.
+The layers differ only in their weights, so `StackedLayers` stores them as one layer
+whose arrays have a leading axis, and the model compiles in the time of a single layer.
+Its gradient needs the intermediate results of the layers. A policy says which of them
+are stored, and a schedule says for which layers. The text that it learns comes with
+Python: `import this`.
 
-It prints what the gradient takes in three ways to store, the loss as it falls, and what
-the model writes in the end.
+It prints the memory and the time of the gradient for three ways to store, the loss
+during training, and what the model writes in the end.
 
     python -m pip install -e '.[examples]' && python examples/transformer.py
 """
@@ -38,7 +39,7 @@ Tokens = Float[Array, "length width"]
 
 
 class Block(eqx.Module):
-    """Attention to what came before, then a perceptron for each letter."""
+    """Attention to the letters before, then a perceptron for each letter."""
 
     attention: eqx.nn.MultiheadAttention
     mlp: eqx.nn.MLP
@@ -62,7 +63,7 @@ class Block(eqx.Module):
 
 
 class Writer(eqx.Module):
-    """Says for each letter of a text which one comes next."""
+    """For each letter of a text, predicts the next one."""
 
     letters: eqx.nn.Embedding
     places: Float[Array, "length width"]
@@ -86,16 +87,16 @@ class Writer(eqx.Module):
 
 
 def loss(model, texts, keys):
-    """How many nats the model errs by in the next letter, on average."""
+    """The mean loss of the next letter, in nats."""
     logits = jax.vmap(lambda text, key: model(text[:-1], key=key))(texts, keys)
     return optax.softmax_cross_entropy_with_integer_labels(logits, texts[:, 1:]).mean()
 
 
-# What a gradient takes.
+# The memory and the time of a gradient.
 
 
 def compare(alphabet, texts, keys):
-    """Programs for one gradient: what each stores, and what it takes."""
+    """Compiles one gradient in several ways; prints what each stores and takes."""
     print("stored of the layers          compiled in      memory       time")
     for name, settings in (
         ("everything", {}),
@@ -149,7 +150,7 @@ def train(model, text):
 
 
 def write(model, text, count):
-    """Goes on with a text, by the likeliest letter each time."""
+    """Continues a text, with the likeliest letter each time."""
 
     @eqx.filter_jit
     def likeliest(model, window, last):

@@ -23,7 +23,7 @@ def by_rows(run: Run, arrays: Arrays, chunk_size: Any) -> tuple[Blocks, Any, Any
 
     Args:
         run: `arrays -> (outputs, others)`, where the others are not differentiated.
-        arrays: What to differentiate by.
+        arrays: What to differentiate with respect to.
         chunk_size: How many directions are pulled back at once; `None` for all.
 
     Returns:
@@ -51,7 +51,7 @@ def by_columns(
 
     Args:
         run: As above.
-        arrays: What to differentiate by.
+        arrays: What to differentiate with respect to.
         chunk_size: How many directions are pushed at once; `None` for all.
         evaluate: What returns as `run` does, for less, if not all of it is of interest.
             In chunks it is called, as the outputs of none of them are those of all.

@@ -43,7 +43,7 @@ class Call:
         places: Where those arguments are that are differentiated.
         several: Whether the results are to be tuples, with an entry for each of them.
         has_aux: Whether `f` returns a pair of its value and of anything else.
-        arrays: The arrays to differentiate by.
+        arrays: The arrays to differentiate with respect to.
         names: The path of each of them.
         selected: All else that is in these arguments.
         checks: Called with the value of `f` before it is differentiated.

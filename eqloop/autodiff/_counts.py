@@ -25,7 +25,7 @@ def check_count(owner: str, name: str, what: str, count: Any) -> None:
 
 
 def check_chunk_size(owner: str, chunk_size: Any) -> None:
-    """Raises unless this says how many directions are to be followed at once."""
+    """Raises unless this is a number of directions to follow at once, or a budget."""
     if chunk_size is None or is_budget(chunk_size):
         return
     what = "how many directions to follow at once, or a `Budget`, or None for all"

@@ -16,13 +16,13 @@ from ._call import Call, open_derivative
 class AbstractDerivative(AbstractTransform, Generic[P]):
     """A function whose call gives a derivative of `f` at the arguments.
 
-    What is differentiated are the floating-point and complex arrays of the arguments
-    that `argnums` name, NumPy arrays included. An argument that is a Python `float` or
-    `complex` by itself counts as an array; in a tree such numbers are static. The
-    derivative is a tree as the argument is, with `None` for all other leaves. With
-    several `argnums` it is a tuple of these. The arrays of `f` itself, if it is a
-    module, are not differentiated, and neither is the `self` of a method: to
-    differentiate by them, pass them as an argument.
+    It differentiates with respect to the floating-point and complex arrays of the
+    arguments that `argnums` names, including NumPy arrays. An argument that is a Python
+    `float` or `complex` by itself counts as an array; in a tree such numbers are
+    static. The derivative is a tree as the argument is, with `None` for all other
+    leaves. With several `argnums` it is a tuple of these. The arrays of `f` itself, if
+    it is a module, are not differentiated, and neither is the `self` of a method: to
+    differentiate with respect to them, pass them as an argument.
 
     Results come in this order: the derivative, the value if `return_value`, and what
     `f` returned beside the value if `has_aux`. A derivative alone is no tuple.
@@ -31,9 +31,9 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
     differentiates `Call.run` of it, and closes it with `_results`.
 
     Args:
-        argnums: By which arguments to differentiate: the position of one (a negative
-            one counts from the last positional argument of the call), its name, or a
-            tuple of these, for a tuple of derivatives.
+        argnums: The arguments to differentiate with respect to: the position of one (a
+            negative one counts from the last positional argument of the call), its
+            name, or a tuple of these, for a tuple of derivatives.
         has_aux: Whether `f` returns a pair of its value, and anything else.
         return_value: Whether to return the value as well.
     """
@@ -81,7 +81,7 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
 
 
 class AbstractExactDerivative(AbstractDerivative[P]):
-    """A derivative that needs no more than the arguments of `f`: no random directions.
+    """A derivative that needs only the arguments of `f`, and no random directions.
 
     A final class says in `_derive` how it is taken.
     """
@@ -91,15 +91,14 @@ class AbstractExactDerivative(AbstractDerivative[P]):
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
-            What the class says: the derivative, and with it what `return_value` and
-            `has_aux` ask for.
+            The derivative, and what `return_value` and `has_aux` ask for.
 
         Raises:
-            TypeError: If an argument has no derivative, or if `f` does not return what
-                can be differentiated in this way.
+            TypeError: If an argument has no derivative, or if this derivative does not
+                exist for what `f` returns.
             ValueError: If `argnums` names an argument that is not passed.
         """
         call = self._open(args, kwargs)

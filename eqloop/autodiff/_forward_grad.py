@@ -21,10 +21,10 @@ class ForwardGrad(AbstractDerivative[...]):
     r"""An estimate of the gradient from derivatives in random directions.
 
     It is the mean of $(\nabla f \cdot v)\, v$ over directions $v$ of independent
-    standard normal numbers. That is unbiased, and takes no backward pass: the memory is
-    that of evaluating `f` with its tangents. With $n$ numbers to differentiate by and
-    `tangents` directions, the variance of the estimate is about $n / \text{tangents}$
-    times the square of the gradient.
+    standard normal numbers. The estimate is unbiased and needs no backward pass, so it
+    takes the memory of evaluating `f` with its tangents. For $n$ differentiated numbers
+    and `tangents` directions, its variance is about $n/\text{tangents}$ times the
+    square of the gradient.
 
     Args:
         f: The function. Its value is a scalar.
@@ -37,7 +37,7 @@ class ForwardGrad(AbstractDerivative[...]):
 
     Raises:
         TypeError: If a setting is not of its type; when called, as `Grad`, and if `key`
-            is no key.
+            is not a key.
         ValueError: If `tangents` is less than 1, or `argnums` empty; when called, as
             `Grad`.
 
@@ -65,14 +65,14 @@ class ForwardGrad(AbstractDerivative[...]):
         Args:
             *args: The arguments of `f`.
             key: A PRNG key, for the directions.
-            **kwargs: The arguments of `f` that are given by keyword.
+            **kwargs: The keyword arguments of `f`.
 
         Returns:
             The estimate, and with it what `return_value` and `has_aux` ask for.
 
         Raises:
-            TypeError: If `key` is no PRNG key, if an argument has no derivative, or if
-                `f` does not return a real scalar.
+            TypeError: If `key` is not a PRNG key, if an argument has no derivative, or
+                if `f` does not return a real scalar.
             ValueError: If `argnums` names an argument that is not passed.
         """
         check_key("ForwardGrad", key)

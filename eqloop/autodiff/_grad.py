@@ -29,7 +29,7 @@ def check_scalar(call: Call, value: Any) -> None:
 
 @final
 class Grad(AbstractExactDerivative[P]):
-    """The gradient of a function whose value is a scalar, as `jax.grad`.
+    """The gradient of a function whose value is a scalar, like `jax.grad`.
 
     Args:
         f: The function. It may be a module, and its arguments any PyTrees.
@@ -93,10 +93,10 @@ class Grad(AbstractExactDerivative[P]):
 
 @final
 class VectorGrad(AbstractExactDerivative[P]):
-    """The gradient of the sum of all that a function returns.
+    """The gradient of the sum of all outputs of a function.
 
-    Where each number of the value depends on one number of the argument only, as for a
-    function that works elementwise, these are the derivatives of the one by the other.
+    If each number of the value depends on only one number of the argument, as for an
+    elementwise function, these are the derivatives of each number of the value.
 
     Args:
         f: The function. Its value may be any PyTree; leaves that have no derivative are

@@ -18,13 +18,13 @@ from ._derivative import AbstractExactDerivative
 
 @final
 class Hessian(AbstractExactDerivative[P]):
-    """The second derivatives of a function, as `jax.hessian`.
+    """The second derivatives of a function, like `jax.hessian`.
 
     Args:
         f: The function. Its value may be any PyTree, though it is a scalar as a rule.
-        chunk_size: How many of its columns to compute at once, so that what that takes
-            beside the Hessian fits: an `int`, or an [`eqloop.Budget`][]. By default all
-            of them. The rows of a value that is no scalar are in chunks as well.
+        chunk_size: How many columns to compute at once, to limit the memory beside the
+            Hessian itself: an `int`, or an [`eqloop.Budget`][]. By default all of them.
+            The rows of a value that is not a scalar are in chunks as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:

@@ -21,15 +21,15 @@ from ._derivative import AbstractExactDerivative
 
 
 class AbstractJacobian(AbstractExactDerivative[P]):
-    """The derivatives of all that `f` returns by each of the numbers it is given.
+    """The derivatives of all outputs of `f` with respect to all its inputs.
 
     A final class says in which mode.
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.
-        chunk_size: How many of the sweeps to do at once, so that what they allocate
-            beside the Jacobian fits: an `int`, or an [`eqloop.Budget`][]. By default
-            all of them.
+        chunk_size: How many sweeps to run at once, to limit the memory beside the
+            Jacobian itself: an `int`, or an [`eqloop.Budget`][]. By default all of
+            them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
 
@@ -59,9 +59,9 @@ class AbstractJacobian(AbstractExactDerivative[P]):
 
 @final
 class JacRev(AbstractJacobian[P]):
-    """The Jacobian in reverse mode, as `jax.jacrev`: one sweep for each output.
+    """The Jacobian in reverse mode, like `jax.jacrev`: one sweep for each output.
 
-    Reverse mode is for functions that return fewer numbers than they are given.
+    Use reverse mode for functions with fewer outputs than inputs.
 
     Args:
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
@@ -107,10 +107,10 @@ class JacRev(AbstractJacobian[P]):
 
 @final
 class JacFwd(AbstractJacobian[P]):
-    """The Jacobian in forward mode, as `jax.jacfwd`: one sweep for each input.
+    """The Jacobian in forward mode, like `jax.jacfwd`: one sweep for each input.
 
-    Forward mode is for functions that are given fewer numbers than they return. It
-    stores nothing for a backward pass. In chunks it evaluates `f` again for each.
+    Use forward mode for functions with fewer inputs than outputs. It stores nothing for
+    a backward pass. In chunks, it evaluates `f` again for each chunk.
 
     Args:
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
@@ -150,9 +150,10 @@ class JacFwd(AbstractJacobian[P]):
 class Jacobian(AbstractJacobian[P]):
     """The Jacobian, in the mode that takes fewer sweeps.
 
-    Forward mode if `f` is given no more numbers than it returns, reverse mode
-    otherwise. Where arrays are complex it is the mode that JAX has for them: forward
-    mode for complex values of real arguments, reverse mode for the other way round.
+    It uses forward mode if `f` has no more inputs than outputs, and reverse mode
+    otherwise. For complex arrays it uses the mode that JAX supports: forward mode for
+    complex values of real arguments, and reverse mode for real values of complex
+    arguments.
 
     Returns:
         When called: what [`JacRev`][eqloop.JacRev] returns.

@@ -19,7 +19,7 @@ from ._call import is_differentiable
 
 @final
 class Vjp(AbstractTransform, Generic[P]):
-    """The value of a function, and what pulls cotangents back, as `equinox.filter_vjp`.
+    """A function's value, and its pullback, like `equinox.filter_vjp`.
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.
@@ -32,7 +32,7 @@ class Vjp(AbstractTransform, Generic[P]):
         each positional argument. Arguments given by keyword are not differentiated.
 
     Raises:
-        TypeError: If `has_aux` is no bool.
+        TypeError: If `has_aux` is not a bool.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
@@ -78,7 +78,7 @@ class Vjp(AbstractTransform, Generic[P]):
 
 @final
 class Jvp(AbstractTransform, Generic[R]):
-    """The value of a function and its tangent, as `equinox.filter_jvp`.
+    """The value of a function and its tangent, like `equinox.filter_jvp`.
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.

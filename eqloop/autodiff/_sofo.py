@@ -30,21 +30,21 @@ class SofoGrad(AbstractDerivative[...]):
     $$V (C + \lambda I)^{-1} V^\top g, \qquad \lambda = \text{damping} \cdot \lVert C
     \rVert.$$
 
-    It is called as [`Grad`][eqloop.Grad] is, and what it returns takes the place of a
-    gradient: to go against it, with a rate of about 1, is to minimise a quadratic model
-    of the loss. Any optimiser that takes gradients will do; `optax.sgd`, with momentum
-    perhaps, suits it best.
+    Call it like [`Grad`][eqloop.Grad], and use what it returns in place of a gradient.
+    A step against it, with a rate of about 1, minimises a quadratic model of the loss.
+    You can use any optimiser that takes gradients; `optax.sgd`, perhaps with momentum,
+    suits it best.
 
-    There is no backward pass, so through a loop (`el.Scan`, `jax.lax.scan`) the memory
-    does not grow with its length, provided that the losses of the steps are added up in
-    the carry, rather than stacked.
+    There is no backward pass. So the memory does not grow with the length of a loop
+    (`el.Scan`, `jax.lax.scan`) if the losses of the steps are added up in the carry
+    rather than stacked.
 
     Args:
-        f: The function. It returns a real scalar, in which what is to have curvature
-            comes from `eqloop.losses.mean_squared`, `eqloop.losses.cross_entropy` or
-            another [`SofoLoss`][eqloop.SofoLoss], called any number of times, anywhere
-            in `f`: these may be added, averaged and weighted. Other terms are
-            differentiated, and have no curvature.
+        f: The function. It returns a real scalar. Terms with curvature come from
+            `eqloop.losses.mean_squared`, `eqloop.losses.cross_entropy` or another
+            [`SofoLoss`][eqloop.SofoLoss]. `f` may call these anywhere, any number of
+            times, and add, average and weight them. Other terms are differentiated, and
+            have no curvature.
         tangents: How many directions. The time and the memory are those of evaluating
             `f` for a batch of so many more.
         damping: How much to shrink directions of little curvature, relative to the
@@ -57,7 +57,7 @@ class SofoGrad(AbstractDerivative[...]):
 
     Raises:
         TypeError: If a setting is not of its type; when called, as `Grad`, if an array
-            to differentiate by is complex, and if `key` is no key.
+            to differentiate with respect to is complex, and if `key` is not a key.
         ValueError: If `tangents` is less than 1, `damping` less than 0 or `argnums`
             empty; when called, as `Grad`, and if `f` calls no `SofoLoss`.
 
@@ -99,14 +99,14 @@ class SofoGrad(AbstractDerivative[...]):
         Args:
             *args: The arguments of `f`.
             key: A PRNG key, for the random directions.
-            **kwargs: The arguments of `f` that are given by keyword.
+            **kwargs: The keyword arguments of `f`.
 
         Returns:
             The direction, and with it what `return_value` and `has_aux` ask for.
 
         Raises:
-            TypeError: If `key` is no PRNG key, if an argument has no derivative, or if
-                `f` does not return a real scalar.
+            TypeError: If `key` is not a PRNG key, if an argument has no derivative, or
+                if `f` does not return a real scalar.
             ValueError: If `argnums` names an argument that is not passed, or if `f`
                 calls no `SofoLoss`.
         """

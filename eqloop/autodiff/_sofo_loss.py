@@ -37,15 +37,15 @@ from ._call import is_differentiable
 
 @final
 class SofoLoss(AbstractTransform):
-    """A loss whose curvature is seen by [`SofoGrad`][eqloop.SofoGrad].
+    """A loss whose curvature [`SofoGrad`][eqloop.SofoGrad] sees.
 
-    Called as `f` is, it has its value and its derivatives. Within a `SofoGrad`, the
-    Hessian of `f` by its first argument is what the generalised Gauss-Newton matrix is
-    made of; only products with it are formed.
+    Call it like `f`: the value and the derivatives are the same. Within a `SofoGrad`,
+    the generalised Gauss-Newton matrix is made from the Hessian of `f` with respect to
+    its first argument; only products with it are computed.
 
-    Two are ready to be used: `eqloop.losses.mean_squared` and
-    `eqloop.losses.cross_entropy`. A loss may stand wherever a function may, except in
-    one that a `ChunkedVmap` maps: there, take the losses of what the map returns.
+    Two are provided: `eqloop.losses.mean_squared` and `eqloop.losses.cross_entropy`.
+    You can call a loss anywhere except in a function that a `ChunkedVmap` maps; there,
+    compute the losses from what the map returns.
 
     Args:
         f: `f(prediction, ...)`, a real scalar, and convex in the prediction. That may
@@ -78,7 +78,7 @@ class SofoLoss(AbstractTransform):
             What `f(prediction, *args, **kwargs)` returns.
 
         Raises:
-            TypeError: If that is no real floating-point scalar.
+            TypeError: If that is not a real floating-point scalar.
         """
         prediction = as_arrays(prediction, scalars=True)
         arrays, rest = partition(prediction, is_differentiable)

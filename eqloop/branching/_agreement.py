@@ -86,7 +86,7 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
 
     Raises:
         TypeError: If they differ in structure, in a shape or in a dtype.
-        ValueError: If they differ in a leaf that is no array.
+        ValueError: If they differ in a leaf that is not an array.
     """
     if lines := _structures_by_branch(outcomes):
         raise TypeError(_disagreement(owner, "the same structure", lines))

@@ -39,7 +39,7 @@ def run_one(
 
     Raises:
         TypeError: If the branches do not return the same types.
-        ValueError: If they return leaves that are no arrays, and these differ.
+        ValueError: If they return leaves that are not arrays, and these differ.
     """
     args, kwargs = as_arrays((args, kwargs))
     traced = [_trace(owner, name, f, args, kwargs) for name, f in branches]

@@ -14,12 +14,12 @@ from ._branches import check_branch, run_one
 
 @final
 class Cond(eqx.Module, Generic[R]):
-    """As `jax.lax.cond`: runs one of two functions, as a condition says.
+    """Like `jax.lax.cond`: runs one of two functions, depending on a condition.
 
-    Both are traced, whatever the condition is, so both must return the same: the same
-    structure, shapes and dtypes, and the same leaves where these are no arrays. A weak
-    type gives way to one that is not, and numbers that differ become arrays. Under
-    `vmap` over the condition both are run, and the results selected.
+    Both functions are always traced. They must return the same structure, shapes and
+    dtypes, and equal leaves where these are not arrays. A weak type is promoted to the
+    other type, and numbers that differ become arrays. Under `vmap` over the condition,
+    both functions are run, and the results are selected.
 
     The functions may be modules: their arrays are arrays of this module, and are
     differentiated. They may close over arrays, which are differentiated as well.
@@ -29,10 +29,10 @@ class Cond(eqx.Module, Generic[R]):
         false_f: Called if it does not.
 
     Raises:
-        TypeError: If one of them is not callable. When called, if `pred` is no scalar
-            boolean, if structures, shapes or dtypes differ, or if a jaxtyping
+        TypeError: If one of them is not callable. When called, if `pred` is not a
+            scalar boolean, if structures, shapes or dtypes differ, or if a jaxtyping
             annotation of a branch is violated.
-        ValueError: When called, if leaves that are no arrays differ.
+        ValueError: When called, if leaves that are not arrays differ.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

@@ -19,25 +19,25 @@ from ._switch import check_branches, named
 class IfElse(eqx.Module, Generic[R]):
     """Runs the function whose condition holds: `if`, `elif`, ..., `else`.
 
-    All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
-    their arrays are arrays of this module in the same way.
+    All functions are traced, and must return the same types, as for
+    [`Cond`][eqloop.Cond]. Their arrays are arrays of this module.
 
     Args:
         branches: The functions.
-        check_conditions: Whether it is an error, when the program runs, if none of the
-            conditions holds or more than one. Without the check the first that holds
-            decides, and the last branch is run if none does.
+        check_conditions: Whether the running program raises an error unless exactly one
+            condition holds. Without the check, the first condition that holds decides,
+            and the last branch is run if none holds.
 
     Raises:
-        TypeError: If a branch is not callable, `branches` is no sequence or
-            `check_conditions` no bool. When called, if a condition is no scalar
-            boolean, if structures, shapes or dtypes differ, or if a jaxtyping
+        TypeError: If a branch is not callable, `branches` is not a sequence or
+            `check_conditions` is not a bool. When called, if a condition is not a
+            scalar boolean, if structures, shapes or dtypes differ, or if a jaxtyping
             annotation of a branch is violated.
         ValueError: If there is no branch. When called, if there are not as many
-            conditions as branches, or if leaves that are no arrays differ.
+            conditions as branches, or if leaves that are not arrays differ.
         RuntimeError: When the program runs, compiled or not, if not exactly one
-            condition holds; under `vmap`, if that is so for one of the examples. It is
-            raised by [`equinox.error_if`][], which `EQX_ON_ERROR` rules.
+            condition holds; under `vmap`, if that is so for one of the examples.
+            [`equinox.error_if`][] raises it, and `EQX_ON_ERROR` controls it.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

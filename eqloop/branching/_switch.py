@@ -14,19 +14,19 @@ from ._branches import Branches, check_branch, run_one
 
 @final
 class Switch(eqx.Module, Generic[R]):
-    """As `jax.lax.switch`: runs one of several functions, as an index says.
+    """Like `jax.lax.switch`: runs one of several functions, depending on an index.
 
-    All are traced, so all must return the same, as is said of [`Cond`][eqloop.Cond];
-    their arrays are arrays of this module in the same way.
+    All functions are traced, and must return the same types, as for
+    [`Cond`][eqloop.Cond]. Their arrays are arrays of this module.
 
     Args:
         branches: The functions.
 
     Raises:
-        TypeError: If one of them is not callable, or `branches` is no sequence. When
-            called, if `index` is no scalar integer, if structures, shapes or dtypes
+        TypeError: If one of them is not callable, or `branches` is not a sequence. When
+            called, if `index` is not a scalar integer, if structures, shapes or dtypes
             differ, or if a jaxtyping annotation of a branch is violated.
-        ValueError: If there is no branch. When called, if leaves that are no arrays
+        ValueError: If there is no branch. When called, if leaves that are not arrays
             differ.
 
     Examples:

@@ -17,40 +17,41 @@ from .planning._measured import pace
 @final
 @dataclasses.dataclass(frozen=True)
 class Budget(AbstractSchedule):
-    """Of the plans it searches, the one that should be fastest within so much memory.
+    """The fastest plan that fits into this much memory.
 
-    Chosen from are storing everything, storing every carry, nested levels of any
-    lengths, and the least recomputation with any number of slots; each with the
-    residuals of single steps or of blocks of them. The budget is for what the gradient
-    of the loop allocates, beside its inputs and outputs, on the backend in use; under
-    `vmap` it is for the whole batch. To find out, the programs of a few plans are
-    compiled, once, and never run.
+    The search includes storing everything, storing every carry, nested levels of any
+    lengths, and the least recomputation with any number of slots, each with the
+    residuals of single steps or of blocks. The budget covers what the gradient of the
+    loop allocates beside its inputs and outputs, on the backend in use; under `vmap` it
+    covers the whole batch. To know what that is, a few plans are compiled, once, and
+    never run.
 
-    Plans that run each step more than a hundred times again are left out. Ask for
-    these by [`Binomial`][eqloop.Binomial].
+    Plans that run each step more than a hundred times are left out. Use
+    [`Binomial`][eqloop.Binomial] for these.
 
-    What decides is how long pieces of this very step take on this device: a step run
-    alone, steps reversed one by one, in blocks, and together. They are compiled and run
-    for a moment, once, on numbers that are made up, when the plan is made; which is
-    when a gradient is taken. So it is for the batch in the gradient of a `vmap`,
-    and for one example in the `vmap` of a gradient.
+    Time is measured: short loops of this step are compiled and run for a moment on this
+    device, once, on made-up numbers. Their steps are only run, reversed one by one, in
+    blocks, or together. This happens when the plan is made, which is when a gradient is
+    taken. So the plan is for the batch in the gradient of a `vmap`, and for one example
+    in the `vmap` of a gradient.
 
-    Time is estimated from the work of a step instead where that would not pay, as for
-    loops of a few milliseconds, or cannot be done: if a step has effects or callbacks,
-    communicates with other devices, or has a `while` loop that might not end on other
-    numbers than its own. [`measurements`][eqloop.measurements] keeps what was measured
-    in a file.
+    Where measuring would not pay, as for loops of a few milliseconds, time is estimated
+    from the work of a step. So it is if a step cannot be run by itself: if it has effects
+    or callbacks, communicates with other devices, or has a `while` loop, which might not
+    end on other numbers. [`measurements`][eqloop.measurements] keeps what was measured in
+    a file.
 
-    It is also a `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
+    A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
     Args:
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
         measure: Whether to measure. Without, plans are the same on every machine.
 
     Raises:
-        TypeError: If `nbytes` is neither an int nor a string, or `measure` no bool.
-        ValueError: If it is no amount of memory. Where the loop is differentiated, if
-            nothing fits: the error says how much would do, and for which plan.
+        TypeError: If `nbytes` is neither an int nor a string, or `measure` is not a bool.
+        ValueError: If it is not an amount of memory. When the loop is differentiated,
+            if no plan fits; the error says how much memory would be enough, and for
+            which plan.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -24,9 +24,9 @@ class Frontier(Sequence[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
     It goes from the least memory to the least time. The schedule of each plan is the
-    [`Budget`][eqloop.Budget] for what it takes. That is known for the first plan and
-    for one of every kind, whose programs are compiled; for the others it is told from
-    these, and the budget may come to choose a plan beside.
+    [`Budget`][eqloop.Budget] for what it takes. The memory is known for the first plan
+    and for one of each kind, whose programs are compiled. For the others it is
+    estimated from these, so their budget may choose a neighbouring plan.
 
     Attributes:
         plans: The plans.

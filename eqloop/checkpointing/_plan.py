@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a schedule decided for one loop, and what a gradient will then cost.
+    """What a schedule decided for one loop, and what a gradient will cost.
 
-    A scan's `plan` gives the very plan that it runs by. Printed, it is a table.
+    The method `plan` of a scan returns the plan that the scan will run. Printed, a plan
+    is a table.
 
     Attributes:
         schedule: The schedule that decided.
         layout: The order, the slots and the reversal that it chose.
         cost: What a step costs.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
-            outputs. It is meant to be no less than what XLA reports as temporary
-            memory, and seldom more by a few per cent.
-        relative_time: How long a gradient takes, where storing every residual takes 1.
-            It is for comparing plans on the backend in use.
+            outputs. It should be no less than the temporary memory that XLA reports,
+            and is seldom more than a few per cent above it.
+        relative_time: The time of a gradient, relative to storing every residual. It is
+            meant for comparing plans on the backend in use.
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
@@ -93,7 +94,7 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """How often the step is evaluated for one gradient, by the primal included."""
+        """How often one gradient evaluates the step, the primal included."""
         return self.layout.order.evaluations
 
     def __str__(self) -> str:

@@ -97,7 +97,7 @@ def _axes_to_draw_on(ax: "Axes | None") -> "Axes":
     except ImportError:
         raise ImportError(
             "Plans are drawn with matplotlib, which is not installed. To install it: "
-            "python -m pip install 'eqloop[plot]'"
+            "`python -m pip install matplotlib`"
         ) from None
     _, ax = pyplot.subplots(layout="constrained")
     return ax

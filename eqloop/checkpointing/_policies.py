@@ -123,8 +123,8 @@ def save_names(*names: str) -> Policy:
 def save_any_except(*names: str) -> Policy:
     """Keeps every value that was tagged by [`eqloop.name`][], except by these names.
 
-    Values without a name are computed again. (To keep them as well would be no
-    exception at all: just before it is tagged, a value has no name.)
+    Values without a name are recomputed. (If they were kept, no value could be
+    excepted: just before it is tagged, a value has no name.)
 
     Args:
         *names: The names. Without any, all tagged values are kept.
@@ -153,7 +153,7 @@ def save_any_except(*names: str) -> Policy:
 def offload_names(*names: str, src: str = "device", dst: str = "pinned_host") -> Policy:
     """Moves the values tagged with one of these names to another memory, and back.
 
-    Other values are computed again.
+    Other values are recomputed.
 
     Args:
         *names: One name or more.
@@ -194,16 +194,16 @@ def either(
     A value that one of them keeps and the other moves to another memory is kept.
 
     Args:
-        first: A policy, as wherever one is taken: one of `eqloop.policies`, one of
-            `jax.checkpoint_policies`, or the name of one.
+        first: A policy: one of `eqloop.policies`, one of `jax.checkpoint_policies`, or
+            the name of one.
         second: Another.
 
     Returns:
         The policy.
 
     Raises:
-        TypeError: One of them is no policy.
-        ValueError: One of them is the name of no policy.
+        TypeError: One of them is not a policy.
+        ValueError: One of them is not the name of a policy.
 
     Examples:
         >>> import eqloop as el
@@ -265,7 +265,7 @@ def as_policy(
 
     Raises:
         TypeError: It is none of these.
-        ValueError: It is the name of no policy, or a function that makes policies,
+        ValueError: It is not the name of a policy, or a function that makes policies,
             such as `save_names`, without having been called.
 
     Examples:

@@ -28,32 +28,32 @@ def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 @final
 class Remat(AbstractTransform, Generic[P, R]):
-    """Runs a function, computing its residuals again when it is differentiated.
+    """Runs a function, and recomputes its residuals when it is differentiated.
 
-    The values that reverse-mode differentiation needs from inside `f` are not stored
-    while `f` runs: in the backward pass `f` is run again, from its arguments. So the
-    memory that it takes until then is that of its arguments, for the time of one more
-    evaluation. Outside of differentiation nothing changes, and the derivatives are the
-    same in every mode. `Checkpoint` is the same object.
+    The values that reverse mode needs from inside `f` are not stored while `f` runs.
+    Instead, the backward pass runs `f` again, from its arguments. So only the arguments
+    take memory until then, at the cost of one more evaluation. Outside of
+    differentiation nothing changes, and the derivatives are the same in every mode.
+    `Checkpoint` is the same object.
 
-    Called as `f` is. Arguments and results are any PyTrees: their arrays, and those of
-    `f`, are differentiated; their other leaves reach `f`, and come back, as they are.
+    Call it like `f`. Arguments and results are any PyTrees. Their arrays and those of
+    `f` are differentiated; other leaves pass through unchanged.
 
     Args:
         f: The function.
-        policy: Which of the values inside `f` are stored nevertheless: one of
-            `eqloop.policies`, a callable from `jax.checkpoint_policies`, or the name
-            of one of these. `None` stores none of them.
-        prevent_cse: Whether the compiler is kept from noticing that `f` is run twice,
-            which would undo what this is for. Inside the body of a loop it cannot
-            notice, and `False` leaves it more freedom.
-        static_argnums: The positions of arguments that are to be static as a whole:
-            their NumPy arrays reach `f` as NumPy arrays.
+        policy: Which of the values inside `f` are stored: one of `eqloop.policies`, a
+            callable from `jax.checkpoint_policies`, or the name of one of these. `None`
+            stores none of them.
+        prevent_cse: Whether to keep the compiler from noticing that `f` runs twice, and
+            merging the two runs. Inside the body of a loop it cannot notice, and
+            `False` leaves it more freedom.
+        static_argnums: The positions of arguments that are static as a whole. Their
+            NumPy arrays reach `f` as NumPy arrays.
 
     Raises:
-        TypeError: `policy` is no policy, or `static_argnums` are no ints.
-        ValueError: `policy` is the name of no policy, or, when called, `static_argnums`
-            has a position for which there is no argument.
+        TypeError: `policy` is not a policy, or `static_argnums` are not ints.
+        ValueError: `policy` is not the name of a policy, or, when called,
+            `static_argnums` has a position for which there is no argument.
 
     Examples:
         >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp
@@ -93,7 +93,7 @@ class Remat(AbstractTransform, Generic[P, R]):
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What `f` returns.

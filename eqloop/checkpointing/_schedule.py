@@ -66,10 +66,10 @@ class AbstractSchedule(abc.ABC):
 @final
 @dataclasses.dataclass(frozen=True)
 class StoreAll(AbstractSchedule):
-    """Every residual is kept and nothing is computed twice, as in `jax.lax.scan`.
+    """Stores every residual and recomputes nothing, as `jax.lax.scan` does.
 
-    Memory grows with the length of the loop, by all that one step saves. It is the
-    schedule of a [`Scan`][eqloop.Scan] that is not given any.
+    Memory grows with the length of the loop, by the residuals of one step for each
+    step. This is the default schedule of [`Scan`][eqloop.Scan].
 
     Examples:
         >>> import jax.numpy as jnp
@@ -89,28 +89,28 @@ class StoreAll(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Recursive(AbstractSchedule):
-    """Nested segments, `base` of them a level: memory grows with the logarithm.
+    """Nested segments: memory grows with the logarithm of the length.
 
     The loop is cut into about `base` segments, each of these into `base` again, and so
     on down to single steps. About `base * log(length, base)` carries are stored at
-    once, and each step is run about `log(length, base)` times more. Any length will do:
-    levels become unequal, and no step is added. All trip counts are static, which
-    suits accelerators.
+    once, and each step is run about `log(length, base)` times more. The length can be
+    any number: levels become unequal, and no steps are added. All trip counts are
+    static, which suits accelerators.
 
-    With a `policy`, the innermost `base` steps are a block, of which the residuals
-    that the policy allows are stored together.
+    With a `policy`, the innermost `base` steps are a block, and the residuals that the
+    policy allows are stored for the whole block.
 
     Args:
-        base: How many segments a level has, at least 2. Less takes less memory and
-            more time.
-        block: How many steps are reversed together, at most. They are linearised in one
-            batch, and the cotangents of what all steps share are one product of
-            matrices. That takes memory for so many steps, and makes the gradient of a
-            recurrent cell several times as fast. Steps with branches or effects are
-            reversed one by one. With `None`, steps with many parameters are
-            reversed together where that should be faster, and there may be fewer
-            levels. That takes at most twice the memory of the slots, or 64 KiB if that
-            is more, besides the products that are added to the parameters' cotangents.
+        base: The number of segments at each level, at least 2. A smaller base takes
+            less memory and more time.
+        block: The greatest number of steps to reverse together. They are linearised in
+            one batch, and the cotangent of a parameter is a single product of matrices.
+            This takes the memory of that many steps, and makes the gradient of a
+            recurrent cell several times as fast. Steps that contain branches or effects
+            are reversed one by one. By default, steps with many parameters are
+            reversed together if that should be faster, and there may be fewer levels.
+            This takes at most twice the memory of the slots, or 64 KiB if that is more,
+            besides the products that are added to the parameters' cotangents.
 
     Raises:
         TypeError: If either is not an int.
@@ -160,23 +160,23 @@ class Recursive(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Chunked(AbstractSchedule):
-    """One carry is stored every `chunk_size` steps, and all carries of one chunk.
+    """Stores one carry for each chunk, and all carries of one chunk.
 
-    Each step is run twice more, but for the last of a chunk, which is run once more,
-    as is each step of a last chunk that is shorter. The least memory is taken with
-    chunks of about the square root of the length; the last chunk may be shorter.
+    Each step is run two more times, except for the last step of a chunk and the steps
+    of a shorter last chunk, which are run one more time. Chunks of about the square
+    root of the length take the least memory.
 
-    With a `policy`, a chunk is a block, of which the residuals that the policy allows
-    are stored together.
+    With a `policy`, a chunk is a block, and the residuals that the policy allows are
+    stored for the whole block.
 
     Args:
-        chunk_size: How many steps a chunk has. If it is not less than the length of
-            the loop, there is one chunk, and every carry is stored.
-        block: How many steps are reversed together, at most. They are linearised in one
-            batch, and the cotangents of what all steps share are one product of
-            matrices. That takes memory for so many steps, and makes the gradient of a
-            recurrent cell several times as fast. Steps with branches or effects are
-            reversed one by one.
+        chunk_size: The number of steps in a chunk. If it is at least the length of the
+            loop, there is one chunk, and every carry is stored.
+        block: The greatest number of steps to reverse together. They are linearised in
+            one batch, and the cotangent of a parameter is a single product of matrices.
+            This takes the memory of that many steps, and makes the gradient of a
+            recurrent cell several times as fast. Steps that contain branches or effects
+            are reversed one by one.
 
     Raises:
         TypeError: If either is not an int.
@@ -223,19 +223,19 @@ class Chunked(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Binomial(AbstractSchedule):
-    """The least recomputation that is possible with so many stored carries.
+    """The least recomputation that is possible with a number of stored carries.
 
-    The slots are one buffer that is used in place, and no order of storing and running
-    again takes fewer evaluations. With `s` slots, loops of up to `comb(s + r, s)` steps
-    are reversed with at most `r` evaluations of a step before its reversal. Trip counts
-    depend on the position, for which a GPU waits for the host; where that matters see
+    The slots are one buffer that is used in place, and no other order takes fewer
+    evaluations. With `s` slots, loops of up to `comb(s + r, s)` steps are reversed with
+    at most `r` evaluations of a step before its reversal. Trip counts depend on the
+    position, so a GPU waits for its host. If that matters, use
     [`Recursive`][eqloop.Recursive].
 
     Args:
-        checkpoints: How many carries are stored at once, the initial one included.
-        block: How many consecutive steps have their residuals stored together. More
-            than 1 saves recomputation if the residuals of a step are small. A loop that
-            is shorter is one block.
+        checkpoints: The number of carries stored at once, including the initial one.
+        block: The number of consecutive steps whose residuals are stored together. More
+            than 1 saves recomputation if the residuals of a step are small. A shorter
+            loop is one block.
 
     Raises:
         TypeError: If either is not an int.
@@ -272,22 +272,22 @@ class Binomial(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Offload(AbstractSchedule):
-    """The carries of another schedule are stored in the memory of the host.
+    """Stores the carries of another schedule in host memory.
 
-    They are sent there as the primal stores them, and fetched one at a time where they
-    are needed, so that the device has room for the working set of a step and little
-    more. What pays is a step that takes longer than its carry takes to be moved. Those
-    of inner levels of `Recursive` and `Chunked`, which are few and soon used, remain on
-    the device. On a CPU this changes nothing but the kind of memory. The time that a
-    plan tells is that of computing, and not of moving.
+    The primal sends each carry to the host when it stores it, and the backward pass
+    fetches them one at a time. So the device needs little more than the working set of
+    a step. This pays off if a step takes longer than moving its carry. The carries of
+    the inner levels of `Recursive` and `Chunked`, which are few and soon used, stay on
+    the device. On a CPU this changes only the kind of memory. The time of a plan
+    includes computing, and not moving.
 
     Args:
         schedule: Which carries are stored.
-        memory_kind: The memory of the host that compiled code can reach, which is
+        memory_kind: The host memory that compiled code can reach, which is
             `"pinned_host"`.
 
     Raises:
-        TypeError: If `schedule` is no schedule.
+        TypeError: If `schedule` is not a schedule.
         ValueError: If `schedule` stores no carries, or the memory is of another kind.
 
     Examples:

@@ -92,7 +92,7 @@ class Body:
         self._findings.append((self._order, finding))
 
     def check(self, site: Site, outs: Arrays, operands: Arrays) -> None:
-        """Has it looked at whether finite operands gave what is not finite."""
+        """Checks whether finite operands gave a result that is not finite."""
         self.sites.append(site)
         self._order += 1
         rows = [self._row(x) for x in operands if _has_extent(x)]

@@ -31,14 +31,14 @@ _MOVED = _named(
 # The numbers of other devices are checked there.
 _ELSEWHERE = _named("psum psum_invariant reduce_scatter unreduced_psum")
 
-# The result lies between bounds, whatever the operand.
+# The result lies between bounds for every operand.
 _BOUNDED = _named("atan atan2 erf erfc logistic random_bits tanh")
 
 _SAFE = SAME_NUMBERS | _MOVED | _ELSEWHERE | _BOUNDED
 
 
 def can_fail(eqn: jex.JaxprEqn) -> bool:
-    """Whether what an equation gives is to be checked."""
+    """Whether to check the results of an equation."""
     if not any(is_inexact(out.aval) for out in eqn.outvars if holds_numbers(out.aval)):
         return False
     match eqn.primitive.name:

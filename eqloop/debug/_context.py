@@ -1,4 +1,4 @@
-"""What is around an equation: loops, calls, and the sweep that it is part of."""
+"""The surroundings of an equation: loops, calls, and its sweep."""
 
 import dataclasses
 from typing import Any, Self
@@ -8,7 +8,7 @@ from ._sites import Frame, Place, place_of
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What is around an equation.
+    """The surroundings of an equation.
 
     Attributes:
         frames: The loops, the outermost first.

@@ -20,33 +20,32 @@ from ._program import make_program
 
 @final
 class DebugNonFinite(AbstractTransform, Generic[P, R]):
-    """Runs a function, and raises an error at the first NaN or infinity that it makes.
+    """Runs a function, and raises an error at its first NaN or infinity.
 
-    The error names the operation, the line that asked for it, what went in, the
-    iteration of each loop around it, and whether it was in the forward or the backward
-    sweep. It is one that turned finite numbers into a NaN or an infinity, or infinities
-    into a NaN: those that an operation is given, such as a mask of `-inf`, are no
-    error. If a result has a NaN that came with an argument, then that is named.
+    The error names the operation, the line that asked for it, its operands, the
+    iteration of each loop around it, and the sweep, forward or backward. The operation
+    turned finite numbers into a NaN or an infinity, or infinities into a NaN.
+    Infinities among the operands, such as a mask of `-inf`, are not an error. If a
+    result has a NaN that came from an argument, the error names the argument.
 
-    It may be under `jax.jit`, `jax.grad`, `jax.vmap`, in a loop, or around any of
-    these; derivatives and batches of what it runs are looked at as well. Loops are
-    looked into, and so are branches and maps over devices; of kernels and callbacks it
-    is what they return that is looked at. Results that are selected, as by `jnp.where`,
-    were computed before: what is not selected counts. Of several DebugNonFinite around
-    each other, the outermost reports.
+    It works under `jax.jit`, `jax.grad` and `jax.vmap`, in a loop, and around any of
+    these. It also checks derivatives and batches of the function. It looks into loops,
+    branches and maps over devices; of kernels and callbacks it checks only the results.
+    `jnp.where` selects from values that have been computed, so values that are not
+    selected count. If several are nested, the outermost one reports.
 
     Args:
         f: The function.
-        when: Whether to look. If it is `False`, nothing is done but to call `f`. It may
-            be a traced boolean: where that is false, `f` runs as it is, but the
-            program has both.
+        when: Whether to check. With `False` it only calls `f`. It may be a traced
+            boolean: then the program contains both versions, and runs one of them.
 
     Raises:
-        TypeError: `when` is no boolean; or, when called, a static leaf is not hashable.
+        TypeError: `when` is not a boolean; or, when called, a static leaf is not
+            hashable.
         NonFiniteError: When called, or by a program that has been compiled with the
-            call in it. [`Jit`][eqloop.Jit] raises it as it is; `jax.jit` raises a
-            `jax.errors.JaxRuntimeError`, or a `ValueError`, with its text, as it does
-            for all that callbacks raise.
+            call in it. [`Jit`][eqloop.Jit] raises this error itself. `jax.jit` raises a
+            `jax.errors.JaxRuntimeError` or a `ValueError` with its text, as for every
+            error in a callback.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
@@ -76,18 +75,18 @@ class DebugNonFinite(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`, and looks at what each of its operations gives.
+        """Runs `f(*args, **kwargs)`, and checks the result of each of its operations.
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What `f` returns.
 
         Raises:
             NonFiniteError: When an operation gives a NaN or an infinity.
-            TypeError: If a leaf that is no array is not hashable.
+            TypeError: If a leaf that is not an array is not hashable.
         """
         __tracebackhide__ = True
         if isinstance(self.when, bool | np.bool_):

@@ -12,19 +12,20 @@ _T = TypeVar("_T")
 
 
 def error_if(x: _T, pred: Any, msg: str) -> _T:
-    """Raises an error where a condition holds, while a compiled program runs.
+    """Raises an error if a condition holds, while a compiled program runs.
 
     Args:
-        x: Any PyTree that has an array. The error is raised when what is returned is
-            used: so go on with that.
-        pred: Whether to raise: a boolean, or an array of them, of which any will do.
+        x: Any PyTree that has an array. Use the returned value from then on: the error
+            is raised only if it is used.
+        pred: Whether to raise: a boolean, or an array of booleans, of which one is
+            enough.
         msg: What the error says.
 
     Returns:
         `x`, unchanged.
 
     Raises:
-        TypeError: `pred` is not boolean, `msg` is no string, or `x` has no array.
+        TypeError: `pred` is not boolean, `msg` is not a string, or `x` has no array.
         RuntimeError: If `pred` holds. Under `jax.jit` rather than `eqloop.Jit` or
             `equinox.filter_jit`, JAX wraps it.
 
@@ -51,10 +52,11 @@ def error_if(x: _T, pred: Any, msg: str) -> _T:
 
 
 def breakpoint_if(pred: Any) -> None:
-    """Opens the debugger of JAX where a condition holds, while a program runs.
+    """Opens JAX's debugger if a condition holds, while a program runs.
 
     Args:
-        pred: Whether to: a boolean, or an array of them, of which any will do.
+        pred: Whether to open it: a boolean, or an array of booleans, of which one is
+            enough.
 
     Raises:
         TypeError: `pred` is not boolean.

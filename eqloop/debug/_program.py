@@ -1,4 +1,4 @@
-"""A program that is to be checked, with names for its inputs and outputs."""
+"""A program to check, with names for its inputs and outputs."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from .._tangents import is_inexact
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is to be checked.
+    """A program to check.
 
     Attributes:
         jaxpr: The program. It closes over no tracers, and no type in it is weak:

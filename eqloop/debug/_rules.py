@@ -1,4 +1,4 @@
-"""What is done for equations that run programs of their own."""
+"""Rules for equations that run programs of their own."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def _watch_call(param: str) -> Rule:
             # JAX remembers what it has traced, with the line that first called it.
             context = dataclasses.replace(context, place=context.place_of(eqn))
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-            # XLA must not merge what is computed again with what was computed first.
+            # XLA must not merge a recomputation with the first computation.
             operands = lax.optimization_barrier(list(operands))
         return body.run(program.jaxpr, program.consts, operands, context)
 

@@ -37,7 +37,7 @@ class Watch:
         return outs, finding
 
     def error(self, finding: Any) -> NonFiniteError:
-        """What is to be raised."""
+        """The error to raise."""
         site, iterations, ranges = finding
         return NonFiniteError(self._sites[int(site) - 1].describe(ranges, iterations))
 

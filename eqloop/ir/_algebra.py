@@ -25,8 +25,8 @@ _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]
 def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Applies identities such as `x * 1 = x` and `--x = x`.
 
-    Only those that change no bit of any result: signed zeros, NaNs and infinities stay
-    what they are, and dtypes and weak types, too.
+    It applies only identities that change no bit of any result. Signed zeros, NaNs and
+    infinities stay the same, and so do dtypes and weak types.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -35,7 +35,7 @@ def simplify_algebra(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp

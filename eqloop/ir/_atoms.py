@@ -24,7 +24,7 @@ def count_equations(jaxpr: Closed) -> int:
 
 
 def check_closed(jaxpr: Any, name: str) -> None:
-    """Raises a `TypeError` for what is no closed jaxpr."""
+    """Raises a `TypeError` for what is not a closed jaxpr."""
     if isinstance(jaxpr, jex.ClosedJaxpr):
         return
     hint = (

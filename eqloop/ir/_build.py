@@ -13,12 +13,12 @@ def eqns_to_jaxpr(
     outvars: Sequence[jax.core.Atom] | None = None,
     constvars: Sequence[jex.Var] = (),
 ) -> jex.Jaxpr:
-    """Makes a jaxpr of equations, for instance of some of those of another.
+    """Makes a jaxpr from equations, for instance from some of those of another jaxpr.
 
     Args:
         eqns: The equations, in an order in which they can be run.
         invars: The inputs. By default the variables that are read and not computed, in
-            the order in which they are read, without the `constvars`.
+            the order in which they are read, except for the `constvars`.
         outvars: The outputs. By default the variables that are computed and not read.
         constvars: The variables that hold constants.
 
@@ -58,7 +58,7 @@ def eqns_to_closed_jaxpr(
     constvars: Sequence[jex.Var] = (),
     consts: Sequence[Any] = (),
 ) -> jex.ClosedJaxpr:
-    """Makes a closed jaxpr of equations, which can be evaluated.
+    """Makes a closed jaxpr from equations, which can be evaluated.
 
     Args:
         eqns: As for `eqns_to_jaxpr`, as are `invars`, `outvars` and `constvars`.

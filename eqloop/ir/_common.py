@@ -16,9 +16,9 @@ from ._rewriter import Rewriter
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Keeps one of several equations that compute the same from the same operands.
 
-    Equations with effects stay, and so do those that are several on purpose: what
-    `jax.checkpoint` computes again, and barriers. An equation inside a loop, a branch
-    or a call is compared with those beside it, not with those outside.
+    Equations with effects stay, and so do intended repetitions: what `jax.checkpoint`
+    computes again, and barriers. An equation inside a loop, a branch or a call is
+    compared with its neighbours, and not with equations outside.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -27,7 +27,7 @@ def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp

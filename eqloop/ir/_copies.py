@@ -1,4 +1,4 @@
-"""Copy propagation: what is a variable again under another name is that variable."""
+"""Copy propagation: replaces the copy of a variable by the variable."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,11 +36,11 @@ _IDENTITIES: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Reads through operations and calls that hand an operand on as it is.
+    """Reads through operations and calls that return an operand unchanged.
 
-    Such are conversions to the same type, reshapes to the same shape and the like;
-    outputs of a call that are its inputs or constants; and what a loop carries along
-    unchanged.
+    These are conversions to the same type, reshapes to the same shape and so on;
+    outputs of a call that are its inputs or constants; and values that a loop carries
+    along unchanged.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -49,7 +49,7 @@ def propagate_copies(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp

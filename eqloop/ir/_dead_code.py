@@ -16,9 +16,9 @@ from ._rewriter import Rewriter
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Removes what no output needs.
 
-    That is equations without effects, outputs and operands of the calls, branches and
-    loops among them that are not needed, and constants. The functions with derivatives
-    of their own keep theirs, since their derivatives may need them.
+    It removes equations without effects, unneeded outputs and operands of calls,
+    branches and loops, and constants. Functions with custom derivatives keep theirs,
+    since their derivatives may need them.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -27,7 +27,7 @@ def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp

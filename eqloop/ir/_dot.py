@@ -34,7 +34,7 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
         The text, as for a `.dot` file.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -54,7 +54,7 @@ def to_dot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> str:
 
 
 def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
-    """A jaxpr as a graph of pydot, to be changed and drawn.
+    """A jaxpr as a graph of pydot, which you can change and draw.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -64,7 +64,7 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
         The graph that `to_dot` describes.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
         ImportError: pydot is not installed.
 
     Examples:
@@ -79,7 +79,7 @@ def to_pydot(jaxpr: jex.ClosedJaxpr, name: str = "jaxpr") -> "pydot.Dot":
     except ImportError as error:
         raise ImportError(
             "to_pydot: pydot is not installed. To install it: `python -m pip install "
-            "'eqloop[draw]'`. `eqloop.ir.to_dot` and `eqloop.ir.draw` do without."
+            "pydot`. `eqloop.ir.to_dot` and `eqloop.ir.draw` do not need it."
         ) from error
     found = pydot.graph_from_dot_data(to_dot(jaxpr, name))
     assert found, "pydot reads what `to_dot` writes"

@@ -98,7 +98,7 @@ def draw(f: Callable[..., Any]) -> Callable[..., Drawing]:
         printed it is a tree.
 
     Raises:
-        TypeError: `f` is no function.
+        TypeError: `f` is not a function.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -29,9 +29,9 @@ FOLD_LIMIT = 1024
 def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """Computes what does not depend on the inputs.
 
-    The results become literals. Operands and results of at most 1024 elements are
-    considered, of operations without effects that are no loops. Constants are carried
-    into the jaxprs of calls, and a `cond` whose index is known becomes its branch.
+    The results become literals. It evaluates only operations without effects whose
+    operands and results have at most 1024 elements, and no loops. It carries constants
+    into the jaxprs of calls, and replaces a `cond` whose index is known by its branch.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -40,7 +40,7 @@ def constant_fold(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
 
     Examples:
         >>> import jax, jax.numpy as jnp

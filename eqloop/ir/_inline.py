@@ -16,19 +16,19 @@ def inline_jit(
 ) -> jex.ClosedJaxpr:
     """Puts the equations of functions under `jax.jit` in place of their calls.
 
-    A call that says where its operands or results are to live, or that may reuse the
-    memory of its operands, stays: its equations would not say so.
+    A call stays if it says where its operands or results are stored, or if it may reuse
+    the memory of its operands, because its equations could not say that.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
-        condition: Which calls are to be replaced, given their equations;
-            `eqn.params["name"]` is the name of the function. By default all.
+        condition: Which calls to replace, given their equations; `eqn.params["name"]`
+            is the name of the function. By default all.
 
     Returns:
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr, or `condition` is no function.
+        TypeError: `jaxpr` is not a closed jaxpr, or `condition` is no function.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -77,7 +77,7 @@ def optimize(
         A closed jaxpr.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr, or a pass is no function.
+        TypeError: `jaxpr` is not a closed jaxpr, or a pass is no function.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -106,7 +106,7 @@ def optimize(
 
 
 def check_passes(passes: Any, name: str) -> None:
-    """Raises a `TypeError` for what is no sequence of passes."""
+    """Raises a `TypeError` for what is not a sequence of passes."""
     if callable(passes):
         raise TypeError(
             f"{name}: `passes` must be a sequence of passes, but it is a single one: "

@@ -33,7 +33,7 @@ class Optimize(AbstractTransform, Generic[P, R]):
         passes: The passes in their order; see `eqloop.ir.optimize`.
 
     Raises:
-        TypeError: `passes` is no sequence of functions.
+        TypeError: `passes` is not a sequence of functions.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -58,7 +58,7 @@ class Optimize(AbstractTransform, Generic[P, R]):
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What `f` returns.

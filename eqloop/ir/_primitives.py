@@ -1,4 +1,4 @@
-"""What is known of JAX's primitives, by name: they differ between its versions."""
+"""Properties of JAX's primitives, by name: the primitives differ between versions."""
 
 
 def _named(names: str) -> frozenset[str]:

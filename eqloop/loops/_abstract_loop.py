@@ -43,11 +43,11 @@ class AbstractLoop(AbstractTransform):
             `None`, the default, gives each step the whole leaf.
         f_transform: Called on `f` in the body, just before `f` is called; it returns
             what is called instead, for example with parameters that were cast.
-        reverse: Whether to go from the last element of `xs` to the first; outputs are
-            in the order of `xs` all the same.
+        reverse: Whether to go from the last element of `xs` to the first. Outputs stay
+            in the order of `xs`.
         unroll: How many steps one iteration of the compiled loop runs; `True` for all.
-        split_keys: Whether each step is given a key of its own, split from the `key` of
-            the call, rather than that key itself.
+        split_keys: Whether to split the `key` of the call, so that each step gets its
+            own key. Otherwise all steps get the same key.
         progress: Shows a progress bar: `True`, an int (after how many steps it moves)
             or a [`ProgressBar`][eqloop.ProgressBar].
     """
@@ -154,18 +154,19 @@ def check_unroll(owner: str, unroll: Any) -> None:
 def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
-    Nothing is run; the programs of a few plans are compiled. Time is estimated.
+    Nothing is run, but the programs of a few plans are compiled. Time is an estimate.
 
     Args:
         loop: A scan, or any other loop that has a `plan`.
-        *args: What the loop is called with, such as `init` and `xs`;
-            `jax.ShapeDtypeStruct`s can stand for arrays.
-        **kwargs: What it is called with by keyword, such as `length` and `key`.
+        *args: The arguments of the loop, such as `init` and `xs`; a
+            `jax.ShapeDtypeStruct` can stand for an array.
+        **kwargs: Its keyword arguments, such as `length` and `key`.
 
     Returns:
-        Plans from the least memory to the least time: of those that a
-        [`Budget`][eqloop.Budget] searches, the ones that no other one beats in both.
-        `frontier(...).plot()` draws them, with that of the loop's own schedule marked.
+        The plans that no other plan beats in both memory and time, of those that a
+        [`Budget`][eqloop.Budget] searches. They go from the least memory to the least
+        time. `frontier(...).plot()` draws them, and marks the plan of the loop's own
+        schedule.
 
     Raises:
         TypeError: As the call of the loop does.

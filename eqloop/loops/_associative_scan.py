@@ -36,26 +36,26 @@ _Joining = Callable[[X, X], X] | Callable[[Any, X, X], X]
 
 @final
 class AssociativeScan(AbstractTransform, Generic[X]):
-    """As `jax.lax.associative_scan`: every prefix under an associative function.
+    """Like `jax.lax.associative_scan`: all prefixes under an associative function.
 
     Of elements `a`, `b`, `c`, ... the prefixes are `a`, `f(a, b)`, `f(f(a, b), c)`, and
-    so on. As `f` is associative, they can be found in parallel: `f` is called with two
-    arrays of many elements each, along the axis that is scanned, about
+    so on. Because `f` is associative, they can be computed in parallel: `f` is called
+    with two arrays of many elements each, along the axis that is scanned, about
     `2 * log2(length)` times, on arrays that halve in size. It must treat each pair of
-    elements by itself: what is written for one pair is to be mapped, by `jax.vmap`.
+    elements by itself. If your function works on one pair, wrap it in `jax.vmap`.
 
-    Elements may be any PyTrees. The leaves that are no arrays reach `f` as they are,
-    and it must return them so. If `f` is a module, then its arrays are arrays of this
-    module, and are differentiated.
+    Elements may be any PyTrees. The leaves that are not arrays reach `f` unchanged, and
+    it must return them unchanged. If `f` is a module, then its arrays are arrays of
+    this module, and are differentiated.
 
     Args:
         f: An associative function of two such trees, which returns a third.
         axis: The axis of each array along which its elements lie.
         reverse: Whether to start from the last element.
-        chunk_size: How many elements are scanned in parallel, at most; one chunk is
-            scanned after the other. A call takes the memory of a chunk beside that of
-            its inputs and results, and so does its derivative in either mode. By
-            default all elements are scanned at once.
+        chunk_size: The greatest number of elements to scan in parallel. Chunks are
+            scanned one after the other. Beside inputs and results, a call takes the
+            memory of one chunk, and so does its derivative in either mode. By default
+            all elements are scanned at once.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type. When called,
@@ -63,7 +63,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
             or if a jaxtyping annotation of `f` is violated.
         ValueError: If `chunk_size` is less than 1. When called, if the arrays do not
             have the same number of elements, if an axis is out of range, if there is no
-            array, or if `f` changes a leaf that is no array.
+            array, or if `f` changes a leaf that is not an array.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -288,7 +288,7 @@ def _check_result(a: Any, out: Any) -> None:
         )
     if changes := static_changes(leaves):
         raise ValueError(
-            f"{_NAME}: f must hand back the leaves that are no arrays, but it changed "
+            f"{_NAME}: f must hand back the leaves that are not arrays, but it changed "
             f"them:\n" + "\n".join(changes)
         )
 

@@ -276,7 +276,7 @@ def type_changes(leaves: Sequence[Change]) -> list[str]:
 
 
 def static_changes(leaves: Sequence[Change]) -> list[str]:
-    """The leaves that are no arrays, and are not the same after as they were before."""
+    """The leaves that are not arrays, and that have changed."""
     return [
         _line(name, before, after)
         for name, before, after in leaves

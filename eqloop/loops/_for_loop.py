@@ -51,7 +51,7 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
             key: A PRNG key. If it is given, `f` is called as `f(*x, key=...)`.
 
         Returns:
-            What the steps returned, stacked along the axes that `out_axes` gives.
+            The results of the steps, stacked along the axes that `out_axes` gives.
 
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
@@ -67,10 +67,10 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan that a gradient of the call would run by, without running anything.
+        """The plan of a gradient of the call. Nothing is run.
 
-        It is that of a gradient of all inputs: `f` and `xs`. Arguments are those of the
-        call, where a `jax.ShapeDtypeStruct` can stand for an array.
+        The plan is for a gradient with respect to all inputs: `f` and `xs`. Pass the
+        arguments of the call; a `jax.ShapeDtypeStruct` can stand for an array.
 
         Args:
             *xs: What `f` is called with.
@@ -119,16 +119,16 @@ _WORDS = Words("the carry", "carry", "f", "step", _call_of_f)
 
 @final
 class ForLoop(AbstractForLoop[Y]):
-    """Calls a function for the elements of `xs` one after the other.
+    """Calls a function on the elements of `xs`, one after the other.
 
     `f(*x) -> y` is called for every element `x` of each of `xs`; the results are
-    stacked. It is `jax.vmap` with one call at a time, so with the memory of one.
-    If `f` needs the number of its step, pass `jnp.arange(n)` among the `xs`.
+    stacked. It is like `jax.vmap` with one call at a time, and takes the memory of one
+    call. If `f` needs the number of its step, pass `jnp.arange(n)` among the `xs`.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `unroll` is less than 1, or `policy` is the name of no policy.
-            What the call raises is said there.
+        ValueError: If `unroll` is less than 1, or `policy` is not the name of a policy.
+            `__call__` lists what the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -154,10 +154,10 @@ class ForLoop(AbstractForLoop[Y]):
 
 @final
 class CheckpointedForLoop(AbstractForLoop[Y]):
-    """As [`ForLoop`][eqloop.ForLoop], in little memory when differentiated in reverse.
+    """Like [`ForLoop`][eqloop.ForLoop], with little memory in reverse mode.
 
-    Each step is run again where it is reversed, so that residuals are those of one
-    step. As no step needs another one, none is run more than that.
+    Each step is run again when it is reversed, so the residuals of only one step are
+    stored. No step depends on another one, so each step is run exactly twice.
 
     Args:
         base: The size of a block, whose residuals are stored together, if there is a
@@ -166,8 +166,8 @@ class CheckpointedForLoop(AbstractForLoop[Y]):
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name
-            of no policy. What the call raises is said there.
+        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` is not
+            the name of a policy. `__call__` lists what the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -84,7 +84,7 @@ def open_while(
     holds = _evaluate_cond(cond_step, cond_consts, carry.arrays)
     parts = (cond, body, carry.tree)
     if not all(axes_of(holds) <= axes_of(leaf) for leaf in partition(parts)[0]):
-        # Devices stop at different times, so whatever the steps compute differs.
+        # Devices stop at different times, so the results of the steps differ.
         varied = jax.tree.map(lambda x: _vary(x, axes_of(holds)), parts)
         return open_while(owner, *varied, is_bounded=is_bounded)
 
@@ -127,7 +127,7 @@ def _trace_cond(
 
 
 def _evaluate_cond(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
-    # What is not differentiated need not be differentiable.
+    # Values that are not differentiated need not be differentiable.
     consts, carry = without_derivatives((consts, carry))
     _, (holds,) = cond(consts, [], carry)
     return holds

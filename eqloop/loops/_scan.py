@@ -60,17 +60,17 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
             key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
 
         Returns:
-            The last carry, and `ys`: what the steps returned beside the carry, stacked
-            along the axes that `out_axes` gives.
+            The last carry, and `ys`: the outputs of the steps, stacked along the axes
+            that `out_axes` gives.
 
         Raises:
             TypeError: If the carry changes its type, if `f` does not return a pair, or
                 if a jaxtyping annotation of `f` is violated, or if there is a reference
                 (`jax.new_ref`) among the arguments; `f` may close over one.
             ValueError: If lengths disagree or are unknown, if an axis is out of range,
-                or if a static leaf of the carry changes. If there is a `checkify.check`
-                in a step of a loop that plans its gradient, or, when that is taken, an
-                `io_callback`: `StoreAll` has both.
+                or if a static leaf of the carry changes. If the loop plans its gradient
+                and a step contains a `checkify.check`, or, when the gradient is taken,
+                an `io_callback`; `StoreAll` allows both.
         """
         return self._run(self._open(init, xs, length=length, key=key))
 
@@ -83,10 +83,10 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan that a gradient of the call would run by, without running anything.
+        """The plan of a gradient of the call. Nothing is run.
 
-        It is that of a gradient of all inputs: `f`, `init` and `xs`. Arguments are
-        those of the call, where a `jax.ShapeDtypeStruct` can stand for an array.
+        The plan is for a gradient with respect to all inputs: `f`, `init` and `xs`.
+        Pass the arguments of the call; a `jax.ShapeDtypeStruct` can stand for an array.
 
         Args:
             init: The carry of the first step.
@@ -120,19 +120,19 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
 
 @final
 class Scan(AbstractScan[Carry, Y]):
-    """As `jax.lax.scan`: a loop that carries a state along.
+    """Like `jax.lax.scan`: a loop that carries a state along.
 
     `f(carry, x) -> (carry, y)` is called for every element `x` of `xs` in turn. It may
     be any callable; if it is a module, then its arrays are arrays of this module, and
     are differentiated. `init` and `xs` may have leaves of any kind.
 
-    Call it in a function that is compiled (`equinox.filter_jit`): outside of one, each
-    call traces and compiles the loop anew.
+    Call it inside a compiled function (`equinox.filter_jit`). Outside, each call traces
+    and compiles the loop again.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `unroll` is less than 1, or `policy` is the name of no policy.
-            What the call raises is said there.
+        ValueError: If `unroll` is less than 1, or `policy` is not the name of a policy.
+            `__call__` lists what the call raises.
 
     Examples:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -172,21 +172,21 @@ class Scan(AbstractScan[Carry, Y]):
 
 @final
 class CheckpointedScan(AbstractScan[Carry, Y]):
-    """As [`Scan`][eqloop.Scan], in little memory when differentiated in reverse mode.
+    """Like [`Scan`][eqloop.Scan], with little memory in reverse mode.
 
-    Instead of the residuals of every step, carries are stored at the starts of nested
-    segments, from which the steps in between are run again.
+    It stores carries at the starts of nested segments, instead of the residuals of
+    every step. The steps in between are run again from there.
 
     Args:
-        base: How many segments a level of nesting has. The loop stores about
+        base: The number of segments at each level. The loop stores about
             `base * log(length, base)` carries and runs each step about
             `log(length, base)` times more.
         schedule: Replaces `Recursive(base)`, if given.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` the name
-            of no policy. What the call raises is said there.
+        ValueError: If `base` is less than 2, `unroll` less than 1, or `policy` is not
+            the name of a policy. `__call__` lists what the call raises.
 
     Examples:
         >>> import jax, jax.numpy as jnp

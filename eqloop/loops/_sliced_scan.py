@@ -33,7 +33,7 @@ def _index(name: str) -> Callable[[SupportsIndex | None], int | None]:
 
 @final
 class SlicedScan(AbstractScan[Carry, Y]):
-    """As [`Scan`][eqloop.Scan], for `ys[start:stop:step]` in place of all of `ys`.
+    """Like [`Scan`][eqloop.Scan], but returns `ys[start:stop:step]` instead of `ys`.
 
     Every step is run, but only the outputs that the slice keeps are computed and
     stored; in reverse mode only these have cotangents. With a `schedule` that stores
@@ -44,12 +44,12 @@ class SlicedScan(AbstractScan[Carry, Y]):
     Args:
         start: Where the slice starts: an int, which may be negative, or `None`.
         stop: Where it stops.
-        step: What it goes by. If it is negative, `ys` are in the opposite order.
+        step: The step of the slice. If it is negative, `ys` are in the opposite order.
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.
-        ValueError: If `step` is 0, `unroll` is less than 1, or `policy` is the name of
-            no policy. What the call raises is said there.
+        ValueError: If `step` is 0, `unroll` is less than 1, or `policy` is not the name
+            of a policy. `__call__` lists what the call raises.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -27,7 +27,7 @@ def stack(owner: str, layers: Sequence[Layer]) -> Layer:
 
     Raises:
         TypeError: If they differ in structure, or in the type of an array.
-        ValueError: If they differ in a leaf that is no array.
+        ValueError: If they differ in a leaf that is not an array.
     """
     first, *others = (as_arrays(with_array_state(layer)) for layer in layers)
     others = [with_markers_of(first, other) for other in others]

@@ -31,17 +31,17 @@ _NAME = "StackedLayers"
 
 @final
 class StackedLayers(eqx.Module, Generic[Layer]):
-    """Layers, one applied after the other, that differ in their parameters alone.
+    """Layers that differ only in their parameters, applied one after the other.
 
-    The layers are held as one, whose arrays have a leading axis with an entry for each
-    of them. So a model of any depth is traced and compiled as a single layer, and its
-    gradient can be taken by a schedule that suits its depth. Calling it does as
-    calling the layers in turn does.
+    The layers are stored as one layer whose arrays have a leading axis, with an entry
+    for each layer. So a model of any depth is traced and compiled as a single layer,
+    and a schedule can bound the memory of its gradient. A call gives the result of
+    calling the layers in turn.
 
     Make it with `StackedLayers.init` or `StackedLayers.from_layers`. It is a module
-    like any other: its gradient is one more of it, with the gradients of all layers.
-    As a list of layers has, it has a length, it is indexed, sliced and iterated over;
-    slices have its settings.
+    like any other, and its gradient is a `StackedLayers` with the gradients of all
+    layers. Like a list, it has a length, and you can index, slice and iterate over it.
+    Slices keep the settings.
 
     **State.** If an argument of the call is an [`equinox.nn.State`][], then each layer
     is given its own part of it in that place, must return `(x, state)`, and so does the
@@ -59,7 +59,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     Raises:
         TypeError: If `layers` is not callable, or a setting is not of its type.
         ValueError: If the leading axes differ or are missing, if there are no arrays,
-            if `unroll` is less than 1, or `policy` the name of no policy.
+            if `unroll` is less than 1, or `policy` is not the name of a policy.
 
     Examples:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -112,7 +112,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         key: PRNGKey,
         **settings: Any,
     ) -> "StackedLayers[_NewLayer]":
-        """Makes layers that have keys of their own.
+        """Makes layers, each from its own key.
 
         Args:
             make: Makes one layer: `make(key=key)`, or `make(key)` if it has no
@@ -125,7 +125,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             The layers, stacked.
 
         Raises:
-            TypeError: If `depth` is no int.
+            TypeError: If `depth` is not an int.
             ValueError: If `depth` is negative, or if the layers hold no arrays.
         """
         what = "the number of layers"
@@ -138,7 +138,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     def from_layers(
         cls, layers: Sequence[_NewLayer], **settings: Any
     ) -> "StackedLayers[_NewLayer]":
-        """Stacks layers that there are already.
+        """Stacks existing layers.
 
         Args:
             layers: The layers. They must be alike in all but the values of their
@@ -149,9 +149,10 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             The layers, stacked; `unstack` gives them back.
 
         Raises:
-            TypeError: If `layers` is no sequence, or if they differ in structure, in a
-                shape or in a dtype: the error names the layer and the leaf.
-            ValueError: If there are none, or if they differ in a leaf that is no array.
+            TypeError: If `layers` is not a sequence, or if they differ in structure, in
+                a shape or in a dtype: the error names the layer and the leaf.
+            ValueError: If there are none, or if they differ in a leaf that is not an
+                array.
         """
         if not isinstance(layers, list | tuple):
             raise TypeError(
@@ -222,7 +223,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
 
         Args:
             x: What passes through them. They must keep its shapes, its dtypes and its
-                structure, and those of its leaves that are no arrays.
+                structure, and those of its leaves that are not arrays.
             *args: Further arguments, the same for each layer; save for a state, of
                 which each layer is given its own part.
             key: A PRNG key. If it is given it is split, and each layer is called as
@@ -234,8 +235,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Raises:
             TypeError: If a layer changes the type of `x`, or if a jaxtyping annotation
                 of the layer is violated.
-            ValueError: If a leaf of `x` that is no array changes, or if the state is
-                not that of these layers.
+            ValueError: If a leaf of `x` that is not an array changes, or if the state
+                is not that of these layers.
         """
         return self._run(False, x, args, key)[0]
 
@@ -243,7 +244,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     def scan(
         self, x: PyTree, *args: PyTree, key: PRNGKey | None = None
     ) -> tuple[Any, Any]:
-        """Applies the layers, and returns beside the result what each of them returned.
+        """Applies the layers, and also returns the output of each layer.
 
         Args:
             x: As for the call.
@@ -271,7 +272,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         *args: PyTree,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan that a gradient of the call would run by, without running anything.
+        """The plan of a gradient of the call. Nothing is run.
 
         Args:
             x: As for the call; a `jax.ShapeDtypeStruct` can stand for an array.

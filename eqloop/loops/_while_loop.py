@@ -27,7 +27,7 @@ _DEFAULT_CHECKPOINTS = 64
 
 
 class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
-    """Calls `body` on a carry, over and over, while `cond` of the carry holds.
+    """Calls `body` on a carry for as long as `cond` of the carry holds.
 
     What all while loops have in common. A final class adds how it is differentiated.
 
@@ -57,8 +57,8 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
                 vary; other leaves must come back as they went in.
 
         Returns:
-            The first carry for which `cond` does not hold, or, if there is a bound on
-            the number of steps, the one after so many steps.
+            The first carry for which `cond` does not hold. If there is a bound on the
+            number of steps and the loop reaches it, the carry at that point.
 
         Raises:
             TypeError: If the carry changes its type, if `cond` does not return a scalar
@@ -91,7 +91,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
 
 @final
 class WhileLoop(AbstractWhileLoop[_Carry]):
-    """As `jax.lax.while_loop`: differentiable in forward mode alone.
+    """Like `jax.lax.while_loop`: differentiable only in forward mode.
 
     Raises:
         TypeError: If one of them is not callable. What the call raises is said there;
@@ -122,11 +122,11 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
 
 @final
 class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
-    """As [`WhileLoop`][eqloop.WhileLoop], differentiable in every mode, up to a bound.
+    """Like [`WhileLoop`][eqloop.WhileLoop] with a bound, differentiable in every mode.
 
-    In reverse mode carries are stored at the starts of nested segments, about
-    `base * log(max_steps, base)` of them, from which the steps in between are run
-    again. Steps that are not run cost nothing.
+    In reverse mode, about `base * log(max_steps, base)` carries are stored, at the
+    starts of nested segments. The steps in between are run again from there. Steps that
+    are not run cost nothing.
 
     Args:
         max_steps: The most steps that are run. The loop then stops, and returns the
@@ -134,9 +134,9 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
         base: How many segments a level of nesting has.
 
     Raises:
-        TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
-        ValueError: If `max_steps` is negative, or `base` less than 2. What the call
-            raises is said there.
+        TypeError: If `cond` or `body` is not callable, or a setting is not an `int`.
+        ValueError: If `max_steps` is negative, or `base` less than 2. `__call__` lists
+            what the call raises.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -167,13 +167,13 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
 
 @final
 class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
-    """As [`WhileLoop`][eqloop.WhileLoop], differentiable in every mode.
+    """Like [`WhileLoop`][eqloop.WhileLoop], but differentiable in every mode.
 
-    In reverse mode a given number of carries is stored, however many steps there turn
-    out to be: as the loop goes on, they are spread over all steps so far. The steps in
-    between are run again, in the order that needs the fewest evaluations from there.
-    Up to `s (s + 3) / 2` steps, `s` carries are enough to evaluate each step at most 3
-    times: by the primal, once again, and for its reversal.
+    In reverse mode a fixed number of carries is stored, for any number of steps. As the
+    loop goes on, they are spread over all steps so far. The steps in between are run
+    again, in the order that needs the fewest evaluations from there. Up to
+    `s (s + 3) / 2` steps, `s` carries are enough to evaluate each step at most 3 times:
+    by the primal, once again, and for its reversal.
 
     Args:
         checkpoints: How many carries are stored, the initial one included. By default
@@ -184,9 +184,9 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
             stops, and returns the carry as it is.
 
     Raises:
-        TypeError: If `cond` or `body` is not callable, or a setting is no `int`.
-        ValueError: If `checkpoints` is less than 1, or `max_steps` negative. What the
-            call raises is said there.
+        TypeError: If `cond` or `body` is not callable, or a setting is not an `int`.
+        ValueError: If `checkpoints` is less than 1, or `max_steps` negative. `__call__`
+            lists what the call raises.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp

@@ -12,7 +12,7 @@ from .._typecheck import PyTree
 
 
 class AbstractMap(AbstractTransform, Generic[P, R]):
-    """A function, called for every row of its arguments.
+    """A function that is called on every row of its arguments.
 
     Final classes declare `f` anew: pyright takes the type of a method that is decorated
     with a transform from what the class itself declares.

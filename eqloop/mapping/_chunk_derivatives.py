@@ -1,4 +1,4 @@
-"""The derivatives of what is run on a chunk, and the same under `vmap`.
+"""The derivatives of the function on a chunk, and the function under `vmap`.
 
 All are chunk functions again. A row that is in two chunks must count once. Leaving
 out the cotangent of one of the two would give NaN where the derivative is infinite, as

@@ -1,4 +1,4 @@
-"""What is run on each chunk of rows: traced for chunks of any size."""
+"""The function that runs on each chunk of rows, traced for chunks of any size."""
 
 import dataclasses
 import functools

@@ -25,49 +25,50 @@ def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:
 
 @final
 class ChunkedVmap(AbstractAxesMap[P, R]):
-    """Vectorises a function over at most so many rows at once.
+    """Vectorises a function over a limited number of rows at once.
 
-    As `equinox.filter_vmap`, with the memory of one chunk rather than of all rows, also
-    when it is differentiated, in any mode and order: nothing is stored for the backward
-    pass but the arguments, and there each chunk is computed again. Called as `f` is,
-    with its arguments stacked; arguments given by keyword are mapped as well. A single
-    PRNG key that is given as `key=` is split, one for each row, so that results do not
-    depend on the size of the chunks.
+    Like `equinox.filter_vmap`, but with the memory of one chunk rather than of all
+    rows. This also holds for derivatives, in any mode and order: only the arguments are
+    stored for the backward pass, which computes each chunk again. Call it like `f`,
+    with stacked arguments; keyword arguments are mapped as well. A single PRNG key that
+    is passed as `key=` is split, one for each row, so results do not depend on the size
+    of the chunks.
 
-    The chunks are all of one size, so that `f` is in the program once: 1000 rows with
-    `chunk_size=300` are mapped in four chunks of 250. If the number of rows does not
-    allow for that the last chunk overlaps the one before it, by fewer rows than there
-    are chunks. These rows are evaluated twice; they count once, in the results and in
+    All chunks have one size, so `f` is in the program once: 1000 rows with
+    `chunk_size=300` are mapped in four chunks of 250. If the number of rows is not a
+    multiple of the size, the last chunk overlaps the one before it, by fewer rows than
+    there are chunks. These rows are evaluated twice, and count once in the results and
     their derivatives. `f` is never called with rows that are not in its arguments. If
     `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`. Call it
-    in a function that is compiled (`equinox.filter_jit`): outside of one, each call
-    compiles anew.
+    inside a compiled function (`equinox.filter_jit`). Outside, each call compiles
+    again.
 
     Args:
-        chunk_size: How many rows may be mapped at once, at least 1. Or an
-            [`eqloop.Budget`][]: as many as fit into so much memory, beside arguments
-            and results. That is found out where the map is compiled, for the value and
-            for each derivative by itself, and under `vmap` for the whole batch: by
-            compiling a few sizes, which are not run.
-        reduce: `"sum"` or `"mean"` to have that of the rows, rather than all of them,
-            in the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these for what
-            `f` returns, with `None` for what is to be stacked. So the gradient of a
-            mean of losses is accumulated from chunk to chunk. Results of 16 bits are
-            added up in 32. What `out_axes` has `None` for is the same for every row,
-            and not reduced.
-        exact: Whether each row must be in one chunk only, as `f` may have effects. Then
-            the last may be shorter, and `f` is in the program a second time for it.
-        policy: Which values inside `f` are stored for the backward pass nevertheless,
-            those of all rows: one of `eqloop.policies`, a callable from
-            `jax.checkpoint_policies`, or the name of one of these.
+        chunk_size: The greatest number of rows to map at once, at least 1. Or an
+            [`eqloop.Budget`][]: then as many rows as fit into this much memory, beside
+            arguments and results. The size is found when the map is compiled,
+            separately for the value and for each derivative, and under `vmap` for the
+            whole batch. To find it, programs of a few sizes are compiled, and not run.
+        reduce: `"sum"` or `"mean"` to reduce results over the rows instead of stacking
+            them, with the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these
+            for what `f` returns, with `None` for results to stack. The gradient of a
+            mean of losses is then accumulated from chunk to chunk. Results of 16 bits
+            are added up in 32 bits. Results for which `out_axes` is `None` are the same
+            for every row, and are not reduced.
+        exact: Whether each row must be in only one chunk, for example because `f` has
+            effects. Then the last chunk may be shorter, and `f` is in the program a
+            second time for it.
+        policy: Which values inside `f` are stored for the backward pass, for all rows:
+            one of `eqloop.policies`, a callable from `jax.checkpoint_policies`, or the
+            name of one of these.
         progress: Shows a progress bar: `True`, an int (after how many rows it moves) or
             a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
-        TypeError: `chunk_size` is neither an int nor a `Budget`, `policy` no policy, or
-            `progress` no progress bar;
-            when called, an axis is none, a jaxtyping annotation of `f` is violated, or
-            a result is to be reduced and cannot be added up.
+        TypeError: `chunk_size` is neither an int nor a `Budget`, `policy` is not a
+            policy, or `progress` is not a progress bar; when called, an axis is none, a
+            jaxtyping annotation of `f` is violated, or a result is to be reduced and
+            cannot be added up.
         ValueError: `chunk_size` is less than 1, or `reduce` no reduction; when called,
             the lengths of the mapped axes disagree, there is nothing to map, an axis is
             out of range, or a result for which `out_axes` is `None` differs from row to
@@ -132,8 +133,8 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             reduced over the rows.
 
         Raises:
-            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
-                `f` is violated.
+            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
+                of `f` is violated.
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
                 if a row alone takes more than the budget.
         """

@@ -26,17 +26,17 @@ def _as_unroll(unroll: SupportsIndex) -> int:
 
 @final
 class Map(AbstractMap[P, R]):
-    """Runs a function for one row after the other.
+    """Runs a function on one row after the other.
 
-    As `jax.lax.map`, with leaves of any kind, and in the memory of one row also when it
-    is differentiated: each row is then computed again. A `jax.lax.cond` inside `f` runs
-    one of its branches, and not both as under `vmap`. With a `batch_size`, so many rows
-    are mapped at once, and it is a [`ChunkedVmap`][eqloop.ChunkedVmap] over the leading
-    axes. Rows are evaluated exactly once.
+    Like `jax.lax.map`, with leaves of any kind. Its derivatives also take the memory of
+    one row, because they compute each row again. A `jax.lax.cond` inside `f` runs only
+    one of its branches, unlike under `vmap`. With a `batch_size`, that many rows are
+    mapped at once, as by a [`ChunkedVmap`][eqloop.ChunkedVmap] over the leading axes.
+    Each row is evaluated exactly once.
 
-    Called as `f` is, with the leading axes of all arrays mapped, those of keyword
-    arguments as well. A single PRNG key that is given as `key=` is split, one for each
-    row. Results that are not arrays come back as they are.
+    Call it like `f`. The leading axes of all arrays are mapped, also those of keyword
+    arguments. A single PRNG key that is passed as `key=` is split, one for each row.
+    Results that are not arrays come back unchanged.
 
     Args:
         batch_size: How many rows are mapped at once; by default one.
@@ -45,7 +45,8 @@ class Map(AbstractMap[P, R]):
             a [`ProgressBar`][eqloop.ProgressBar].
 
     Raises:
-        TypeError: `batch_size` or `unroll` is no int, or `progress` no progress bar.
+        TypeError: `batch_size` or `unroll` is not an int, or `progress` is not a
+            progress bar.
         ValueError: One of them is less than 1; when called, the lengths of the arrays
             disagree, or there are none.
 
@@ -78,14 +79,14 @@ class Map(AbstractMap[P, R]):
 
         Args:
             *xs: The arguments of `f`, with their rows along axis 0.
-            **kwargs: Those that are given by keyword, as above.
+            **kwargs: Its keyword arguments, likewise.
 
         Returns:
             What `f` returns, with its arrays stacked along axis 0.
 
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
-            ValueError: If there is no array, or if arrays have no axis or differ in
+            ValueError: If there is not an array, or if arrays have no axis or differ in
                 length.
         """
         axes = eqx.if_array(0)

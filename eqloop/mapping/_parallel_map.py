@@ -48,27 +48,27 @@ def _as_share_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
 
 @final
 class ParallelMap(AbstractAxesMap[P, R]):
-    """Vectorises a function over rows that are on many devices, each its share of them.
+    """Vectorises a function over rows that are split over many devices.
 
-    As `equinox.filter_vmap`. The rows of the arguments are split evenly over the
-    devices along one axis of a mesh, and so are those of the results: they are where
-    they were computed. All else, the arrays of `f` among it, is whole on every device;
-    its gradients are summed over the devices. Arrays that are elsewhere are moved,
-    unless they are being traced. So it is how to make an ensemble where it is to live,
-    with `ParallelMap(make)(keys)`, and to run it there. Call it in a function that is
-    compiled (`equinox.filter_jit`): outside of one, each call compiles anew.
+    Like `equinox.filter_vmap`, with the rows of the arguments split evenly over the
+    devices along one axis of a mesh. The results are split in the same way: each row
+    stays where it was computed. Everything else, including the arrays of `f`, is whole
+    on every device, and its gradients are summed over the devices. Arrays that are
+    elsewhere are moved, unless they are being traced. To make an ensemble on the
+    devices where it will run, write `ParallelMap(make)(keys)`. Call it inside a
+    compiled function (`equinox.filter_jit`). Outside, each call compiles again.
 
-    Any number of rows will do. If the devices do not divide it, those that would idle
-    evaluate the last row once more; it counts once, in the results and in their
-    derivatives, and `f` is never called with rows that are not in its arguments. The
-    results are then on all of the devices.
+    The number of rows need not be a multiple of the number of devices. Devices that
+    would idle evaluate the last row once more, which counts once in the results and
+    their derivatives, and `f` is never called with rows that are not in its arguments.
+    The results are then on all of the devices.
 
-    In `f`, `jax.lax.psum(x, axis_name)` and the other collectives speak to all rows, as
-    under `jax.vmap`, however many a device has. If it has one, they are collectives of
-    the devices, as under `jax.pmap`. If it has several, the devices cannot have a
-    program each: there is one for all rows, which XLA splits; where it does not know
-    how, as in a factorisation of matrices, it gathers. Collectives need all rows at
-    once, and as many on each device.
+    In `f`, `jax.lax.psum(x, axis_name)` and the other collectives are over all rows, as
+    under `jax.vmap`, for any number of rows on a device. With one row on each device,
+    they are collectives of the devices, as under `jax.pmap`. With several, there is one
+    program for all rows, which XLA splits; where XLA does not know how, as for matrix
+    factorisations, it gathers the rows. Collectives need all rows at once, and equally
+    many on each device.
 
     Args:
         mesh: A `jax.sharding.Mesh` to run on. By default that of `jax.set_mesh`; if
@@ -76,12 +76,12 @@ class ParallelMap(AbstractAxesMap[P, R]):
         devices: The devices to run on, in place of a mesh.
         axis_name: The axis of the mesh, if it has several; the others are left to the
             compiler. It is also what the collectives in `f` call the rows. Where there
-            is no mesh, it is `"rows"` by default.
+            is not a mesh, it is `"rows"` by default.
         chunk_size: How many rows a device maps at once, as for
             [`ChunkedVmap`][eqloop.ChunkedVmap]. By default all that it has.
 
     Raises:
-        TypeError: `mesh` is no mesh, or one of `devices` no device; when called, as
+        TypeError: `mesh` is not a mesh, or one of `devices` no device; when called, as
             `ChunkedVmap`.
         ValueError: Both `mesh` and `devices` are given, or no devices, or one twice;
             when called, the mesh has no such axis, or several and none is named, or a
@@ -143,8 +143,8 @@ class ParallelMap(AbstractAxesMap[P, R]):
             rows are on the devices that computed them.
 
         Raises:
-            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
-                `f` is violated.
+            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
+                of `f` is violated.
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
                 if `axis_name` is no free axis of the mesh.
         """

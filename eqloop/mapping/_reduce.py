@@ -1,4 +1,4 @@
-"""What is added up over the rows of a map, and how rows in two chunks count once."""
+"""Sums over the rows of a map, in which rows that are in two chunks count once."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ from ._specs import Resolved, check_even, check_replicated, resolve_specs
 class ShardMap(AbstractTransform, Generic[R]):
     """Runs a function once on every device of a mesh, each on its parts of the arrays.
 
-    As `jax.shard_map`, and any leaf that is no array is passed to `f` as it is, and
+    As `jax.shard_map`, and any leaf that is not an array is passed to `f` as it is, and
     comes back as `f` returns it. The arrays of `f` itself are whole on every device;
     their gradients are summed over the devices. Arrays that are elsewhere are moved to
     the mesh, unless they are being traced. It is compiled, by `jax.jit`; call it in a
@@ -51,8 +51,8 @@ class ShardMap(AbstractTransform, Generic[R]):
         TypeError: `mesh` is none; when called, a specification is none, or a jaxtyping
             annotation of `f`, which is about the parts, is violated.
         ValueError: `axis_names` has one that the mesh has not; when called, there is
-            no mesh, a specification does not fit its array, the devices do not divide
-            the length of an axis, or results differ that must not.
+            not a mesh, a specification does not fit its array, the devices do not
+            divide the length of an axis, or results differ that must not.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -104,7 +104,7 @@ class ShardMap(AbstractTransform, Generic[R]):
 
         Raises:
             TypeError: If a specification is no `PartitionSpec`.
-            ValueError: If there is no mesh, or if a specification does not fit an
+            ValueError: If there is not a mesh, or if a specification does not fit an
                 array, the mesh, or what is known to be the same on all devices.
         """
         mesh = self._mesh()

@@ -1,4 +1,4 @@
-"""Which axis of which array is split over which axes of a mesh, and what is wrong."""
+"""Which axes of arrays are split over which axes of a mesh, and errors about them."""
 
 import math
 from collections.abc import Collection

@@ -30,7 +30,7 @@ def unvmap(
         for `"none"` one like `x`.
 
     Raises:
-        TypeError: If `x` is no array.
+        TypeError: If `x` is not an array.
         ValueError: If `op` is none of these, or `"max"` or `"min"` and there are no
             elements.
 

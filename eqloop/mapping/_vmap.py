@@ -36,8 +36,8 @@ class Vmap(AbstractAxesMap[P, R]):
         axis_size: How many rows there are; needed only if no argument is mapped.
 
     Raises:
-        TypeError: `axis_size` is no int; when called, an axis is none, or a jaxtyping
-            annotation of `f` is violated.
+        TypeError: `axis_size` is not an int; when called, an axis is none, or a
+            jaxtyping annotation of `f` is violated.
         ValueError: `axis_size` is negative; when called, the lengths of the mapped axes
             disagree, there is nothing to map, an axis is out of range, or a result for
             which `out_axes` is `None` differs from row to row.
@@ -79,8 +79,8 @@ class Vmap(AbstractAxesMap[P, R]):
             What `f` returns, with its arrays stacked along the axes of `out_axes`.
 
         Raises:
-            TypeError: If an axis is no int and no `None`, or a jaxtyping annotation of
-                `f` is violated.
+            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
+                of `f` is violated.
             ValueError: If nothing is mapped, or if axes do not fit or differ in length.
         """
         arguments = open_arguments(

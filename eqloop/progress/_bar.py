@@ -1,4 +1,4 @@
-"""`ProgressBar`: the settings of a bar, and what is taken in their place."""
+"""`ProgressBar`: the settings of a bar, and their short forms."""
 
 import dataclasses
 import operator
@@ -14,26 +14,24 @@ from .._settings import check_least
 class ProgressBar:
     """A progress bar, by [tqdm](https://tqdm.github.io), for a loop or a map.
 
-    Wherever `progress` is a setting, `True` stands for `ProgressBar()`, and an `int`
-    for `ProgressBar(every)`.
+    For the setting `progress`, `True` means `ProgressBar()`, and an `int` means
+    `ProgressBar(every)`.
 
-    The bar counts the steps that were run, and ends at their number. It does so in a
-    compiled function, each time that it is called; under `vmap`, where the batch has
-    one bar; and when the loop is differentiated. Then the backward sweep has a bar of
-    its own, and what is run again for its sake is not counted. Loops within loops have
-    their bars below each other. A bar changes neither the results nor their
-    derivatives.
+    The bar counts steps, and ends at the number of steps. It works in a compiled
+    function, each time the function is called; under `vmap`, where the batch has one
+    bar; and when the loop is differentiated. Then the backward sweep has its own bar,
+    and steps that are run again are not counted. Loops within loops show their bars
+    below each other. A bar changes neither the results nor their derivatives.
 
     Args:
-        every: After how many steps the bar moves. By default it moves some 25 times,
-            and in a loop of unknown length every 100 steps. The bar of a backward sweep
-            moves where the schedule lets it.
-        desc: What is written before the bar: a string, or a function
-            `desc(i, carry, y)` that returns one. It is called on the host each time
-            that the bar moves, for the last step that was run, the `i`-th, with what
-            that step returned. Its arrays are NumPy arrays; under `vmap` they are those
-            of the first example.
-        total: How many steps are expected of a loop that does not know it, such as a
+        every: The number of steps after which the bar moves. By default it moves some
+            25 times, and in a loop of unknown length every 100 steps. The bar of a
+            backward sweep moves where the schedule allows it.
+        desc: The text before the bar: a string, or a function `desc(i, carry, y)` that
+            returns one. The function is called on the host each time the bar moves,
+            with the number of the last step and what that step returned. Its arrays are
+            NumPy arrays; under `vmap` they are those of the first example.
+        total: The expected number of steps, for a loop that does not know it, such as a
             while loop.
 
     Raises:
@@ -74,7 +72,7 @@ class ProgressBar:
 
 
 def as_progress(progress: ProgressBar | SupportsIndex | None) -> Any:
-    """The bar that a setting `progress` means; what means none stays as it is."""
+    """The bar that a setting `progress` means; other values stay the same."""
     if progress is False:
         return None
     if progress is True:
@@ -85,7 +83,7 @@ def as_progress(progress: ProgressBar | SupportsIndex | None) -> Any:
 
 
 def check_progress(owner: str, progress: Any) -> None:
-    """Sees to it that `as_progress` has made a bar, or `None`, of a setting."""
+    """Makes sure that `as_progress` has made a bar, or `None`, of a setting."""
     if not (progress is None or isinstance(progress, ProgressBar)):
         raise TypeError(
             f"{owner}: `progress` must be `True`, an int (after how many steps the bar "

@@ -1,4 +1,4 @@
-"""The bars that are on display, on the host. No JAX: what is called from the device.
+"""The bars that are on display, on the host. Callbacks call it, so it does not use JAX.
 
 A loop reports how far it has come, each time under the number that the bar got when it
 was opened. So a compiled function that is called twice, from two threads even, has two
@@ -47,7 +47,7 @@ _lock = threading.RLock()
 
 
 def require_tqdm(owner: str) -> None:
-    """Sees to it that there is something to draw bars with.
+    """Makes sure that there is something to draw bars with.
 
     Raises:
         ImportError: If tqdm is not installed.
@@ -57,8 +57,8 @@ def require_tqdm(owner: str) -> None:
     except ImportError:
         raise ImportError(
             f"{owner}: a progress bar is drawn with tqdm, which is not installed. To "
-            f"install it: python -m pip install 'eqloop[progress]'. To do without a "
-            f"bar, leave out `progress`."
+            f"install it: `python -m pip install tqdm`. To do without a bar, leave out "
+            f"`progress`."
         ) from None
 
 

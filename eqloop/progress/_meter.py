@@ -31,7 +31,7 @@ _BACKWARD, _TANGENTS, _UNKNOWN = "backward", "tangents", -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Label:
-    """What is written before a bar, as a function of where the loop is.
+    """The text before a bar, as a function of the loop's position.
 
     Attributes:
         desc: The user's function of position, carry and `y`.

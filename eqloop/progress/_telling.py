@@ -29,7 +29,7 @@ def told_scan(
 
     Nothing is asked at each step if it can be helped: the loop is run in blocks of as
     many steps as divide both its length and `every`. So the bar moves when it is to,
-    the step is in the program but once, and there are no outputs of a rest to be put
+    the step is in the program only once, and no outputs of a remainder have to be put
     behind the others, which would copy them.
 
     Args:

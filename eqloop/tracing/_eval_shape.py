@@ -12,10 +12,10 @@ from .._typecheck import enforce_annotations
 
 @final
 class EvalShape(AbstractTransform):
-    """What a function would return: shapes and dtypes, as `equinox.filter_eval_shape`.
+    """The shapes and dtypes of a function's results, like `equinox.filter_eval_shape`.
 
-    Nothing is computed. For an array among the arguments a `jax.ShapeDtypeStruct` will
-    do.
+    Nothing is computed. A `jax.ShapeDtypeStruct` can stand for an array in the
+    arguments.
 
     Args:
         f: The function.
@@ -45,7 +45,7 @@ class EvalShape(AbstractTransform):
 
         Args:
             *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
-            **kwargs: Those that are given by keyword, as above.
+            **kwargs: Its keyword arguments, likewise.
 
         Returns:
             The tree that `f` returns, with a `jax.ShapeDtypeStruct` for each array.

@@ -12,16 +12,16 @@ Where = type | tuple[type, ...] | Callable[[Any], Any]
 
 
 def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
-    """The leaves of a tree that are of a kind, and where they are.
+    """Finds the leaves of a tree that are of a kind, and their paths.
 
     Args:
         tree: Any PyTree. `None` is a leaf of it.
-        where: What to look for. A function is called with each leaf. A type, which may
-            be one of jaxtyping's, or a tuple of types, is that of the leaves; or of
-            larger parts of the tree, such as layers, which then are what is found.
+        where: What to look for: a function that is called on each leaf, or a type or
+            tuple of types, which may be jaxtyping's. A type may also be that of larger
+            parts of the tree, such as layers; then these are found.
 
     Returns:
-        Pairs of a path, as one would write it in Python after the name of the tree, and
+        Pairs of a path, as you would write it in Python after the name of the tree, and
         what is there.
 
     Raises:

@@ -18,23 +18,23 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 @final
 class Jit(AbstractTransform, Generic[P, R]):
-    """Compiles a function, as `equinox.filter_jit`.
+    """Compiles a function, like `equinox.filter_jit`.
 
-    Arrays are traced, and all other leaves of the arguments, and of `f`, are static: it
-    is compiled anew for other ones. The program is shared by all that have the same
-    function, name and settings, so a model may be wrapped at each step of training.
+    Arrays are traced. All other leaves of the arguments and of `f` are static: the
+    function is compiled again if they change. Transforms with the same function, name
+    and settings share a program, so you may wrap a model at each step of training.
 
     Args:
         f: The function.
-        donate: Whose memory the results may use; what was donated cannot be used again.
-            `"all"`: that of all arrays, those of `f` included; `"all-except-first"`:
-            but for those in the first argument; `"warn"` and `"warn-except-first"`: the
-            same, with a warning for each that could not be used; `"none"`.
-        name: What the program is called in profiles, and where it is printed. By
-            default the name of `f`.
+        donate: Which arrays the results may overwrite; donated arrays cannot be used
+            again. `"all"`: all arrays, including those of `f`; `"all-except-first"`:
+            all but those of the first argument; `"warn"` and `"warn-except-first"`: the
+            same, with a warning for each array that could not be used; `"none"`.
+        name: The name of the program in profiles and printed programs. By default the
+            name of `f`.
 
     Raises:
-        TypeError: If `name` is no string.
+        TypeError: If `name` is not a string.
         ValueError: If `donate` is none of these, or `name` is empty.
 
     Examples:
@@ -65,11 +65,11 @@ class Jit(AbstractTransform, Generic[P, R]):
         return inspect.signature(self.f)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f(*args, **kwargs)`, and compiles it before if need be.
+        """Runs `f(*args, **kwargs)`, and compiles it first if necessary.
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What `f` returns.
@@ -87,7 +87,7 @@ class Jit(AbstractTransform, Generic[P, R]):
 
         Args:
             *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
-            **kwargs: Those that are given by keyword, as above.
+            **kwargs: Its keyword arguments, likewise.
 
         Returns:
             What has `as_text()` and `compile()`. That, in turn, is called as `f` is.

@@ -14,17 +14,17 @@ from .._typecheck import enforce_annotations
 
 @final
 class Named(AbstractTransform, Generic[P, R]):
-    """Runs a function, with a name for all that it does, as `jax.named_scope`.
+    """Runs a function under a name, like `jax.named_scope`.
 
-    The name stands before those of its operations in profiles, in the compiled program
-    and in drawings. The program is the same.
+    Profiles, compiled programs and drawings show the name before those of the
+    function's operations. The program itself is the same.
 
     Args:
         f: The function.
         name: The name.
 
     Raises:
-        TypeError: If `name` is no string.
+        TypeError: If `name` is not a string.
         ValueError: If it is empty.
 
     Examples:
@@ -57,7 +57,7 @@ class Named(AbstractTransform, Generic[P, R]):
 
         Args:
             *args: The arguments of `f`.
-            **kwargs: Those that are given by keyword.
+            **kwargs: Its keyword arguments.
 
         Returns:
             What `f` returns.

@@ -48,9 +48,9 @@ class Traced(NamedTuple):
 class Trace(AbstractTransform):
     """The jaxpr of a function, with the structure of what it returns.
 
-    A function is traced once for arguments of the same types and static leaves; after
-    that the jaxpr is remembered, as for a function that is compiled. So, as there, `f`
-    should depend on its arguments alone.
+    A function is traced once for arguments of the same types and static leaves, and the
+    jaxpr is cached, as for a compiled function. So `f` should depend only on its
+    arguments.
 
     Args:
         f: The function.
@@ -90,13 +90,13 @@ class Trace(AbstractTransform):
 
         Args:
             *args: The arguments of `f`; arrays may be `jax.ShapeDtypeStruct`s.
-            **kwargs: Those that are given by keyword, as above.
+            **kwargs: Its keyword arguments, likewise.
 
         Returns:
             The program, and the types of what it returns.
 
         Raises:
-            TypeError: If a leaf that is no array is not hashable.
+            TypeError: If a leaf that is not an array is not hashable.
         """
         call = RememberedCall.of("Trace", self.f, args, kwargs)
         count = sum(map(_is_array, flatten(self.f)[0]))
@@ -114,10 +114,10 @@ class Trace(AbstractTransform):
         return Traced(closed, traced.out)
 
     def leaf_usage(self, *args: Any, **kwargs: Any) -> dict[str, Usage]:
-        """What becomes of each array that `f(*args, **kwargs)` is given.
+        """What `f(*args, **kwargs)` does with each array that it is given.
 
-        This is read off the jaxpr, right through loops, branches, calls and derivatives
-        of one's own.
+        This is read from the jaxpr, including its loops, branches, calls and custom
+        derivatives.
 
         Args:
             *args: As for the call.
@@ -137,7 +137,7 @@ class Trace(AbstractTransform):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """The leaves of a call that are no arrays.
+    """The leaves of a call that are not arrays.
 
     Attributes:
         rest: The leaves, and the structure.
@@ -183,7 +183,7 @@ class RememberedCall:
             hash(call.static)
         except TypeError as error:
             raise TypeError(
-                f"{owner}: leaves that are no arrays, and static fields, must be "
+                f"{owner}: leaves that are not arrays, and static fields, must be "
                 f"hashable, since a trace is remembered by them: {error}."
             ) from error
         return call

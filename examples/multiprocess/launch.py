@@ -2,8 +2,8 @@
 
     python examples/multiprocess/launch.py 4 examples/multiprocess/train.py --steps 50
 
-Each process is told the address of the first, how many there are, and which one it is.
-What they print appears as they print it.
+Each process gets the address of the first one, the number of processes, and its own
+number. Their output appears as they print it.
 """
 
 import socket

@@ -1,11 +1,13 @@
 """Trains a recurrent model on several processes, each with its share of the examples.
 
-The task is the adding problem: of a hundred random numbers two are marked, and at the
-end of the sequence the model says their sum. Its layer is a `CheckpointedScan`, the
-examples are split over all devices of all processes, and the parameters are on each.
-With `--checkpoints`, a run that was interrupted goes on where it was saved.
+The task is the adding problem: two of a hundred random numbers are marked, and at the
+end of the sequence the model returns their sum. Its layer is a `CheckpointedScan`. The
+examples are split over all devices of all processes, and each device has all
+parameters. With `--checkpoints`, a run that was interrupted resumes from its last
+checkpoint.
 
-It prints the loss at each step, the same on any number of processes. It runs on one,
+It prints the loss of each step, which is the same on any number of processes. Run it on
+one,
 
     python -m pip install -e '.[distributed]' && python examples/multiprocess/train.py
 
@@ -13,8 +15,8 @@ on several of this machine,
 
     python examples/multiprocess/launch.py 4 examples/multiprocess/train.py
 
-and on a cluster, where `--cluster` has JAX find out what there is; the documentation
-tells more.
+and on a cluster, where JAX finds the other processes with `--cluster`. The
+documentation says more.
 """
 
 import argparse
@@ -43,7 +45,7 @@ Sequence = Float[Array, "length 2"]
 
 
 class Adder(eqx.Module):
-    """Reads a sequence through a loop that is a layer, and says a number."""
+    """Reads a sequence through a loop that is a layer, and returns a number."""
 
     loop: el.CheckpointedScan
     readout: eqx.nn.Linear
@@ -78,7 +80,7 @@ def loss(model, batch, mesh):
     return jnp.mean(errors(model, *batch))
 
 
-# The data: an example depends on its number alone, not on the process that makes it.
+# The data: an example depends only on its number, and not on its process.
 
 
 def example(number):

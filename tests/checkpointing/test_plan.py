@@ -155,5 +155,5 @@ def test_pictures():
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     plan = el.Scan(lambda h, x: (h * x, None)).plan(1.0, jnp.ones(3))
-    with pytest.raises(ImportError, match=r"pip install 'eqloop\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
         plan.plot()

@@ -24,7 +24,7 @@ WRONG_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: el.DebugNonFinite(lambda x, y: x)(X, bytearray(b"a")),
         TypeError,
-        "DebugNonFinite: leaves that are no arrays.* must be hashable",
+        "DebugNonFinite: leaves that are not arrays.* must be hashable",
     ),
     (lambda: el.error_if(X, 1.0, "no"), TypeError, "`pred` must be a boolean"),
     (lambda: el.error_if(X, X, "no"), TypeError, r"not float32\[2\]"),

@@ -96,7 +96,7 @@ def test_without_pydot(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'eqloop\[draw\]'"):
+    with pytest.raises(ImportError, match=r"pip install pydot"):
         ir.to_pydot(jax.make_jaxpr(f)(X))
 
 

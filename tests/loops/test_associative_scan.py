@@ -280,7 +280,7 @@ WRONG = {
     "static leaf": (
         lambda: ours(lambda a, b: ("other", a[1]), ("one", MATRIX)),
         ValueError,
-        "AssociativeScan: f must hand back the leaves that are no arrays, but it "
+        "AssociativeScan: f must hand back the leaves that are not arrays, but it "
         "changed them:\n  a[0]: 'one' came in, 'other' came out",
     ),
     "lengths": (

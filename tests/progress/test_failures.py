@@ -70,7 +70,7 @@ def test_wrong_calls(call, error, message):
 )
 def test_without_tqdm_the_error_names_the_extra(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match=r"pip install 'eqloop\[progress\]'"):
+    with pytest.raises(ImportError, match=r"pip install tqdm"):
         call()
 
 

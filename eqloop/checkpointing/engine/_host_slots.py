@@ -1,4 +1,4 @@
-"""Slots in the memory of the host, so that the device need not hold the carries."""
+"""Slots in host memory, so that the device need not hold the carries."""
 
 import dataclasses
 import functools

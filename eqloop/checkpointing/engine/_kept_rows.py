@@ -37,7 +37,7 @@ def scan(
         read: What is the same for every step, in lists.
         state: What the first step gets. Its second entry is the carry.
         xs: What is scanned along the leading axis, if anything is. It is cut up for
-            segments, so a body that is not differentiated had better index.
+            segments, so a body that is not differentiated should index instead.
         loop: The loop; its `x_axes` are not for these `xs`.
         is_differentiated: Whether JAX differentiates it. Then it is not run in blocks
             for its bar, as cotangents that are summed up so have other last bits.

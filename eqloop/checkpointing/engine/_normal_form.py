@@ -1,6 +1,6 @@
 """The step that is run in place of the user's, and has the same meaning.
 
-- A leaf of the carry that every step hands on as it is is a const: it is not stored in
+- A leaf of the carry that every step returns unchanged is a const: it is not stored in
   slots, and it comes out as the very array that went in.
 - A reference that the step closes over is a leaf of the carry while the loop runs, as
   recomputation would update it again: within a step there is a reference of its own.

@@ -20,7 +20,7 @@ _LARGEST_BATCH = 128
 
 
 def orders(length: int) -> Iterator[AbstractOrder]:
-    """Orders from which to choose, at all the trade-offs that there are.
+    """The orders to choose from, over the whole range of trade-offs.
 
     They are not many, as neighbouring ones differ by some per cent.
     """

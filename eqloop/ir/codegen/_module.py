@@ -40,7 +40,7 @@ def to_python(
     The module has a function of the name of `f`. Its arguments are the arrays of `f`,
     if it is a module, and of the arguments; its results are the arrays of the result,
     in the order in which JAX flattens them. It computes the same, and has the same
-    derivatives. What is no array is fixed as it was in the call.
+    derivatives. What is not an array is fixed as it was in the call.
 
     Loops are `lax.scan` and `lax.while_loop`, branches are `lax.cond` and `lax.switch`,
     with named functions for their bodies. The transforms of this library are written as
@@ -56,7 +56,7 @@ def to_python(
         A function that takes the arguments of `f` and returns the text.
 
     Raises:
-        TypeError: `f` is no function.
+        TypeError: `f` is not a function.
         ValueError: When called: an operation is not known (see `register_handler`), a
             constant is too large, an array is closed over that is being traced, or an
             argument is of a symbolic size.
@@ -118,7 +118,7 @@ def jaxpr_to_python(
         The text of the module; see `to_python`.
 
     Raises:
-        TypeError: `jaxpr` is no closed jaxpr.
+        TypeError: `jaxpr` is not a closed jaxpr.
         ValueError: `name` is no name, or as `to_python`.
 
     Examples:

@@ -132,7 +132,7 @@ class Scope:
         self._read: set[jex.Var] = set()
 
     def expect(self, jaxpr: Closed) -> None:
-        """Learns what of a jaxpr is to be written."""
+        """Finds out which parts of a jaxpr to write."""
         self._definitions.update((v, eqn) for eqn in jaxpr.eqns for v in eqn.outvars)
         self._written, read = written(jaxpr, self._definitions)
         self._read.update(read)
@@ -176,7 +176,7 @@ class Scope:
         self.lines += lines(item, indent=self._depth, prefix=prefix)
 
     def targets(self, variables: Sequence[jex.Var]) -> list[str]:
-        """Names for what is assigned; `_` for what is not needed."""
+        """Names for assigned variables; `_` for those that are not needed."""
         names = [
             next(self._variables) if var in self._read else "_" for var in variables
         ]
