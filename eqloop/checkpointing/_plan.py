@@ -4,12 +4,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
+from .._tangents import is_inexact
 from .engine._all_at_once import AllAtOnce
 from .engine._costs import StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._problem import Planner, Problem, all_active
+from .engine._problem import Planner, Problem, all_active, held_leaves
 from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._cost import step_cost
@@ -18,6 +19,9 @@ from .planning._work import rates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# How many leaves of a carry are named in the table.
+_MOST_PATHS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Plan:
         relative_time: How long a gradient takes, where storing every residual takes 1.
             It is estimated, from the work of a step, for the backend in use, and is for
             comparing plans: light steps can take several times as long.
+        holds: For each leaf of the carry its path, and whether slots hold it. Nothing
+            else is stored, or computed again: not what no reversal of a step reads.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -57,6 +63,7 @@ class Plan:
     cost: StepCost = dataclasses.field(repr=False)
     peak_bytes: int
     relative_time: float
+    holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def length(self) -> int:
@@ -89,6 +96,10 @@ class Plan:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
         rows += self.layout.order.described(self.cost)
+        if self.slots and not all(held for _, held in self.holds):
+            for name, mark in {"each holds": True, "and not": False}.items():
+                paths = [path for path, held in self.holds if held is mark]
+                rows.append((name, _listed(paths)))
         per_step = self.evaluations / max(self.length, 1)
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
@@ -138,4 +149,23 @@ def plan_of(
         cost=cost,
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=layout.duration(cost, rate) / everything if everything else 1.0,
+        holds=_holds(problem, active, layout),
     )
+
+
+def _holds(
+    problem: Problem, active: Active, layout: Layout
+) -> tuple[tuple[str, bool], ...]:
+    paths = problem.loop.carry_paths
+    if layout.stores_residuals or len(paths) != problem.step.num_carry:
+        return ()
+    has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
+    wanted = tuple(has_rows and is_inexact(y) for y in y_types)
+    held = held_leaves(problem, active, wanted, layout.block)
+    return tuple(zip(paths, held, strict=True))
+
+
+def _listed(paths: list[str]) -> str:
+    """The first few of some paths, and how many more there are."""
+    first, rest = paths[:_MOST_PATHS], paths[_MOST_PATHS:]
+    return ", ".join(first + [f"{len(rest)} more"] * bool(rest)) or "nothing"

@@ -143,8 +143,8 @@ class Recursive(AbstractSchedule):
         reversal = together(loop.problem.step, self.block)
         stores_residuals = loop.has_policy and self.block == 1
         block = min(self.base, length) if stores_residuals else 1
-        # Without a carry, slots take no memory, and save all recomputation.
-        base = self.base if loop.has_carry else length
+        # Slots that hold nothing take no memory, and save all recomputation.
+        base = self.base if loop.has_slots else length
         order = Nested(nests(length, max(base, 2), block))
         return Layout(order, reversal=reversal)
 

@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
 from ..._constant import constant
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ...progress import hops
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
@@ -58,6 +58,7 @@ class HostSlots(AbstractSlots):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
@@ -82,7 +83,8 @@ class HostSlots(AbstractSlots):
 
         def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
             number, state = told
-            kept = [jax.device_put(leaf, _HOST) for leaf in self.packed(state[1])]
+            stored = self.packed(pick(state[1], held))
+            kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             return hops(gauge, number, state, stop, run, last_y), kept
 
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]

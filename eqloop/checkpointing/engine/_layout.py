@@ -34,6 +34,11 @@ class Layout:
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
 
     @property
+    def block(self) -> int:
+        """How many steps are reversed at once, at the most."""
+        return self.order.block
+
+    @property
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
         return self.order.stores_residuals

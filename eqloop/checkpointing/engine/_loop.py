@@ -29,6 +29,7 @@ class Loop:
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
         meter: Its progress bars.
+        carry_paths: What the user calls the leaves of the carry, if that is known.
     """
 
     length: int
@@ -37,6 +38,8 @@ class Loop:
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
     meter: Meter = NO_BARS
+    # Loops of one program are one to all that is remembered, whatever they are called.
+    carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def rows(self) -> int:

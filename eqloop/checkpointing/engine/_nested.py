@@ -97,15 +97,15 @@ class Nested(AbstractSlotOrder):
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # XLA does away with what is never read: where no step is run again but to be
         # reversed, that is what the reversal of a step does not need of its carry.
-        last = cost.read if self.block == 1 else cost.walked
+        last = cost.read if self.block == 1 else cost.held
         inner = (
-            sum(nest.levels[1:-1]) * cost.walked + nest.levels[-1] * last
+            sum(nest.levels[1:-1]) * cost.held + nest.levels[-1] * last
             for nest in self.nests
             if len(nest.levels) > 1
         )
         of_primal = self._first_slots + 1 if first else 0
         # Nests are reversed one after the other, in the same memory.
-        each = last if self.is_flat else cost.walked
+        each = last if self.is_flat else cost.held
         return of_primal * each + max(inner, default=0)
 
     def overhead(

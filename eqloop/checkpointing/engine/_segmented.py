@@ -69,7 +69,7 @@ class Segmented(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        of_primal = (len(self.starts) + 1) * cost.walked if first else 0
+        of_primal = (len(self.starts) + 1) * cost.held if first else 0
         return of_primal + max(order.slot_bytes(cost, True) for _, order in self.parts)
 
     def overhead(

@@ -15,7 +15,7 @@ from jax import lax
 
 from ..._compat import is_widened
 from ..._constant import constant
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ...progress import hops
 from ._forward import Walk, zero
 from ._kept_rows import scan
@@ -59,11 +59,21 @@ class AbstractSlots(abc.ABC):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs a loop and stores the carries that an order starts from.
+
+        Args:
+            step: The step.
+            loop: The loop.
+            order: Which carries are stored.
+            held: Which leaves of them.
+            consts: What each step gets.
+            init: The initial carry.
+            xs: What the steps get one element at a time of.
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
@@ -180,21 +190,22 @@ class DeviceSlots(AbstractSlots):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        carries = self.filled(init, len(order.starts) + 1)
+        carries = self.filled(pick(init, held), len(order.starts) + 1)
         if not (order.has_cheap_rows or step.y_types):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
-            return _sweep_by_segments(walk, order, list(init), carries)
+            return _sweep_by_segments(walk, order, held, list(init), carries)
         row_of = order.row_of()
 
         def body(
             read: Any, state: tuple[Any, list[Any], Carries], _: Any
         ) -> tuple[tuple[Any, list[Any], Carries], list[Any]]:
             (consts, xs), (position, carry, carries) = read, state
-            carries = carries.write(carry, row_of(position))
+            carries = carries.write(pick(carry, held), row_of(position))
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, carries), y
 
@@ -204,7 +215,11 @@ class DeviceSlots(AbstractSlots):
 
 
 def _sweep_by_segments(
-    walk: Walk, order: AbstractSlotOrder, init: list[Any], carries: Carries
+    walk: Walk,
+    order: AbstractSlotOrder,
+    held: Flags,
+    init: list[Any],
+    carries: Carries,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """The same where there are no `ys`: between two slots nothing but the step is run.
 
@@ -214,7 +229,7 @@ def _sweep_by_segments(
 
     def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
         number, carry, carries = state
-        carries = carries.write(carry, row)
+        carries = carries.write(pick(carry, held), row)
         start, stop = element(starts, row), element(starts, row + 1)
         run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
         number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
