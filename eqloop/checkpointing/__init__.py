@@ -16,10 +16,10 @@ from ._schedule import (
     AbstractSchedule,
     Binomial,
     Chunked,
-    Offload,
     Recursive,
     StoreAll,
 )
+from ._stored_schedules import Cast, Offload
 from .engine._forward import Saveable
 from .engine._invariant import hoist
 from .engine._layout import Layout
@@ -38,6 +38,7 @@ __all__ = [
     "Binomial",
     "Bounded",
     "Budget",
+    "Cast",
     "Checkpoint",
     "Chunked",
     "ForwardOnly",

@@ -141,7 +141,7 @@ def plan_of(
     problem: Problem, active: Active, layout: Layout, size: int | None = None
 ) -> Plan:
     """The plan that is made of a layout, and of what it takes if that is known."""
-    cost, rate = step_cost(problem, active), rates()
+    cost, rate = layout.stored_cost(step_cost(problem, active)), rates()
     everything = Layout(AllAtOnce(layout.order.length)).duration(cost, rate)
     return Plan(
         schedule=problem.planner,

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, final
 
 from .._settings import int_of
 from .engine._all_at_once import AllAtOnce
-from .engine._host_slots import HostSlots
 from .engine._layout import Layout
 from .engine._levels import Nest, nests
 from .engine._nested import Nested
@@ -134,8 +133,8 @@ class Recursive(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "base", least=2)
-        _make_count(self, "block")
+        make_count(self, "base", least=2)
+        make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
@@ -195,8 +194,8 @@ class Chunked(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "chunk_size")
-        _make_count(self, "block")
+        make_count(self, "chunk_size")
+        make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
@@ -252,8 +251,8 @@ class Binomial(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "checkpoints")
-        _make_count(self, "block")
+        make_count(self, "checkpoints")
+        make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
@@ -261,74 +260,7 @@ class Binomial(AbstractSchedule):
         return Layout(Revolved(length, self.checkpoints, min(self.block, length)))
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class Offload(AbstractSchedule):
-    """The carries of another schedule are stored in the memory of the host.
-
-    They are sent there as the primal stores them, and fetched one at a time where they
-    are needed, so that the device has room for the working set of a step and little
-    more. What pays is a step that takes longer than its carry takes to be moved. Those
-    of inner levels of `Recursive` and `Chunked`, which are few and soon used, remain on
-    the device. On a CPU this changes nothing but the kind of memory. The time that a
-    plan tells is that of computing, and not of moving.
-
-    Args:
-        schedule: Which carries are stored.
-        memory_kind: The memory of the host that compiled code can reach, which is
-            `"pinned_host"`.
-
-    Raises:
-        TypeError: If `schedule` is no schedule.
-        ValueError: If `schedule` stores no carries, or the memory is of another kind.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> import eqloop as el
-        >>> schedule = el.Offload(el.Binomial(8))
-        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=schedule)
-        >>> jax.grad(lambda h: scan(h, jnp.zeros(50))[0])(0.0)
-        Array(1., dtype=float32, weak_type=True)
-
-    References:
-        [JAX on host offloading](https://docs.jax.dev/en/latest/notebooks/host-offloading.html).
-    """
-
-    schedule: AbstractSchedule
-    memory_kind: str = "pinned_host"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.schedule, AbstractSchedule):
-            raise TypeError(
-                f"Offload: `schedule` must be a schedule, such as `el.Binomial(30)`, "
-                f"not {self.schedule!r}."
-            )
-        if isinstance(self.schedule, StoreAll):
-            raise ValueError(
-                "Offload: StoreAll() stores residuals and no carries, so there are no "
-                "slots to move. Give a schedule that has some, such as "
-                "`el.Offload(el.Chunked(1))`, or move residuals by a policy, "
-                "`el.policies.offload_names`."
-            )
-        if isinstance(self.schedule, Offload):
-            raise ValueError(
-                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
-            )
-        if self.memory_kind != "pinned_host":
-            raise ValueError(
-                f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "
-                f"that compiled code can reach, not {self.memory_kind!r}."
-            )
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, elsewhere."""
-        layout = self.schedule.layout(loop)
-        if layout.stores_residuals:
-            return layout
-        return dataclasses.replace(layout, slots=HostSlots())
-
-
-def _make_count(schedule: Any, name: str, least: int = 1) -> None:
+def make_count(schedule: Any, name: str, least: int = 1) -> None:
     """Makes a field an int, if it is one of some kind, and not too small."""
     owner, value = type(schedule).__name__, getattr(schedule, name)
     if (count := int_of(value)) is None:

@@ -111,7 +111,7 @@ def test_the_plan_is_that_of_the_schedule():
 
 
 def test_store_all_has_no_slots():
-    with pytest.raises(ValueError, match="no slots to move"):
+    with pytest.raises(ValueError, match="so there are no slots"):
         el.Offload(el.StoreAll())
 
 

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,7 @@ class StepCost:
         read: Bytes of those leaves of a carry that the reversal of one step reads.
         held: Bytes of the leaves that a slot holds: of those that are read, and of
             those that must be known to get to such leaves of later carries.
+        held_types: The types of those leaves.
         x: Bytes of one element of `xs`.
         ct_x: Bytes of its cotangent.
         ct_y: Bytes of the cotangents of its outputs.
@@ -29,6 +31,7 @@ class StepCost:
     carry: int
     read: int
     held: int
+    held_types: tuple[Any, ...]
     x: int
     ct_x: int
     ct_y: int

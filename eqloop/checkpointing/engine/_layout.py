@@ -3,6 +3,7 @@
 import dataclasses
 
 from ._costs import Rates, StepCost
+from ._loop import nbytes
 from ._order import AbstractOrder
 from ._reversals import AbstractReversal, ByResiduals
 from ._slots import AbstractSlots, DeviceSlots
@@ -26,7 +27,7 @@ class Layout:
         >>> layout.order
         Revolved(steps=1000, checkpoints=8, block_size=1)
         >>> layout.slots
-        HostSlots()
+        HostSlots(precision=None)
     """
 
     order: AbstractOrder
@@ -42,6 +43,18 @@ class Layout:
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
         return self.order.stores_residuals
+
+    def stored_cost(self, cost: StepCost) -> StepCost:
+        """The cost of a step whose carry is stored in the form that slots have.
+
+        Args:
+            cost: What a step costs.
+
+        Returns:
+            The same, with the bytes that a slot takes.
+        """
+        types = self.slots.packed_types(cost.held_types)
+        return dataclasses.replace(cost, held=nbytes(types))
 
     def stored_bytes(self, cost: StepCost) -> int:
         """What is stored, as far as it can be counted.

@@ -1,6 +1,8 @@
 """The loop around a step: its length, its direction, its axes, and what is kept."""
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax.extend.core as jex
@@ -167,6 +169,11 @@ def store(buffer: Any, x: Any, index: Any, axis: int = 0) -> Any:
 def stack_type(aval: Any, size: int) -> Any:
     """The type of `size` values of one type along a new leading axis."""
     return jex.unmapped_aval(size, 0, aval)
+
+
+def nbytes(types: Iterable[Any]) -> int:
+    """The bytes of arrays of these types."""
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
 
 
 def stack_of(x: Any, size: int) -> Any:

@@ -171,14 +171,16 @@ def _reverse_level(
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within = Nest(tuple(inner), nest.block)
-        filled = _fill_nest(sweep, carry, position, within)
+        filled = _fill_nest(sweep, carries.slots.near, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
-def _fill_nest(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
+def _fill_nest(
+    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Any, nest: Nest
+) -> Carries:
     """The carries at the start of each outermost segment of a nest."""
 
     def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
@@ -187,7 +189,7 @@ def _fill_nest(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
         return carry, carries.write(carry, i + 1)
 
     rows = nest.levels[0]
-    carries = DeviceSlots().filled(carry, rows)
+    carries = slots.filled(carry, rows)
     unroll = max(min(sweep.loop.unroll, rows - 1), 1) if nest.stride == 1 else 1
     count = _count(nest, start, sweep.count) - 1
     return lax.fori_loop(0, count, body, (list(carry), carries), unroll=unroll)[1]

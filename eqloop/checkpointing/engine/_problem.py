@@ -6,7 +6,6 @@ under `vmap`. They keep the schedule, and are planned anew.
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +19,7 @@ from ._back import Pull
 from ._forward import Active, Saveable
 from ._held import leaves_held
 from ._layout import Layout
-from ._loop import Loop
+from ._loop import Loop, nbytes
 from ._reversals import ByResiduals
 from ._segmented import Segmented
 from ._step import Step, reaching, without_outputs
@@ -111,12 +110,12 @@ class LoopSpec:
     @property
     def carry_bytes(self) -> int:
         """The bytes of a carry."""
-        return _nbytes(self.problem.step.carry_types)
+        return nbytes(self.problem.step.carry_types)
 
     @property
     def slot_bytes(self) -> int:
         """The bytes that a slot takes: of a carry it holds what is read again."""
-        return _nbytes(pick(self.problem.step.carry_types, self._held))
+        return nbytes(pick(self.problem.step.carry_types, self._held))
 
     def cut(self, segments: Iterable[tuple[int, "Planner"]]) -> Layout:
         """The loop as segments, one after the other.
@@ -179,9 +178,8 @@ class LoopSpec:
         if layout.slots != Layout(layout.order).slots:
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "
-                f"those of {schedule!r}. Pass the schedule without it to `loop.cut`, "
-                f"and have those of the primal on the host: "
-                f"`el.Offload({owner}(...))`."
+                f"those of {schedule!r}. Pass the schedule within to `loop.cut`, and "
+                f"wrap the whole one: `el.{type(schedule).__name__}({owner}(...))`."
             )
         return layout
 
@@ -200,10 +198,6 @@ class LoopSpec:
         step = self.problem.step
         _, y_active = activity(step, self.active)
         return held_leaves(self.problem, self.active, y_active)
-
-
-def _nbytes(types: Iterable[Any]) -> int:
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
 
 
 def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:

@@ -119,13 +119,16 @@ def _reverse_part(
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         within = sweep.part(start + segment * order.length)
-        filled = _fill_segment(within, order, carries.read(row + segment))
+        near, carry = carries.slots.near, carries.read(row + segment)
+        filled = _fill_segment(within, near, order, carry)
         return order.reverse(within, filled, cts)
 
     return lax.fori_loop(0, count, body, cts)
 
 
-def _fill_segment(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carries:
+def _fill_segment(
+    sweep: Sweep, slots: DeviceSlots, order: AbstractSlotOrder, carry: Arrays
+) -> Carries:
     """The carries that an order starts from, given the first of them."""
     stride, starts = _stride(order), constant(order.starts)
 
@@ -140,7 +143,7 @@ def _fill_segment(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carr
 
     count = len(order.starts)
     # One more row is for carries that find no free slot, as in those of the primal.
-    carries = DeviceSlots().filled(carry, count + 1)
+    carries = slots.filled(carry, count + 1)
     return lax.fori_loop(0, count - 1, body, (list(carry), carries))[1]
 
 

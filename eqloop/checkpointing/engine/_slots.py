@@ -7,6 +7,7 @@ own. The slots of inner levels, which are few and soon read, are on the device a
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,14 @@ from ._step import Step
 
 
 class AbstractSlots(abc.ABC):
-    """Where carries are stored, and in which form: a frozen, hashable dataclass."""
+    """Where carries are stored, and in which form: a frozen, hashable dataclass.
+
+    Attributes:
+        precision: The dtype that floating-point leaves have there, unless they have as
+            few bits already; `None` for their own.
+    """
+
+    precision: Any
 
     @property
     @abc.abstractmethod
@@ -80,10 +88,22 @@ class AbstractSlots(abc.ABC):
             one more for carries that are not kept.
         """
 
+    @property
+    def near(self) -> "DeviceSlots":
+        """The slots of inner levels, in the same form."""
+        return DeviceSlots(self.precision)
+
     def packed(self, carry: Arrays) -> list[Any]:
         """A carry in the form in which it is stored."""
-        dtypes = [self.stored_dtype(jax.typeof(leaf).dtype) for leaf in carry]
-        return list(map(as_stored, carry, dtypes))
+        dtypes = [jax.typeof(leaf).dtype for leaf in carry]
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        carry = list(map(_rounded, carry, lowered))
+        return list(map(as_stored, carry, map(self.stored_dtype, lowered)))
+
+    def unpacked(self, stored: Arrays, dtypes: Sequence[Any]) -> list[Any]:
+        """A carry as it was, given what was stored of it, and its dtypes."""
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
     def packed_types(self, carry_types: Arrays) -> list[Any]:
         """The types of a carry in that form."""
@@ -116,18 +136,18 @@ class Carries:
     def read(self, row: Any) -> list[Any]:
         """The carry in a row."""
         leaves = [self.slots.read(array, row) for array in self.arrays]
-        return list(map(_restored, leaves, self.dtypes))
+        return self.slots.unpacked(leaves, self.dtypes)
 
     def read_part(self, row: Any, count: int) -> list[Any]:
         """The carries in so many rows from one on, along the leading axis."""
         leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
-        return list(map(_restored, leaves, self.dtypes))
+        return self.slots.unpacked(leaves, self.dtypes)
 
     def write(self, carry: Arrays, row: Any) -> "Carries":
         """The same with a carry in a row."""
         arrays = [
-            self.slots.write(array, as_stored(leaf, array.dtype), row)
-            for array, leaf in zip(self.arrays, carry, strict=True)
+            self.slots.write(array, leaf, row)
+            for array, leaf in zip(self.arrays, self.slots.packed(carry), strict=True)
         ]
         return dataclasses.replace(self, arrays=arrays)
 
@@ -163,7 +183,9 @@ class StoredSteps:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSlots(AbstractSlots):
-    """In the memory of the device, as they are."""
+    """In the memory of the device."""
+
+    precision: Any = None
 
     @property
     def take_device_memory(self) -> bool:
@@ -240,6 +262,19 @@ def _sweep_by_segments(
     state = (gauge.open(after), init, carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, [], carries.arrays
+
+
+def lowered_dtype(dtype: Any, precision: Any) -> Any:
+    """The dtype of a leaf that is stored with so much precision, or its own."""
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if precision is None or not is_float or dtype.itemsize <= precision.itemsize:
+        return dtype
+    return precision
+
+
+def _rounded(leaf: Any, dtype: Any) -> Any:
+    own = jax.typeof(leaf).dtype
+    return leaf if own == dtype else lax.convert_element_type(leaf, dtype)
 
 
 def bits_of(dtype: Any) -> Any:

@@ -1,8 +1,6 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
 import functools
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ from ..engine import _forward
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._held import leaves_read
-from ..engine._loop import Loop
+from ..engine._loop import Loop, nbytes
 from ..engine._problem import Problem, gradient_back, held_leaves
 from ._work import outer_products, rates, work
 
@@ -27,7 +25,7 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
     pull, stored = one.pull()
     wanted = tuple(problem.loop.rows > 0 and is_inexact(y) for y in step.y_types)
     read = leaves_read(gradient_back(problem, active, wanted), problem.loop)
-    held = held_leaves(problem, active, wanted)
+    held_types = tuple(pick(step.carry_types, held_leaves(problem, active, wanted)))
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -40,7 +38,8 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
     return StepCost(
         carry=nbytes(step.carry_types),
         read=nbytes(pick(step.carry_types, read)),
-        held=nbytes(pick(step.carry_types, held)),
+        held=nbytes(held_types),
+        held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -72,11 +71,6 @@ def _everything(
         total += loop.length * x  # `xs` are cut into parts
     copies = (after < between) + (loop.kept.step < 0)
     return total + 2 * copies * loop.rows * ct_y
-
-
-def nbytes(types: Sequence[Any]) -> int:
-    """The bytes of arrays of these types."""
-    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
 
 
 def xs_types(problem: Problem, count: int) -> list[Any]:
