@@ -16,11 +16,11 @@ from ._schedule import (
     AbstractSchedule,
     Binomial,
     Chunked,
-    Offload,
     Pinned,
     Recursive,
     StoreAll,
 )
+from ._stored_schedules import Cast, Offload
 from .engine._forward import Saveable
 from .engine._invariant import hoist
 from .engine._layout import Layout
@@ -40,6 +40,7 @@ __all__ = [
     "Binomial",
     "Bounded",
     "Budget",
+    "Cast",
     "Checkpoint",
     "Chunked",
     "ForwardOnly",

@@ -36,10 +36,10 @@ class Budget(AbstractSchedule):
     in the `vmap` of a gradient.
 
     Where measuring would not pay, as for loops of a few milliseconds, time is estimated
-    from the work of a step. So it is if a step cannot be run by itself: if it has effects
-    or callbacks, communicates with other devices, or has a `while` loop, which might not
-    end on other numbers. [`measurements`][eqloop.measurements] keeps what was measured in
-    a file.
+    from the work of a step. So it is if a step cannot be run by itself: if it has
+    effects or callbacks, communicates with other devices, or has a `while` loop, which
+    might not end on other numbers. [`measurements`][eqloop.measurements] keeps what was
+    measured in a file.
 
     A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
@@ -48,7 +48,8 @@ class Budget(AbstractSchedule):
         measure: Whether to measure. Without, plans are the same on every machine.
 
     Raises:
-        TypeError: If `nbytes` is neither an int nor a string, or `measure` is not a bool.
+        TypeError: If `nbytes` is neither an int nor a string, or `measure` is not a
+            bool.
         ValueError: If it is not an amount of memory. When the loop is differentiated,
             if no plan fits; the error says how much memory would be enough, and for
             which plan.

@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
+from .._tangents import is_inexact
 from ._schedule import Pinned, measures
 from .engine._all_at_once import AllAtOnce
 from .engine._costs import StepCost
@@ -11,7 +12,7 @@ from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._pace import AbstractPace
-from .engine._problem import Planner, Problem, all_active
+from .engine._problem import Planner, Problem, all_active, held_leaves
 from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._measured import pace
@@ -19,6 +20,9 @@ from .planning._memory import peak_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# How many leaves of a carry are named in the table.
+_MOST_PATHS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Plan:
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
+        holds: For each leaf of the carry its path, and whether slots hold it. Nothing
+            else is stored, or computed again: not what no reversal of a step reads.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -62,6 +68,7 @@ class Plan:
     peak_bytes: int
     relative_time: float
     is_measured: bool = False
+    holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -104,6 +111,10 @@ class Plan:
             rows.append(("levels", ", then ".join(nests)))
         rows += self.layout.order.described(self.cost)
         rows += self.layout.reversal.described(self.block)
+        if self.slots and not all(held for _, held in self.holds):
+            for name, mark in {"each holds": True, "and not": False}.items():
+                paths = [path for path, held in self.holds if held is mark]
+                rows.append((name, _listed(paths)))
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
         rows += [
@@ -155,8 +166,27 @@ def plan_of(
     return Plan(
         schedule=problem.planner,
         layout=layout,
-        cost=how_long.cost,
+        cost=layout.stored_cost(how_long.cost),
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
+        holds=_holds(problem, active, layout),
     )
+
+
+def _holds(
+    problem: Problem, active: Active, layout: Layout
+) -> tuple[tuple[str, bool], ...]:
+    paths = problem.loop.carry_paths
+    if layout.stores_residuals or len(paths) != problem.step.num_carry:
+        return ()
+    has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
+    wanted = tuple(has_rows and is_inexact(y) for y in y_types)
+    held = held_leaves(problem, active, wanted, layout.block)
+    return tuple(zip(paths, held, strict=True))
+
+
+def _listed(paths: list[str]) -> str:
+    """The first few of some paths, and how many more there are."""
+    first, rest = paths[:_MOST_PATHS], paths[_MOST_PATHS:]
+    return ", ".join(first + [f"{len(rest)} more"] * bool(rest)) or "nothing"

@@ -1,5 +1,6 @@
 """Runs a loop under a schedule: what the loops of the library call."""
 
+import dataclasses
 from typing import Any
 
 from .._array_types import strongly_typed
@@ -50,6 +51,7 @@ def run_loop(
         return stored(step, loop, policy, consts, init, xs)
     form = normal_form(step, keeps_carry=loop.meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
+    loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
     problem = Problem(form.step, loop, policy, schedule, Counted())
     if loop.meter.is_shown:
         problem = problem.with_bars(Guarded())

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, final
 
 from .._settings import int_of
 from .engine._all_at_once import AllAtOnce
-from .engine._host_slots import HostSlots
 from .engine._layout import Layout
 from .engine._levels import Nest, nests
 from .engine._nested import Nested
@@ -138,9 +137,9 @@ class Recursive(AbstractSchedule):
     block: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "base", least=2)
+        make_count(self, "base", least=2)
         if self.block is not None:
-            _make_count(self, "block")
+            make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
@@ -148,11 +147,11 @@ class Recursive(AbstractSchedule):
         reversal = together(loop.problem.step, self.block or 1)
         stores_residuals = loop.has_policy and self.block in (None, 1)
         block = min(self.base, length) if stores_residuals else 1
-        # Without a carry, slots take no memory, and save all recomputation.
-        base = self.base if loop.has_carry else length
+        # Slots that hold nothing take no memory, and save all recomputation.
+        base = self.base if loop.has_slots else length
         order = Nested(nests(length, max(base, 2), block))
         layout = Layout(order, reversal=reversal)
-        if self.block is None and loop.has_carry and not loop.has_policy:
+        if self.block is None and loop.has_slots and not loop.has_policy:
             return with_batches(loop, layout)
         return layout
 
@@ -203,8 +202,8 @@ class Chunked(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "chunk_size")
-        _make_count(self, "block")
+        make_count(self, "chunk_size")
+        make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
@@ -260,80 +259,13 @@ class Binomial(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_count(self, "checkpoints")
-        _make_count(self, "block")
+        make_count(self, "checkpoints")
+        make_count(self, "block")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
         length = loop.length
         return Layout(Revolved(length, self.checkpoints, min(self.block, length)))
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Offload(AbstractSchedule):
-    """Stores the carries of another schedule in host memory.
-
-    The primal sends each carry to the host when it stores it, and the backward pass
-    fetches them one at a time. So the device needs little more than the working set of
-    a step. This pays off if a step takes longer than moving its carry. The carries of
-    the inner levels of `Recursive` and `Chunked`, which are few and soon used, stay on
-    the device. On a CPU this changes only the kind of memory. The time of a plan
-    includes computing, and not moving.
-
-    Args:
-        schedule: Which carries are stored.
-        memory_kind: The host memory that compiled code can reach, which is
-            `"pinned_host"`.
-
-    Raises:
-        TypeError: If `schedule` is not a schedule.
-        ValueError: If `schedule` stores no carries, or the memory is of another kind.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> import eqloop as el
-        >>> schedule = el.Offload(el.Binomial(8))
-        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=schedule)
-        >>> jax.grad(lambda h: scan(h, jnp.zeros(50))[0])(0.0)
-        Array(1., dtype=float32, weak_type=True)
-
-    References:
-        [JAX on host offloading](https://docs.jax.dev/en/latest/notebooks/host-offloading.html).
-    """
-
-    schedule: AbstractSchedule
-    memory_kind: str = "pinned_host"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.schedule, AbstractSchedule):
-            raise TypeError(
-                f"Offload: `schedule` must be a schedule, such as `el.Binomial(30)`, "
-                f"not {self.schedule!r}."
-            )
-        if isinstance(self.schedule, StoreAll):
-            raise ValueError(
-                "Offload: StoreAll() stores residuals and no carries, so there are no "
-                "slots to move. Give a schedule that has some, such as "
-                "`el.Offload(el.Chunked(1))`, or move residuals by a policy, "
-                "`el.policies.offload_names`."
-            )
-        if isinstance(self.schedule, Offload):
-            raise ValueError(
-                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
-            )
-        if self.memory_kind != "pinned_host":
-            raise ValueError(
-                f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "
-                f"that compiled code can reach, not {self.memory_kind!r}."
-            )
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, elsewhere."""
-        layout = self.schedule.layout(loop)
-        if layout.stores_residuals:
-            return layout
-        return dataclasses.replace(layout, slots=HostSlots())
 
 
 @final
@@ -384,7 +316,7 @@ def measures(schedule: Any) -> bool:
     return bool(getattr(schedule, "measure", False))
 
 
-def _make_count(schedule: Any, name: str, least: int = 1) -> None:
+def make_count(schedule: Any, name: str, least: int = 1) -> None:
     """Makes a field an int, if it is one of some kind, and not too small."""
     owner, value = type(schedule).__name__, getattr(schedule, name)
     if (count := int_of(value)) is None:

@@ -1,6 +1,7 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, Self
@@ -93,9 +94,11 @@ class AbstractLoop(AbstractTransform):
             return loop._open(*args, length=length, **kwargs)
 
         opened = open_abstractly(open_call, self, args, kwargs)
+        form, loop = normal_form(opened.step), opened.loop
+        loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
         return dict(
-            step=normal_form(opened.step).step,
-            loop=opened.loop,
+            step=form.step,
+            loop=loop,
             schedule=self._schedule(),
             policy=as_policy(self.policy),
         )

@@ -26,6 +26,7 @@ from .._partition import (
     is_scalar,
     partition,
     paths,
+    pick,
     same_static,
 )
 from .._tree_differences import kind, structure_differences
@@ -96,6 +97,12 @@ class Carry:
     def arrays(self) -> list[jax.Array]:
         """The leaves that vary."""
         return partition(self.tree)[0]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the leaves that vary."""
+        names = paths(self.tree, self.words.path)
+        return tuple(pick(names, list(map(is_dynamic, flatten(self.tree)[0]))))
 
     def join(self, arrays: list[Any]) -> Any:
         """A carry of this structure, and with these static leaves."""

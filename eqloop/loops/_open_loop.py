@@ -143,6 +143,7 @@ class LoopOpener:
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
+        loop = dataclasses.replace(loop, carry_paths=carry.paths)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
             return settled.final(carry), outputs.join_stacked(ys, same)

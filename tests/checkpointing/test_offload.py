@@ -111,7 +111,7 @@ def test_the_plan_is_that_of_the_schedule():
 
 
 def test_store_all_has_no_slots():
-    with pytest.raises(ValueError, match="no slots to move"):
+    with pytest.raises(ValueError, match="so there are no slots"):
         el.Offload(el.StoreAll())
 
 
@@ -133,7 +133,11 @@ def test_carries_of_every_kind(schedule, is_jitted):
 
     def step(carry, x):
         h, *others = carry
-        noise = jax.random.uniform(others[-1][0])
+        noise = jax.random.uniform(others[-1][0]) + jax.random.uniform(others[-2][0])
+        # All of them are read, and so all are stored.
+        for leaf in others[:-2]:
+            real = leaf.real if jnp.iscomplexobj(leaf) else leaf
+            noise += real[0].astype(noise.dtype)
         return (jnp.sin(h * x + noise), *(leaf[::-1] for leaf in others)), None
 
     def loss(schedule):

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,8 +14,9 @@ class StepCost:
     Attributes:
         carry: Bytes of a carry.
         read: Bytes of those leaves of a carry that the reversal of one step reads.
-        walked: Bytes of those leaves that must be known to get to such leaves of the
-            carries of later steps.
+        held: Bytes of the leaves that a slot holds: of those that are read, and of
+            those that must be known to get to such leaves of later carries.
+        held_types: The types of those leaves.
         x: Bytes of one element of `xs`.
         ct_x: Bytes of its cotangent.
         ct_y: Bytes of the cotangents of its outputs.
@@ -28,7 +30,8 @@ class StepCost:
 
     carry: int
     read: int
-    walked: int
+    held: int
+    held_types: tuple[Any, ...]
     x: int
     ct_x: int
     ct_y: int

@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 
 from ..._compat import is_widened
 from ..._constant import constant
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ...progress import hops
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_of, stack_type, store
@@ -26,6 +26,8 @@ _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 @dataclasses.dataclass(frozen=True)
 class HostSlots(AbstractSlots):
     """Sent there as the primal stores them, and fetched one at a time."""
+
+    precision: Any = None
 
     @property
     def take_device_memory(self) -> bool:
@@ -58,6 +60,7 @@ class HostSlots(AbstractSlots):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
@@ -82,7 +85,8 @@ class HostSlots(AbstractSlots):
 
         def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
             number, state = told
-            kept = [jax.device_put(leaf, _HOST) for leaf in self.packed(state[1])]
+            stored = self.packed(pick(state[1], held))
+            kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             return hops(gauge, number, state, stop, run, last_y), kept
 
         ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]

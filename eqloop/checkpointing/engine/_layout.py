@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Hashable
 
 from ._costs import StepCost
+from ._loop import nbytes
 from ._order import AbstractOrder
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal, ByResiduals
@@ -28,12 +29,17 @@ class Layout:
         >>> layout.order
         Revolved(steps=1000, checkpoints=8, block_size=1)
         >>> layout.slots
-        HostSlots()
+        HostSlots(precision=None)
     """
 
     order: AbstractOrder
     slots: AbstractSlots = dataclasses.field(default_factory=DeviceSlots)
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
+
+    @property
+    def block(self) -> int:
+        """How many steps are reversed at once, at the most."""
+        return self.order.block
 
     @property
     def stores_residuals(self) -> bool:
@@ -44,6 +50,18 @@ class Layout:
     def kind(self) -> Hashable:
         """Layouts of one kind make programs alike: what one takes tells of another."""
         return self.order.kind, self.reversal.kind
+
+    def stored_cost(self, cost: StepCost) -> StepCost:
+        """The cost of a step whose carry is stored in the form that slots have.
+
+        Args:
+            cost: What a step costs.
+
+        Returns:
+            The same, with the bytes that a slot takes.
+        """
+        types = self.slots.packed_types(cost.held_types)
+        return dataclasses.replace(cost, held=nbytes(types))
 
     def stored_bytes(self, cost: StepCost) -> int:
         """What is stored, as far as it can be counted.

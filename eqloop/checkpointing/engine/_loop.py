@@ -1,6 +1,8 @@
 """The loop around a step: its length, its direction, its axes, and what is kept."""
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax.extend.core as jex
@@ -29,6 +31,7 @@ class Loop:
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
         meter: Its progress bars.
+        carry_paths: What the user calls the leaves of the carry, if that is known.
     """
 
     length: int
@@ -37,6 +40,8 @@ class Loop:
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
     meter: Meter = NO_BARS
+    # Loops of one program are one to all that is remembered, whatever they are called.
+    carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def rows(self) -> int:
@@ -164,6 +169,11 @@ def store(buffer: Any, x: Any, index: Any, axis: int = 0) -> Any:
 def stack_type(aval: Any, size: int) -> Any:
     """The type of `size` values of one type along a new leading axis."""
     return jex.unmapped_aval(size, 0, aval)
+
+
+def nbytes(types: Iterable[Any]) -> int:
+    """The bytes of arrays of these types."""
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
 
 
 def stack_of(x: Any, size: int) -> Any:

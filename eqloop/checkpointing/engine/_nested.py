@@ -102,15 +102,15 @@ class Nested(AbstractSlotOrder):
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # XLA does away with what is never read: where no step is run again but to be
         # reversed, that is what the reversal of a step does not need of its carry.
-        last = cost.read if self.block == 1 else cost.walked
+        last = cost.read if self.block == 1 else cost.held
         inner = (
-            sum(nest.levels[1:-1]) * cost.walked + nest.levels[-1] * last
+            sum(nest.levels[1:-1]) * cost.held + nest.levels[-1] * last
             for nest in self.nests
             if len(nest.levels) > 1
         )
         of_primal = self._first_slots + 1 if first else 0
         # Nests are reversed one after the other, in the same memory.
-        each = last if self.is_flat else cost.walked
+        each = last if self.is_flat else cost.held
         return of_primal * each + max(inner, default=0)
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
@@ -172,14 +172,16 @@ def _reverse_level(
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within = Nest(tuple(inner), nest.block)
-        filled = _fill_nest(sweep, carry, position, within)
+        filled = _fill_nest(sweep, carries.slots.near, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
-def _fill_nest(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
+def _fill_nest(
+    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Any, nest: Nest
+) -> Carries:
     """The carries at the start of each outermost segment of a nest."""
 
     def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
@@ -188,7 +190,7 @@ def _fill_nest(sweep: Sweep, carry: Arrays, start: Any, nest: Nest) -> Carries:
         return carry, carries.write(carry, i + 1)
 
     rows = nest.levels[0]
-    carries = DeviceSlots().filled(carry, rows)
+    carries = slots.filled(carry, rows)
     unroll = max(min(sweep.loop.unroll, rows - 1), 1) if nest.stride == 1 else 1
     count = _count(nest, start, sweep.count) - 1
     return lax.fori_loop(0, count, body, (list(carry), carries), unroll=unroll)[1]

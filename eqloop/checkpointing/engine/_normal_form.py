@@ -10,6 +10,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,6 +44,11 @@ class NormalForm:
         consts = [*pick(consts, _not(self.refs)), *staying]
         init = [*pick(init, _not(self.stays)), *(ref[...] for ref in refs)]
         return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
+
+    def paths(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """The paths of the leaves of its carry, from those of the original."""
+        refs = ["a reference"] * sum(self.refs)
+        return (*pick(paths, _not(self.stays)), *refs) if paths else ()
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Any]:
         """The final carry of the original, whose references are updated."""

@@ -268,11 +268,11 @@ class AbstractSlotOrder(AbstractOrder):
         """
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
-        carries = event.slots * cost.carry
+        carries = event.slots * cost.held
         return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
-        rows = [("stored carries", f"{self.slots}, {format_bytes(cost.carry)} each")]
+        rows = [("stored carries", f"{self.slots}, {format_bytes(cost.held)} each")]
         if self.block > 1:
             each = format_bytes(cost.residuals)
             rows.append(("block", f"{self.block} steps, residuals of {each} each"))

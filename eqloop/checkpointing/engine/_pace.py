@@ -43,7 +43,7 @@ class AbstractPace(abc.ABC):
     @property
     def slot(self) -> float:
         """A carry, written to a slot and read from it."""
-        return 2 * self.cost.carry * self.rate.byte + 2 * self.rate.iteration
+        return 2 * self.cost.held * self.rate.byte + 2 * self.rate.iteration
 
 
 @dataclasses.dataclass(frozen=True)

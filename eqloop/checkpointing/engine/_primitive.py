@@ -18,14 +18,13 @@ import jax
 from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick
+from ..._partition import Arrays, Flags, pick, union
 from ..._tangents import inexact_only, instantiated, is_zero, zero_cotangent
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._back import (
     Back,
     NotLinearError,
-    Pull,
     Pulled,
     Pushed,
     Taken,
@@ -33,12 +32,16 @@ from ._back import (
     onward,
 )
 from ._forward import Active
+from ._held import Saves, Way, leaves_held, narrowed, slim
 from ._layout import Layout
 from ._loop import stack_type
 from ._problem import (
     Problem,
     activity,
+    again,
     all_active,
+    gradient_back,
+    held_leaves,
     merge,
     select,
     settled_problem,
@@ -64,10 +67,10 @@ class PlannedLoop(Formula):
     """
 
     problem: Problem
-    saves: Any  # Layout | AbstractWhileOrder | None
+    saves: Saves | None
     unit = "iteration"
 
-    def __init__(self, problem: Problem, saves: Layout | None, in_avals: Any):
+    def __init__(self, problem: Problem, saves: Saves | None, in_avals: Any):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = [] if saves is None else problem.repetition.saved_types(step, saves)
@@ -85,7 +88,8 @@ class PlannedLoop(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
-        formula = type(self)(problem, self.saves, _with_tangents(self.in_avals, active))
+        saves = self.saves and self.saves.with_tangents(sum(active.carry))
+        formula = type(self)(problem, saves, _with_tangents(self.in_avals, active))
         return Doubled(
             formula,
             uses=(True,) * len(moves),
@@ -107,8 +111,8 @@ class PlannedLoop(Formula):
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
-        layout = self.saves or problem.layout(active)
-        if layout.stores_residuals:
+        saves = self.saves or _saves_of(problem, active, y_active)
+        if saves.layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
             moves = active, y_active
             (carry, ys), residuals = store_residuals(*settings, *moves, inputs)
@@ -123,22 +127,22 @@ class PlannedLoop(Formula):
                 problem.step.jaxpr, problem.repetition.instead_of_effects
             )
             primal = settled_problem(problem, active, reverse=True)
-            carry, ys, slots = type(self)(primal, layout, self.in_avals)(*inputs)
+            carry, ys, slots = type(self)(primal, saves, self.in_avals)(*inputs)
             residuals = (inputs, slots)
         out = (carry, ys, slots if self.saves else [])
         moves_out = (list(active.carry), list(y_active), self._no_slots())
-        return out, (Static((layout, active, y_active)), residuals), moves_out
+        return out, (Static((saves, active, y_active)), residuals), moves_out
 
     def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
         static, residuals = res
-        layout, active, y_active = static.value
+        saves, active, y_active = static.value
         ct_carry, ct_ys, _ = outgrad
         ct_carry = instantiated(pick(ct_carry, active.carry))
-        if layout.stores_residuals:
+        if saves.layout.stores_residuals:
             ct_ys = instantiated(pick(ct_ys, y_active))
             cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
-            cts = self._reversed(layout, active, y_active, residuals, ct_carry, ct_ys)
+            cts = self._reversed(saves, active, y_active, residuals, ct_carry, ct_ys)
         return _spread(cts, active, self.in_avals)
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -181,7 +185,7 @@ class PlannedLoop(Formula):
 
     def _reversed(
         self,
-        layout: Any,
+        saves: Saves,
         active: Active,
         y_active: Flags,
         residuals: Any,
@@ -197,7 +201,7 @@ class PlannedLoop(Formula):
         )
         primal = settled_problem(problem, active, reverse=True)
         args = (inputs, slots, ct_carry, pick(ct_ys, wanted))
-        return Reverse.first(problem, primal, layout, active, wanted, args)
+        return Reverse.first(problem, primal, saves, active, wanted, args)
 
 
 class Reverse(Formula):
@@ -212,18 +216,24 @@ class Reverse(Formula):
         problem: The loop there.
         back: What the way back does to a block.
         layout: Which carries are slots.
-        has_run: Whether the loop there has been run, and its slots are given.
+        held: Which leaves of a carry the given slots hold. `None` if the loop there has
+            to be run: there are no slots, or they do not hold what is read.
     """
 
     problem: Problem
     back: Back
     layout: Any  # Layout | AbstractWhileOrder
-    has_run: bool
+    held: Flags | None
     unit = "iteration"
     is_backward = True
 
     def __init__(
-        self, problem: Problem, back: Back, layout: Layout, has_run: bool, in_avals: Any
+        self,
+        problem: Problem,
+        back: Back,
+        layout: Layout,
+        held: Flags | None,
+        in_avals: Any,
     ):
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
@@ -233,7 +243,7 @@ class Reverse(Formula):
             list(carried),
             ct_types(xs, back.x_of),
         )
-        self.params = dict(problem=problem, back=back, layout=layout, has_run=has_run)
+        self.params = dict(problem=problem, back=back, layout=layout, held=held)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
@@ -242,7 +252,7 @@ class Reverse(Formula):
         cls,
         problem: Problem,
         primal: Problem,
-        layout: Any,
+        saves: Saves,
         active: Active,
         wanted: Flags,
         args: Any,
@@ -252,22 +262,24 @@ class Reverse(Formula):
         Args:
             problem: The loop that is differentiated.
             primal: The same as it was run.
-            layout: How it was cut.
+            saves: What it has left.
             active: Which inputs are differentiated.
             wanted: Which of the `ys` have a cotangent.
             args: Its inputs, the slots, and the cotangents of carry and `ys`.
         """
-        step = problem.repetition.reversed_step(problem.step.rewritten(Again()))
-        carry = active.carry[problem.repetition.lead :]
-        back = Pull(step, problem.policy, active._replace(carry=carry), wanted)
-        return cls(primal, back, layout, True, _types_of(args))(*args)
+        back = gradient_back(problem, active, wanted)
+        in_avals = _types_of(args)
+        return cls(primal, back, saves.layout, saves.held, in_avals)(*args)
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
-        if not self.has_run:
-            slots = self._forward(inputs)
+        if (held := self.held) is None:
+            held = self.needed
+            slots = self._forward(inputs, held)
         consts, _, xs = inputs
         given = (consts, xs, carried, zs)
-        cts = self.problem.repetition.reverse(self, given, slots)
+        step, back = narrowed(self.again, held), slim(self.back, held)
+        way = Way(self.problem.loop, step, back, self.layout)
+        cts = self.problem.repetition.reverse(way, given, slots)
         return cts.consts, cts.carry, cts.xs
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -287,8 +299,8 @@ class Reverse(Formula):
         back = Pushed(self.back, self.again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
-        formula = type(self)(self.problem, back, self.layout, self.has_run, in_avals)
-        return self._as_doubled(formula, active, uses_slots=True)
+        formula = type(self)(self.problem, back, self.layout, self.held, in_avals)
+        return self._as_doubled(formula.checked(), active, uses_slots=True)
 
     def _as_doubled(
         self, formula: "Reverse", active: Active, uses_slots: bool
@@ -343,10 +355,10 @@ class Reverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         in_avals = (_types_of(args), [], *_types_of(ends))
         formula = self._derived(problem, Pulled, active, in_avals)
-        layout = formula.layout
-        carry, ct_zs, slots = PlannedLoop(problem, layout, in_avals[0])(*args)
+        saves = Saves(formula.layout, formula.needed)
+        carry, ct_zs, slots = PlannedLoop(problem, saves, in_avals[0])(*args)
         in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
-        formula = type(self)(problem, formula.back, layout, True, in_avals)
+        formula = type(self)(problem, formula.back, saves.layout, saves.held, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
         ct_init = carried_on[len(carried) :]
         ct_primals = _spread((sums, ct_init, ct_xs), active, self.in_avals[0])
@@ -356,7 +368,19 @@ class Reverse(Formula):
         active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
         problem = settled_problem(self.problem, active, reverse)
         back = left_of(self.back, self.again, self._known(active), reverse)
-        return self.with_params(problem=problem, back=back)
+        return self.with_params(problem=problem, back=back).checked()
+
+    def checked(self) -> Self:
+        """The same, which has the loop there run if its slots do not hold enough."""
+        held = self.held
+        if held is None or tuple(union(held, self.needed)) == held:
+            return self
+        return self.with_params(held=None)
+
+    @property
+    def needed(self) -> Flags:
+        """Which leaves of a carry slots must hold."""
+        return leaves_held(self.back, self.again, self.problem.loop, self.layout.block)
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -379,8 +403,7 @@ class Reverse(Formula):
     @property
     def again(self) -> Step:
         """The step to advance by: the loop there, and the bars in it, were shown."""
-        step = self.problem.step.rewritten(Again())
-        return without_outputs(self.problem.repetition.reversed_step(step))
+        return again(self.problem)
 
     def _known(self, active: Active) -> Active:
         """Of the active inputs those that the way back knows of."""
@@ -392,13 +415,13 @@ class Reverse(Formula):
         """A derivative, of which the loop there is this one."""
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
-        return type(self)(problem, back, layout, False, in_avals)
+        return type(self)(problem, back, layout, None, in_avals)
 
-    def _forward(self, inputs: Any) -> list[Any]:
+    def _forward(self, inputs: Any, held: Flags) -> list[Any]:
         """The slots, from running the loop there."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-        return problem.repetition.run(problem, self.layout, inputs)[2]
+        return problem.repetition.run(problem, Saves(self.layout, held), inputs)[2]
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """The same by JAX, of two loops between which every carry is kept."""
@@ -411,6 +434,15 @@ class Reverse(Formula):
         ct_marked, ct_ends = pull(Taken(*cts))
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
+
+
+def _saves_of(problem: Problem, active: Active, y_active: Flags) -> Saves:
+    """What the forward sweep of a gradient leaves for the way back."""
+    layout = problem.layout(active)
+    if layout.stores_residuals:
+        return Saves(layout, ())
+    wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
+    return Saves(layout, held_leaves(problem, active, wanted, layout.block))
 
 
 def _types_of(inputs: Any) -> Any:

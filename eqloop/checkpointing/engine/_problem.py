@@ -6,7 +6,6 @@ under `vmap`. They keep the schedule, and are planned anew.
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,14 +13,16 @@ from ..._axes import is_symbolic, refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
-from ...progress import BarChange
+from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
+from ._back import Pull
 from ._forward import Active, Saveable
+from ._held import leaves_held
 from ._layout import Layout
-from ._loop import Loop
+from ._loop import Loop, nbytes
 from ._reversals import ByResiduals
 from ._segmented import Segmented
-from ._step import Step, reaching
+from ._step import Step, reaching, without_outputs
 
 if TYPE_CHECKING:
     from ._repetition import AbstractRepetition
@@ -83,7 +84,7 @@ class LoopSpec:
         ... class AtMost(el.AbstractSchedule):
         ...     nbytes: int
         ...     def layout(self, loop: el.LoopSpec) -> el.Layout:
-        ...         slots = self.nbytes // loop.carry_bytes
+        ...         slots = self.nbytes // loop.slot_bytes
         ...         return loop.cut([(loop.length, el.Binomial(slots))])
         >>> step = lambda h, x: (jnp.sin(h + x), None)
         >>> scan = el.Scan(step, schedule=AtMost(10_000))
@@ -108,9 +109,13 @@ class LoopSpec:
 
     @property
     def carry_bytes(self) -> int:
-        """The bytes of a carry, which are what a slot takes."""
-        types = self.problem.step.carry_types
-        return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
+        """The bytes of a carry."""
+        return nbytes(self.problem.step.carry_types)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes that a slot takes: of a carry it holds what is read again."""
+        return nbytes(pick(self.problem.step.carry_types, self._held))
 
     def cut(self, segments: Iterable[tuple[int, "Planner"]]) -> Layout:
         """The loop as segments, one after the other.
@@ -173,9 +178,8 @@ class LoopSpec:
         if layout.slots != Layout(layout.order).slots:
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "
-                f"those of {schedule!r}. Pass the schedule without it to `loop.cut`, "
-                f"and have those of the primal on the host: "
-                f"`el.Offload({owner}(...))`."
+                f"those of {schedule!r}. Pass the schedule within to `loop.cut`, and "
+                f"wrap the whole one: `el.{type(schedule).__name__}({owner}(...))`."
             )
         return layout
 
@@ -185,9 +189,15 @@ class LoopSpec:
         return self.problem.policy is not None
 
     @property
-    def has_carry(self) -> bool:
-        """Whether there is anything to store."""
-        return bool(self.problem.step.carry_types)
+    def has_slots(self) -> bool:
+        """Whether there is anything to store: something of a carry is read again."""
+        return any(self._held)
+
+    @property
+    def _held(self) -> Flags:
+        step = self.problem.step
+        _, y_active = activity(step, self.active)
+        return held_leaves(self.problem, self.active, y_active)
 
 
 def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
@@ -208,6 +218,41 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
     """What is left of the loop when it has been differentiated, see `settled`."""
     step = problem.step.rewritten(lambda j: settled(j, joined(active), reverse))
     return problem if step is problem.step else dataclasses.replace(problem, step=step)
+
+
+def again(problem: Problem) -> Step:
+    """The step to advance by on the way back: all bars in it were shown there."""
+    step = problem.step.rewritten(Again())
+    return without_outputs(problem.repetition.reversed_step(step))
+
+
+def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
+    """What the way back of a gradient does to a step.
+
+    Args:
+        problem: The loop that is differentiated.
+        active: Which inputs are differentiated.
+        wanted: Which leaves of `y` have a cotangent.
+    """
+    step = problem.repetition.reversed_step(problem.step.rewritten(Again()))
+    carry = active.carry[problem.repetition.lead :]
+    return Pull(step, problem.policy, active._replace(carry=carry), wanted)
+
+
+def held_leaves(
+    problem: Problem, active: Active, wanted: Flags, block: int = 1
+) -> Flags:
+    """The leaves of a carry that the slots of a gradient hold.
+
+    Args:
+        problem: The loop that is differentiated.
+        active: Which inputs are differentiated.
+        wanted: Which leaves of `y` have a cotangent.
+        block: How many steps are reversed at once, at most.
+    """
+    step = again(settled_problem(problem, active, reverse=True))
+    back = gradient_back(problem, active, wanted)
+    return leaves_held(back, step, problem.loop, block)
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:

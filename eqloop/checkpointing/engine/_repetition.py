@@ -9,10 +9,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..._formula import Formula
-from ..._partition import Arrays
+from ..._partition import Arrays, pick
 from ...progress import told_back
 from . import _forward
 from ._forward import Active
+from ._held import Saves, Way
 from ._loop import with_batch_axis
 from ._problem import Problem, batched_problem
 from ._step import Step
@@ -21,7 +22,7 @@ from ._written_out import there_and_back
 
 if TYPE_CHECKING:
     from ._back import Back, Taken
-    from ._primitive import PlannedLoop, Reverse
+    from ._primitive import PlannedLoop
 
 
 class AbstractRepetition(abc.ABC):
@@ -34,13 +35,13 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, problem: Problem, layout: Any, inputs: Any
+        self, problem: Problem, saves: Saves | None, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs the loop.
 
         Args:
             problem: The loop.
-            layout: What is to be saved for the way back; `None` for nothing.
+            saves: What is to be left for the way back; `None` for nothing.
             inputs: Consts, the initial carry and `xs`.
 
         Returns:
@@ -48,15 +49,15 @@ class AbstractRepetition(abc.ABC):
         """
 
     @abc.abstractmethod
-    def saved_types(self, step: Step, layout: Any) -> list[Any]:
+    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
         """The types of what is saved."""
 
     @abc.abstractmethod
-    def reverse(self, reverse: "Reverse", inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         """Takes what is carried back to the start of the loop.
 
         Args:
-            reverse: The way back.
+            way: The way back.
             inputs: Consts, `xs`, what is carried back and the `zs`.
             saved: What the loop there saved.
         """
@@ -94,24 +95,23 @@ class Counted(AbstractRepetition):
     lead: ClassVar[int] = 0
 
     def run(
-        self, problem: Problem, layout: Any, inputs: Any
+        self, problem: Problem, saves: Saves | None, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         step, loop = problem.step, problem.loop
-        if layout is None:
+        if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
-        return layout.slots.sweep(step, loop, layout.order.by_carries(), *inputs)
+        order = saves.layout.order.by_carries()
+        return saves.layout.slots.sweep(step, loop, order, saves.held, *inputs)
 
-    def saved_types(self, step: Step, layout: Any) -> list[Any]:
-        rows = len(layout.order.by_carries().starts) + 1
-        return layout.slots.types(step.carry_types, rows)
+    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+        rows = len(saves.layout.order.by_carries().starts) + 1
+        return saves.layout.slots.types(pick(step.carry_types, saves.held), rows)
 
-    def reverse(self, reverse: "Reverse", inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
-        loop, layout = reverse.problem.loop, reverse.layout
-        sweep = Sweep(
-            reverse.again, loop, reverse.back, layout.reversal, consts, xs, zs
-        )
-        run = lambda sweep, carried: sweep.run(layout, saved, carried)
+        reversal = way.layout.reversal
+        sweep = Sweep(way.step, way.loop, way.back, reversal, consts, xs, zs)
+        run = lambda sweep, carried: sweep.run(way.layout, saved, carried)
         return told_back(run, sweep, carried, [*saved, *zs])
 
     def reversed_step(self, step: Step) -> Step:
@@ -135,7 +135,7 @@ class Counted(AbstractRepetition):
         ]
         args = (list(consts), init, list(xs))
         at = lambda axis, flags: [axis if flag else None for flag in flags]
-        slots = at(1, carry) if formula.saves else []
+        slots = at(1, pick(carry, formula.saves.held)) if formula.saves else []
         out_dims = [*at(0, carry), *at(1, ys), *slots]
         return formula.remade(problem, args), args, out_dims
 

@@ -120,7 +120,7 @@ class Revolved(AbstractSlotOrder):
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         # Each slot has a start and a rank, of four bytes each.
-        of_carries = (self.slots + 1) * cost.walked if first else 0
+        of_carries = (self.slots + 1) * cost.held if first else 0
         return of_carries + self.slots * 8
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:

@@ -70,7 +70,7 @@ class Segmented(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        of_primal = (len(self.starts) + 1) * cost.walked if first else 0
+        of_primal = (len(self.starts) + 1) * cost.held if first else 0
         return of_primal + max(order.slot_bytes(cost, True) for _, order in self.parts)
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
@@ -118,13 +118,16 @@ def _reverse_part(
     def body(i: Any, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         within = sweep.part(start + segment * order.length)
-        filled = _fill_segment(within, order, carries.read(row + segment))
+        near, carry = carries.slots.near, carries.read(row + segment)
+        filled = _fill_segment(within, near, order, carry)
         return order.reverse(within, filled, cts)
 
     return lax.fori_loop(0, count, body, cts)
 
 
-def _fill_segment(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carries:
+def _fill_segment(
+    sweep: Sweep, slots: DeviceSlots, order: AbstractSlotOrder, carry: Arrays
+) -> Carries:
     """The carries that an order starts from, given the first of them."""
     stride, starts = _stride(order), constant(order.starts)
 
@@ -139,7 +142,7 @@ def _fill_segment(sweep: Sweep, order: AbstractSlotOrder, carry: Arrays) -> Carr
 
     count = len(order.starts)
     # One more row is for carries that find no free slot, as in those of the primal.
-    carries = DeviceSlots().filled(carry, count + 1)
+    carries = slots.filled(carry, count + 1)
     return lax.fori_loop(0, count - 1, body, (list(carry), carries))[1]
 
 

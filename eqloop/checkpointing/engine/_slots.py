@@ -7,6 +7,7 @@ own. The slots of inner levels, which are few and soon read, are on the device a
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 
 from ..._compat import is_widened
 from ..._constant import constant
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ...progress import hops
 from ._forward import Walk, zero
 from ._kept_rows import scan
@@ -25,7 +26,14 @@ from ._step import Step
 
 
 class AbstractSlots(abc.ABC):
-    """Where carries are stored, and in which form: a frozen, hashable dataclass."""
+    """Where carries are stored, and in which form: a frozen, hashable dataclass.
+
+    Attributes:
+        precision: The dtype that floating-point leaves have there, unless they have as
+            few bits already; `None` for their own.
+    """
+
+    precision: Any
 
     @property
     @abc.abstractmethod
@@ -59,21 +67,43 @@ class AbstractSlots(abc.ABC):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs a loop and stores the carries that an order starts from.
 
+        Args:
+            step: The step.
+            loop: The loop.
+            order: Which carries are stored.
+            held: Which leaves of them.
+            consts: What each step gets.
+            init: The initial carry.
+            xs: What the steps get one element at a time of.
+
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
             one more for carries that are not kept.
         """
 
+    @property
+    def near(self) -> "DeviceSlots":
+        """The slots of inner levels, in the same form."""
+        return DeviceSlots(self.precision)
+
     def packed(self, carry: Arrays) -> list[Any]:
         """A carry in the form in which it is stored."""
-        dtypes = [self.stored_dtype(jax.typeof(leaf).dtype) for leaf in carry]
-        return list(map(as_stored, carry, dtypes))
+        dtypes = [jax.typeof(leaf).dtype for leaf in carry]
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        carry = list(map(_rounded, carry, lowered))
+        return list(map(as_stored, carry, map(self.stored_dtype, lowered)))
+
+    def unpacked(self, stored: Arrays, dtypes: Sequence[Any]) -> list[Any]:
+        """A carry as it was, given what was stored of it, and its dtypes."""
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
     def packed_types(self, carry_types: Arrays) -> list[Any]:
         """The types of a carry in that form."""
@@ -106,18 +136,18 @@ class Carries:
     def read(self, row: Any) -> list[Any]:
         """The carry in a row."""
         leaves = [self.slots.read(array, row) for array in self.arrays]
-        return list(map(_restored, leaves, self.dtypes))
+        return self.slots.unpacked(leaves, self.dtypes)
 
     def read_part(self, row: Any, count: int) -> list[Any]:
         """The carries in so many rows from one on, along the leading axis."""
         leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
-        return list(map(_restored, leaves, self.dtypes))
+        return self.slots.unpacked(leaves, self.dtypes)
 
     def write(self, carry: Arrays, row: Any) -> "Carries":
         """The same with a carry in a row."""
         arrays = [
-            self.slots.write(array, as_stored(leaf, array.dtype), row)
-            for array, leaf in zip(self.arrays, carry, strict=True)
+            self.slots.write(array, leaf, row)
+            for array, leaf in zip(self.arrays, self.slots.packed(carry), strict=True)
         ]
         return dataclasses.replace(self, arrays=arrays)
 
@@ -153,7 +183,9 @@ class StoredSteps:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSlots(AbstractSlots):
-    """In the memory of the device, as they are."""
+    """In the memory of the device."""
+
+    precision: Any = None
 
     @property
     def take_device_memory(self) -> bool:
@@ -180,21 +212,22 @@ class DeviceSlots(AbstractSlots):
         step: Step,
         loop: Loop,
         order: AbstractSlotOrder,
+        held: Flags,
         consts: Arrays,
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        carries = self.filled(init, len(order.starts) + 1)
+        carries = self.filled(pick(init, held), len(order.starts) + 1)
         if not (order.has_cheap_rows or step.y_types):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
-            return _sweep_by_segments(walk, order, list(init), carries)
+            return _sweep_by_segments(walk, order, held, list(init), carries)
         row_of = order.row_of()
 
         def body(
             read: Any, state: tuple[Any, list[Any], Carries], _: Any
         ) -> tuple[tuple[Any, list[Any], Carries], list[Any]]:
             (consts, xs), (position, carry, carries) = read, state
-            carries = carries.write(carry, row_of(position))
+            carries = carries.write(pick(carry, held), row_of(position))
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, carries), y
 
@@ -204,7 +237,11 @@ class DeviceSlots(AbstractSlots):
 
 
 def _sweep_by_segments(
-    walk: Walk, order: AbstractSlotOrder, init: list[Any], carries: Carries
+    walk: Walk,
+    order: AbstractSlotOrder,
+    held: Flags,
+    init: list[Any],
+    carries: Carries,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """The same where there are no `ys`: between two slots nothing but the step is run.
 
@@ -214,7 +251,7 @@ def _sweep_by_segments(
 
     def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
         number, carry, carries = state
-        carries = carries.write(carry, row)
+        carries = carries.write(pick(carry, held), row)
         start, stop = element(starts, row), element(starts, row + 1)
         run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
         number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
@@ -225,6 +262,19 @@ def _sweep_by_segments(
     state = (gauge.open(after), init, carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, [], carries.arrays
+
+
+def lowered_dtype(dtype: Any, precision: Any) -> Any:
+    """The dtype of a leaf that is stored with so much precision, or its own."""
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    if precision is None or not is_float or dtype.itemsize <= precision.itemsize:
+        return dtype
+    return precision
+
+
+def _rounded(leaf: Any, dtype: Any) -> Any:
+    own = jax.typeof(leaf).dtype
+    return leaf if own == dtype else lax.convert_element_type(leaf, dtype)
 
 
 def bits_of(dtype: Any) -> Any:

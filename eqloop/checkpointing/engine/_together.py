@@ -38,7 +38,9 @@ from ._step import Step
 if TYPE_CHECKING:
     from ._sweep import Cotangents, Sweep
 
-_CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
+_CONTROL = frozenset(
+    {"cond", "while", "shard_map", "pure_callback", "rng_bit_generator"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,10 @@ def _is_plain(eqn: Any) -> bool:
     """Whether an equation does the same in a batch, and its derivative, too."""
     if formula_of(eqn) is not None:
         return False  # a loop of this library
+    # Keys of this kind give other numbers in a batch.
+    dtypes = (getattr(var.aval, "dtype", None) for var in eqn.invars)
+    if any("rbg>" in str(dtype) for dtype in dtypes):
+        return False
     return eqn.primitive.name not in _CONTROL
 
 

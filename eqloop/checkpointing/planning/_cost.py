@@ -1,22 +1,19 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
 import functools
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
-from ..._partition import Arrays, Flags, pick, put
+from ..._partition import Arrays, pick, put
 from ..._tangents import is_inexact
 from ..engine import _forward
 from ..engine._costs import StepCost
 from ..engine._forward import Active
-from ..engine._loop import Loop
-from ..engine._problem import Problem
-from ..engine._step import Step
+from ..engine._held import leaves_read
+from ..engine._loop import Loop, nbytes
+from ..engine._problem import Problem, gradient_back, held_leaves
 from ._work import outer_products, rates, work
 
 
@@ -26,7 +23,9 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
     step, rate = problem.step, rates()
     one = _Block(problem, active, 1)
     pull, stored = one.pull()
-    read = one.leaves_read()
+    wanted = tuple(problem.loop.rows > 0 and is_inexact(y) for y in step.y_types)
+    read = leaves_read(gradient_back(problem, active, wanted), problem.loop)
+    held_types = tuple(pick(step.carry_types, held_leaves(problem, active, wanted)))
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -39,7 +38,8 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
     return StepCost(
         carry=nbytes(step.carry_types),
         read=nbytes(pick(step.carry_types, read)),
-        walked=nbytes(pick(step.carry_types, _walked(step, read))),
+        held=nbytes(held_types),
+        held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         residuals=residuals,
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -71,23 +71,6 @@ def _everything(
         total += loop.length * x  # `xs` are cut into parts
     copies = (after < between) + (loop.kept.step < 0)
     return total + 2 * copies * loop.rows * ct_y
-
-
-def _walked(step: Step, read: Flags) -> Flags:
-    """The leaves of a carry that leaves of later ones depend on, those included."""
-    jaxpr, carry = step.jaxpr.jaxpr, slice(step.num_consts, None)
-    while True:
-        wanted = [*read, *([False] * len(step.y_types))]
-        _, used = partial_eval.dce_jaxpr(jaxpr, wanted)
-        merged = tuple(a or b for a, b in zip(read, used[carry], strict=False))
-        if merged == read:
-            return read
-        read = merged
-
-
-def nbytes(types: Sequence[Any]) -> int:
-    """The bytes of arrays of these types."""
-    return sum(math.prod(t.shape) * t.dtype.itemsize for t in types)
 
 
 def xs_types(problem: Problem, count: int) -> list[Any]:
@@ -145,18 +128,6 @@ class _Block:
         leaves, cts = jax.eval_shape(residuals, *self.types)
         jaxpr = jax.make_jaxpr(back)(leaves, cts).jaxpr
         return jaxpr, pick(jaxpr.invars[: len(leaves)], stored)
-
-    def leaves_read(self) -> Flags:
-        """The leaves of a carry without which the block is not reversed."""
-
-        def back(carry: Arrays, consts: Arrays, xs: Arrays, cts: Any) -> Any:
-            return jax.tree.leaves(self._vjp((consts, carry, xs))[1](cts))
-
-        consts, carry, xs = self.types
-        cts = jax.eval_shape(lambda *inputs: self._vjp(inputs)[0], *self.types)
-        jaxpr = jax.make_jaxpr(back)(carry, consts, xs, cts).jaxpr
-        _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-        return tuple(used[: len(carry)])
 
     def _vjp(self, inputs: Any) -> tuple[Any, Any]:
         step, policy, active = self.problem.step, self.problem.policy, self.active

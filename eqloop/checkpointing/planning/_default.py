@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from ..._partition import pick
 from ..engine._layout import Layout
 from ..engine._levels import nests
+from ..engine._loop import nbytes
 from ..engine._nested import Nested
 from ..engine._pace import Estimated
 from ..engine._problem import LoopSpec
 from ..engine._together import Together, can_join
-from ._cost import nbytes, step_cost
+from ._cost import step_cost
 from ._work import rates
 
 # What may be taken besides the slots that a schedule would have: as much again, or so

@@ -7,7 +7,7 @@ from typing import Any
 from jax import lax
 
 from ..._constant import constant
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
@@ -40,13 +40,13 @@ class Bounded(AbstractWhileOrder):
         return len(self.order.starts)
 
     def forward(
-        self, step: Step, consts: Arrays, init: Arrays
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Any], list[Any]]:
         # The slots are what a scan stacks: under `vmap` they are no part of a loop
         # whose examples stop at different times, where each step would copy all of
         # them.
         def segment(state: State, stop: Any) -> tuple[State, list[Any]]:
-            kept = self.slots.packed(state[1][1:])
+            kept = self.slots.packed(pick(state[1][1:], held))
             return run_until(step, consts, state, stop), kept
 
         stops = constant([*self.order.starts[1:], self.max_steps])

@@ -11,7 +11,7 @@ from jax import lax
 from ..._array_types import axes_of, vary
 from ..._constant import constant
 from ..._loop_markers import mark
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ..engine import _binomial
 from ..engine._revolve import Chain, Stack
 from ..engine._slots import Carries
@@ -70,14 +70,14 @@ class Online(AbstractWhileOrder):
         return self.checkpoints + 1
 
     def forward(
-        self, step: Step, consts: Arrays, init: Arrays
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Any], list[Any]]:
-        carries = self.slots.filled(init[1:], self.rows)
+        carries = self.slots.filled(pick(init[1:], held), self.rows)
         most = min(self.checkpoints, self.max_steps)
 
         def fill(state: tuple[State, Carries]) -> tuple[State, Carries]:
             (position, carry), carries = state
-            carries = carries.write(carry[1:], position)
+            carries = carries.write(pick(carry[1:], held), position)
             mark(position)
             return (position + 1, next_carry(step, consts)(carry)), carries
 
@@ -88,12 +88,16 @@ class Online(AbstractWhileOrder):
             state = run_until(step, consts, state, self.max_steps)
         elif most < self.max_steps:
             whole = (state, spread, carries)
-            state, spread, carries = self._spread_out(step, consts, whole)
+            state, spread, carries = self._spread_out(step, held, consts, whole)
         count, carry = state
         return carry, [count, spread.starts, spread.rows, *carries.arrays]
 
     def _spread_out(
-        self, step: Step, consts: Arrays, whole: tuple[State, Spread, Carries]
+        self,
+        step: Step,
+        held: Flags,
+        consts: Arrays,
+        whole: tuple[State, Spread, Carries],
     ) -> tuple[State, Spread, Carries]:
         """Runs on when all slots are in use."""
 
@@ -103,7 +107,7 @@ class Online(AbstractWhileOrder):
             state, spread, carries = whole
             position, carry = state
             row, spread = move_on(self, spread, position)
-            carries = carries.write(carry[1:], row)
+            carries = carries.write(pick(carry[1:], held), row)
             stop = jnp.minimum(spread.stop, self.max_steps)
             return run_until(step, consts, state, stop), spread, carries
 

@@ -13,7 +13,8 @@ from ..._partition import Arrays, pick
 from ..._reaching import names_axis
 from ...progress import told_back, told_while
 from ..engine._forward import Active
-from ..engine._primitive import PlannedLoop, Reverse
+from ..engine._held import Saves, Way
+from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition, Counted
 from ..engine._step import Step
@@ -36,25 +37,25 @@ class UntilStopped(AbstractRepetition):
     lead: ClassVar[int] = 1
 
     def run(
-        self, problem: Problem, layout: Any, inputs: Any
+        self, problem: Problem, saves: Saves | None, inputs: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
         (consts, init, _), step, loop = inputs, problem.step, problem.loop
 
         def forward(init: Arrays) -> tuple[list[Any], list[Any]]:
-            if layout is None:
+            if saves is None:
                 return run_plain(step, loop.length, consts, init), []
-            return layout.forward(step, consts, init)
+            return saves.layout.forward(step, saves.held, consts, init)
 
         carry, saved = told_while(forward, loop.meter, consts, init)
         return carry, [], saved
 
-    def saved_types(self, step: Step, layout: Any) -> list[Any]:
-        return layout.saved_types(step.carry_types)
+    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+        return saves.layout.saved_types(step.carry_types, saves.held)
 
-    def reverse(self, reverse: Reverse, inputs: Any, saved: Arrays) -> Cotangents:
-        (consts, _, carried, _), layout = inputs, reverse.layout
-        settings = (reverse.problem.loop, reverse.back, layout.reversal)
-        sweep = Sweep(reverse.again, *settings, consts, [], [], count=saved[0])
+    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+        (consts, _, carried, _), layout = inputs, way.layout
+        settings = (way.loop, way.back, layout.reversal)
+        sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
 

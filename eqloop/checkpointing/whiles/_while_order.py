@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..._array_types import axes_of, vary
-from ..._partition import Arrays
+from ..._partition import Arrays, Flags, pick
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
@@ -30,6 +30,7 @@ class AbstractWhileOrder(abc.ABC):
     slots: ClassVar[AbstractSlots] = DeviceSlots()
     reversal: ClassVar[AbstractReversal] = ByResiduals()
     stores_residuals: ClassVar[bool] = False
+    block: ClassVar[int] = 1
 
     def layout(self, loop: Any) -> Any:
         """Itself, for every loop and every derivative: it stands for a `Layout`."""
@@ -51,9 +52,15 @@ class AbstractWhileOrder(abc.ABC):
 
     @abc.abstractmethod
     def forward(
-        self, step: Step, consts: Arrays, init: Arrays
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Any], list[Any]]:
         """Runs the loop, and saves what `reverse` needs.
+
+        Args:
+            step: The step.
+            held: Which leaves of a carry slots hold; the first leaf is not counted.
+            consts: What each step gets.
+            init: The initial carry.
 
         Returns:
             The final carry, and what is saved.
@@ -63,10 +70,11 @@ class AbstractWhileOrder(abc.ABC):
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         """Takes the cotangents of the final carry back, given what was saved."""
 
-    def saved_types(self, carry_types: Arrays) -> list[Any]:
+    def saved_types(self, carry_types: Arrays, held: Flags) -> list[Any]:
         """The types of what a forward sweep saves."""
         # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])
         zeros = lambda: [vary(jnp.zeros(n, jnp.int32), axes) for n in self.integers]
         integers = jax.make_jaxpr(zeros)().out_avals
-        return [*integers, *self.slots.types(carry_types[1:], self.rows)]
+        stored = pick(carry_types[1:], held)
+        return [*integers, *self.slots.types(stored, self.rows)]

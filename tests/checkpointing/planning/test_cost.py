@@ -44,7 +44,7 @@ def test_a_linear_carry_is_not_read():
     assert found.residuals == 8 * 8 * F32
 
 
-def test_what_leads_to_a_leaf_that_is_read_is_walked():
+def test_what_leads_to_a_leaf_that_is_read_is_held():
     def step(carry, x):
         h, rate, total = carry
         return (jnp.sin(h * rate), rate * 0.9 + jnp.mean(rate), total + h), None
@@ -53,17 +53,17 @@ def test_what_leads_to_a_leaf_that_is_read_is_walked():
     found = cost((step, init, jnp.ones(5)))
     assert found.carry == 9 * F32
     # The next `h` needs both; the total is needed by nothing.
-    assert found.read == found.walked == 6 * F32
+    assert found.read == found.held == 6 * F32
     slow = lambda carry, x: ((carry[0] + carry[1], jnp.sin(carry[1])), None)
     found = cost((slow, (jnp.ones(3), jnp.ones(3)), jnp.ones(5)))
-    assert found.read == found.walked == 3 * F32
+    assert found.read == found.held == 3 * F32
     turns = lambda carry, x: ((jnp.sin(carry[0]), carry[2], carry[1] * 2), None)
     found = cost((turns, (jnp.ones(3), jnp.ones(3), jnp.ones(3)), jnp.ones(5)))
-    assert found.read == found.walked == 3 * F32
+    assert found.read == found.held == 3 * F32
     # A direction that no cotangent needs, but by which later carries are found.
     later = lambda carry, x: ((jnp.sin(carry[0]) + carry[1], carry[1] * 2), None)
     found = cost((later, (jnp.ones(3), jnp.ones(3)), jnp.ones(5)))
-    assert (found.read, found.walked) == (3 * F32, 6 * F32)
+    assert (found.read, found.held) == (3 * F32, 6 * F32)
 
 
 def test_xs_are_no_residuals():

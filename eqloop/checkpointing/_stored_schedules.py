@@ -1,0 +1,162 @@
+"""Schedules around another one: where its slots are, and in which form."""
+
+import dataclasses
+from typing import Any, final
+
+import jax.numpy as jnp
+
+from ._schedule import AbstractSchedule, StoreAll
+from .engine._host_slots import HostSlots
+from .engine._layout import Layout
+from .engine._problem import LoopSpec
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Offload(AbstractSchedule):
+    """Stores the carries of another schedule in host memory.
+
+    The primal sends each carry to the host when it stores it, and the backward pass
+    fetches them one at a time. So the device needs little more than the working set of
+    a step. This pays off if a step takes longer than moving its carry. The carries of
+    the inner levels of `Recursive` and `Chunked`, which are few and soon used, stay on
+    the device. On a CPU this changes only the kind of memory. The time of a plan
+    includes computing, and not moving.
+
+    Args:
+        schedule: Which carries are stored.
+        memory_kind: The host memory that compiled code can reach, which is
+            `"pinned_host"`.
+
+    Raises:
+        TypeError: If `schedule` is not a schedule.
+        ValueError: If `schedule` stores no carries, or the memory is of another kind.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> schedule = el.Offload(el.Binomial(8))
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=schedule)
+        >>> jax.grad(lambda h: scan(h, jnp.zeros(50))[0])(0.0)
+        Array(1., dtype=float32, weak_type=True)
+
+    References:
+        [JAX on host offloading](https://docs.jax.dev/en/latest/notebooks/host-offloading.html).
+    """
+
+    schedule: AbstractSchedule
+    memory_kind: str = "pinned_host"
+
+    def __post_init__(self) -> None:
+        _check_stored("Offload", self.schedule)
+        if isinstance(self.schedule, Offload):
+            raise ValueError(
+                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
+            )
+        if self.memory_kind != "pinned_host":
+            raise ValueError(
+                f"Offload: `memory_kind` must be 'pinned_host', the memory of the host "
+                f"that compiled code can reach, not {self.memory_kind!r}."
+            )
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The layout of the schedule, elsewhere."""
+        layout = self.schedule.layout(loop)
+        if layout.stores_residuals:
+            return layout
+        return dataclasses.replace(layout, slots=HostSlots(layout.slots.precision))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Cast(AbstractSchedule):
+    """The carries of another schedule are stored in a lower precision.
+
+    The floating-point leaves of its slots are rounded, for half the memory or a quarter
+    of it. Only what is stored is rounded: the loop runs in full precision, its outputs
+    are those without `Cast`, and what is run again starts at a carry that was rounded.
+    So the gradient is that of steps at slightly other carries, and good to about as
+    many digits as the dtype has, where the steps do not amplify errors. Leaves that
+    have as few bits already, integers and complex numbers are stored as they are.
+
+    Args:
+        schedule: Which carries are stored.
+        dtype: A floating-point dtype, such as `jnp.bfloat16` or `"float16"`.
+
+    Raises:
+        TypeError: If `schedule` is no schedule, or `dtype` no dtype.
+        ValueError: If `schedule` stores no carries, or casts them already; if `dtype`
+            is not a floating-point one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> args = jnp.zeros(1000), jnp.zeros((256, 1000))
+        >>> full = el.Scan(step, schedule=el.Binomial(64)).plan(*args)
+        >>> cast = el.Cast(el.Binomial(64), jnp.bfloat16)
+        >>> plan = el.Scan(step, schedule=cast).plan(*args)
+        >>> print(plan)  # doctest: +ELLIPSIS
+        Cast(schedule=Binomial(checkpoints=64, block=1), dtype=dtype(bfloat16))
+          steps              256
+          stored carries     64, 1.95 KiB each
+          ...
+        >>> plan.peak_bytes < 0.6 * full.peak_bytes
+        True
+
+        On the host, half as large: `el.Offload(el.Cast(el.Binomial(64), "float16"))`.
+    """
+
+    schedule: AbstractSchedule
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        _check_stored("Cast", self.schedule)
+        object.__setattr__(self, "dtype", _float_dtype(self.dtype))
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The layout of the schedule, with its slots in the lower precision."""
+        layout = self.schedule.layout(loop)
+        if layout.stores_residuals:
+            return layout
+        if layout.slots.precision is not None:
+            raise ValueError(
+                f"Cast: the slots of {self.schedule!r} are cast already. Keep one of "
+                f"the two."
+            )
+        slots = dataclasses.replace(layout.slots, precision=self.dtype)
+        return dataclasses.replace(layout, slots=slots)
+
+
+def _float_dtype(dtype: Any) -> Any:
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or dtype is None:
+        raise TypeError(
+            f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
+            f"'float16', not {dtype!r}."
+        )
+    if not jnp.issubdtype(found, jnp.floating):
+        raise ValueError(
+            f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
+            f"'float16', not {found.name}. Leaves that are no floating-point numbers "
+            f"are stored as they are."
+        )
+    return found
+
+
+def _check_stored(owner: str, schedule: Any) -> None:
+    """Checks that a schedule is one, and stores carries."""
+    if not isinstance(schedule, AbstractSchedule):
+        raise TypeError(
+            f"{owner}: `schedule` must be a schedule, such as `el.Binomial(30)`, "
+            f"not {schedule!r}."
+        )
+    if isinstance(schedule, StoreAll):
+        raise ValueError(
+            f"{owner}: StoreAll() stores residuals and no carries, so there are no "
+            f"slots. Give a schedule that has some, such as `el.Chunked(1)`, or move "
+            f"residuals to the host by a policy, `el.policies.offload_names`."
+        )

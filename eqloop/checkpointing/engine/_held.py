@@ -1,0 +1,208 @@
+"""What a slot holds: the leaves of a carry that reversing needs, and running on to it.
+
+Many loops carry what their reversal never reads: sums, monitors, counters, the rows
+that have been written so far. The reversal of `total + x` takes the cotangent of the
+total past the step without knowing the total, and that of `rows.at[i].set(x)` knows `i`
+and no rows. Such leaves are not stored, not copied, and not computed again.
+
+Which these are follows from the two programs alone. The reversal of a step reads some
+leaves; to run on to a later carry takes those of which they are computed, and so on
+until no leaf is added.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.core
+import jax.extend.core as jex
+from jax.interpreters import partial_eval
+
+from ..._partition import Flags, pick, put, union
+from ..._programs import inputs_read
+from ._back import Back, Ends, Inputs, Pull, Taken, one
+from ._loop import Loop, stack_type
+from ._step import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Saves:
+    """What a loop leaves for its reversal.
+
+    Attributes:
+        layout: Which carries are stored, and where.
+        held: Which leaves of a carry the slots hold, of those that the way back knows.
+    """
+
+    layout: Any  # Layout | AbstractWhileOrder
+    held: Flags
+
+    def with_tangents(self, count: int) -> "Saves":
+        """The same for a carry with so many tangents behind it, which are not held."""
+        return dataclasses.replace(self, held=(*self.held, *[False] * count))
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way back that is given no more of a carry than slots hold.
+
+    Attributes:
+        loop: The loop.
+        step: The step to advance by.
+        back: What is done to a step.
+        layout: How the loop was stored.
+    """
+
+    loop: Loop
+    step: Step
+    back: Back
+    layout: Any  # Layout | AbstractWhileOrder
+
+
+@functools.lru_cache(maxsize=256)
+def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
+    """The leaves of a carry without which a block of steps cannot be reversed.
+
+    Args:
+        back: What its reversal does.
+        loop: The loop.
+        block: How many steps the block has.
+    """
+    consts, carry, x = back.types
+    loop = loop.part(block)
+
+    def run(carry: Any, consts: Any, xs: Any, ends: Any) -> Any:
+        if block == 1:
+            return one(back, loop, (consts, carry, xs), ends)
+        return back(loop, (consts, carry, xs), ends)
+
+    xs, (carried, z) = x, back.end_types
+    if block > 1:
+        axes = zip(x, loop.x_axes, strict=True)
+        xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
+        z = [stack_type(aval, block) for aval in z]
+    jaxpr = jax.make_jaxpr(run)(carry, consts, xs, (carried, z))
+    read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
+    return tuple(read[: len(carry)])
+
+
+@functools.lru_cache(maxsize=256)
+def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
+    """The leaves of a carry that a slot must hold.
+
+    Args:
+        back: What the reversal of a step does.
+        step: The step to advance by, without outputs.
+        loop: The loop.
+        block: How many steps are reversed at once, at most.
+    """
+    held = leaves_read(back, loop)
+    if block > 1 and back.takes_blocks:
+        held = tuple(union(held, leaves_read(back, loop, 2)))
+    while True:
+        used = inputs_read(step.jaxpr, held)[step.num_consts :]
+        more = tuple(union(held, used[: step.num_carry]))
+        if more == held:
+            return held
+        held = more
+
+
+@functools.lru_cache(maxsize=256)
+def narrowed(step: Step, held: Flags) -> Step:
+    """A step without outputs for the leaves that slots hold: it needs no others."""
+    if all(held):
+        return step
+    kept = [*[True] * step.num_consts, *held, *[True] * len(step.x_types)]
+    jaxpr, used = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, held, instantiate=kept)
+    assert list(used) == kept
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, sum(held))
+
+
+@dataclasses.dataclass(frozen=True)
+class Slim(Back):
+    """The same reversal, given no more of a carry than slots hold.
+
+    Attributes:
+        of: The reversal.
+        held: Which leaves slots hold. It reads no others.
+    """
+
+    of: Back
+    held: Flags
+
+    @property
+    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+        consts, carry, x = self.of.types
+        return consts, pick(carry, self.held), x
+
+    @property
+    def end_types(self) -> tuple[list[Any], list[Any]]:
+        return self.of.end_types
+
+    @property
+    def const_of(self) -> tuple[int, ...]:
+        return self.of.const_of
+
+    @property
+    def x_of(self) -> tuple[int, ...]:
+        return self.of.x_of
+
+    @property
+    def base(self) -> Pull:
+        return self.of.base
+
+    @property
+    def takes_blocks(self) -> bool:
+        return self.of.takes_blocks
+
+    @property
+    def joins_steps(self) -> bool:
+        return self.of.joins_steps
+
+    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
+        return dataclasses.replace(self, of=self.of.mapped(rewrite))
+
+    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        return self._without_others(self.of, self.of.types[1], loop, inputs, ends)
+
+    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+        carries = [stack_type(aval, loop.length) for aval in self.of.types[1]]
+        return self._without_others(self.of.joined, carries, loop, inputs, ends)
+
+    def _without_others(
+        self,
+        take: Callable[..., Taken],
+        carry_types: list[Any],
+        loop: Loop,
+        inputs: Inputs,
+        ends: Ends,
+    ) -> Taken:
+        """Runs what is left of a reversal without the leaves that it does not read."""
+        consts, carry, xs = inputs
+        # Of the others the type will do: it is traced, and not run.
+        carry = put(carry_types, self.held, carry)
+        args = ([*consts], carry, [*xs], list(map(list, ends)))
+        flat, tree = jax.tree.flatten(args)
+        given = [[True] * len(consts), self.held, [True] * len(xs)]
+        marks = [mark for group in given for mark in group]
+        marks += [True] * (len(flat) - len(marks))
+
+        def run(*flat: Any) -> Taken:
+            *inputs, ends = tree.unflatten(flat)
+            return take(loop, inputs, ends)
+
+        traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
+        jaxpr, used = partial_eval.dce_jaxpr(
+            traced.jaxpr, [True] * len(traced.out_avals), instantiate=marks
+        )
+        assert list(used) == marks
+        outs = jax.core.eval_jaxpr(jaxpr, traced.consts, *pick(flat, marks))
+        return jax.tree.unflatten(jax.tree.structure(out), outs)
+
+
+def slim(back: Back, held: Flags) -> Back:
+    """A reversal that is given no more of a carry than slots hold."""
+    return back if all(held) else Slim(back, held)
