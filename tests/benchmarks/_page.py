@@ -39,9 +39,9 @@ are in [benchmarks.json](benchmarks.json).
 - **Once.** What several groups measure is shown by the first of them, and drawn from
   there. The others refer to it, and show the ratios of their own runs.
 - **Time** is that of a compiled program whose inputs are on the device, until all of
-  its results are there.
+  its results are there. Where calls are measured, it is what one takes in Python.
 - **Temporary memory** is what XLA allocates for the program beside its inputs and
-  results, by its own analysis.
+  results, by its own analysis. It is 0 for a call that is not one program.
 - **Trace and compile** starts from nothing: JAX's caches are emptied before, and so are
   those in which eqloop keeps its plans.
 - **Difference** is the greatest difference of a result from that of the first row with

@@ -1,5 +1,6 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from jax.interpreters import partial_eval
 from ..._partition import Arrays, Flags, pick, put
 from ..._tangents import is_inexact
 from ..engine import _forward
-from ..engine._costs import StepCost
-from ..engine._forward import Active
+from ..engine._costs import Rates, StepCost
+from ..engine._forward import Active, Saveable
 from ..engine._loop import Loop
 from ..engine._problem import Problem
 from ..engine._step import Step
@@ -23,10 +24,25 @@ from ._work import outer_products, rates, work
 @functools.lru_cache(maxsize=128)
 def step_cost(problem: Problem, active: Active) -> StepCost:
     """What one step costs, given which inputs are differentiated."""
-    step, rate = problem.step, rates()
-    one = _Block(problem, active, 1)
-    pull, stored = one.pull()
-    read = one.leaves_read()
+    settings = problem.loop, problem.policy, active
+    return _cost_of(_PrintedStep(str(problem.step.jaxpr), rates(), settings, problem))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PrintedStep:
+    """A step in a loop. Steps that print alike cost the same."""
+
+    text: str
+    rates: Rates
+    settings: tuple[Loop, Saveable, Active]
+    problem: Problem = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=128)
+def _cost_of(printed: _PrintedStep) -> StepCost:
+    problem, rate, (*_, active) = printed.problem, printed.rates, printed.settings
+    step = problem.step
+    pull, stored, read = _Block(problem, active, 1).pull()
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -123,11 +139,12 @@ class _Block:
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         return nbytes([var.aval for var in kept - set(jaxpr.invars)])
 
-    def pull(self) -> tuple[Any, list[Any]]:
+    def pull(self) -> tuple[Any, list[Any], Flags]:
         """Taking cotangents back, given the residuals: its jaxpr.
 
         Returns:
-            The jaxpr, and those of its inputs that are residuals and no consts.
+            The jaxpr, those of its inputs that are residuals and no consts, and the
+            leaves of a carry without which the block is not reversed.
         """
         trees: list[Any] = []
         stored: list[bool] = []
@@ -142,21 +159,16 @@ class _Block:
         def back(leaves: Arrays, cts: Any) -> Any:
             return jax.tree.leaves(trees[0].unflatten(leaves)(cts))
 
-        leaves, cts = jax.eval_shape(residuals, *self.types)
+        forward, (leaves, cts) = jax.make_jaxpr(residuals, return_shape=True)(
+            *self.types
+        )
         jaxpr = jax.make_jaxpr(back)(leaves, cts).jaxpr
-        return jaxpr, pick(jaxpr.invars[: len(leaves)], stored)
-
-    def leaves_read(self) -> Flags:
-        """The leaves of a carry without which the block is not reversed."""
-
-        def back(carry: Arrays, consts: Arrays, xs: Arrays, cts: Any) -> Any:
-            return jax.tree.leaves(self._vjp((consts, carry, xs))[1](cts))
-
-        consts, carry, xs = self.types
-        cts = jax.eval_shape(lambda *inputs: self._vjp(inputs)[0], *self.types)
-        jaxpr = jax.make_jaxpr(back)(carry, consts, xs, cts).jaxpr
         _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-        return tuple(used[: len(carry)])
+        wanted = [*used[: len(leaves)], *[False] * len(jax.tree.leaves(cts))]
+        _, read = partial_eval.dce_jaxpr(forward.jaxpr, wanted)
+        consts, carry, _ = self.types
+        read = tuple(read[len(consts) :][: len(carry)])
+        return jaxpr, pick(jaxpr.invars[: len(leaves)], stored), read
 
     def _vjp(self, inputs: Any) -> tuple[Any, Any]:
         step, policy, active = self.problem.step, self.problem.policy, self.active
