@@ -40,7 +40,9 @@ _MOST_CALLS = 512
 
 
 @typing.overload
-def compiled_once(call: _AnyCall, /) -> _AnyCall: ...
+def compiled_once(
+    call: _AnyCall, /, *, when: Callable[..., bool] | None = None
+) -> _AnyCall: ...
 @typing.overload
 def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]: ...
 def compiled_once(
@@ -54,7 +56,7 @@ def compiled_once(
         when: From the arguments to whether this call may be compiled as a whole.
     """
     if call is None:
-        return functools.partial(compiled_once, when=when)
+        return lambda call: compiled_once(call, when=when)
 
     @functools.wraps(call)
     def once(*args: Any, **kwargs: Any) -> Any:
@@ -75,10 +77,11 @@ def compiled_once(
 def _applies() -> bool:
     # JAX has no other public way to ask. The answer decides about speed alone: a call
     # that is compiled within a program that is being traced means the same.
-    is_traced = jex.unsafe_am_i_under_a_jit_DO_NOT_USE()
+    extend: Any = jex
+    is_traced = extend.unsafe_am_i_under_a_jit_DO_NOT_USE()
     # Whoever looks for tracers that leak wants each function traced.
-    is_debugged = jax.config.jax_disable_jit or jax.config.jax_check_tracer_leaks
-    return not (is_traced or is_debugged)
+    config: Any = jax.config
+    return not (is_traced or config.jax_disable_jit or config.jax_check_tracer_leaks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +196,7 @@ class _Result:
     def join(self, computed: list[Any], arguments: list[Any]) -> Any:
         new = iter(computed)
         return self.rest.join(
-            next(new) if i is None else as_array(arguments[i]) for i in self.given
+            [next(new) if i is None else as_array(arguments[i]) for i in self.given]
         )
 
 
