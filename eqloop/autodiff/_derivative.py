@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic
 
+from .._eager import compiled_once
 from .._generics import P
 from .._partition import Arrays
 from .._settings import check_bool
@@ -80,12 +81,19 @@ class AbstractDerivative(AbstractTransform, Generic[P]):
             check_bool(owner, name, getattr(self, name))
 
 
+def _runs_a_loop(derivative: Any, *_: Any, **__: Any) -> bool:
+    # Without one there is nothing to be compiled: `f` is run as it is, and may look at
+    # the values of its arguments.
+    return getattr(derivative, "chunk_size", None) is not None
+
+
 class AbstractExactDerivative(AbstractDerivative[P]):
     """A derivative that needs only the arguments of `f`, and no random directions.
 
     A final class says in `_derive` how it is taken.
     """
 
+    @compiled_once(when=_runs_a_loop)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Differentiates `f(*args, **kwargs)`.
 

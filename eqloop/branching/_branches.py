@@ -9,6 +9,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from .._array_types import types_of
+from .._eager import compiled_once
 from .._opening import OpenedCall
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
@@ -17,6 +18,7 @@ from ._agreement import Outcome, agree, arrays_of
 Branches = Sequence[tuple[str, Callable[..., Any]]]
 
 
+@compiled_once
 def run_one(
     owner: str,
     branches: Branches,

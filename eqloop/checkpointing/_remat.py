@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
+from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._opening import open_call
 from .._transform import AbstractTransform
@@ -88,6 +89,7 @@ class Remat(AbstractTransform, Generic[P, R]):
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
+    @compiled_once
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`.
 

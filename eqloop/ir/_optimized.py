@@ -8,6 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._opening import open_call
 from .._transform import AbstractTransform
@@ -26,7 +27,7 @@ class Optimize(AbstractTransform, Generic[P, R]):
     Called as `f` is. `f` is traced with the arrays among its arguments, and with its
     own, as inputs; other leaves reach it, and come back, as they are. What is run has
     the same values, effects and derivatives, and can be transformed as `f` can. It is
-    traced and rewritten at each call, so under `jax.jit` once.
+    traced and rewritten once for all calls of the same types.
 
     Args:
         f: The function.
@@ -53,6 +54,7 @@ class Optimize(AbstractTransform, Generic[P, R]):
         @staticmethod
         def _of(f: Callable[NewP, NewR], /) -> "Optimize[NewP, NewR]": ...
 
+    @compiled_once
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f(*args, **kwargs)`, rewritten.
 

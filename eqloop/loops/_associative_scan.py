@@ -12,6 +12,7 @@ from jax import lax
 
 from .._array_types import axes_of, strongly_typed, types_of, vary
 from .._axes import AlongAxes, axis_sizes, refuse_symbolic, resolve_axes
+from .._eager import compiled_once
 from .._generics import NewX, X
 from .._partition import (
     Arrays,
@@ -108,6 +109,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
                 f"{self.chunk_size}. To scan all elements at once, pass None."
             )
 
+    @compiled_once
     @typed
     def __call__(self, xs: PyTree) -> X:
         """Finds the prefixes.

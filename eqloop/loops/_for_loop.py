@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 
+from .._eager import compiled_once
 from .._generics import NewY, Y
 from .._typecheck import (
     PRNGKey,
@@ -35,6 +36,7 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
 
     f: Callable[..., Y]
 
+    @compiled_once
     @typed
     def __call__(
         self,

@@ -14,6 +14,7 @@ from typing import (
 
 import equinox as eqx
 
+from .._eager import compiled_once
 from .._generics import Carry, NewCarry, NewY, Y
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
@@ -41,6 +42,7 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     def _kept(self) -> slice | None:
         """Which of the `ys` are kept; `None` for all of them."""
 
+    @compiled_once
     @typed
     def __call__(
         self,
@@ -126,8 +128,9 @@ class Scan(AbstractScan[Carry, Y]):
     be any callable; if it is a module, then its arrays are arrays of this module, and
     are differentiated. `init` and `xs` may have leaves of any kind.
 
-    Call it inside a compiled function (`equinox.filter_jit`). Outside, each call traces
-    and compiles the loop again.
+    Outside of `jit`, the first call compiles the loop, and later calls of the same
+    types run that program; see [what is
+    remembered](../how_it_works.md#calls-outside-of-jit).
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type.

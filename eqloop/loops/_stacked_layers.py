@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
 import equinox as eqx
 import jax
 
+from .._eager import compiled_once
 from .._partition import as_arrays, describe
 from .._settings import as_count
 from .._typecheck import (
@@ -217,6 +218,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             )
         return layer_at(self.layers, number)
 
+    @compiled_once
     @typed
     def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> Any:
         """Applies the layers.
@@ -240,6 +242,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         """
         return self._run(False, x, args, key)[0]
 
+    @compiled_once
     @typed
     def scan(
         self, x: PyTree, *args: PyTree, key: PRNGKey | None = None

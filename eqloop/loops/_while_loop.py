@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, final
 
 import equinox as eqx
 
+from .._eager import compiled_once
 from .._loop_markers import loop_scope
 from .._partition import describe
 from .._settings import check_least, int_of
@@ -48,6 +49,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
     def _planner(self) -> ForwardOnly | Bounded | Online:
         """How many steps there may be, and how they are differentiated."""
 
+    @compiled_once
     @typed
     def __call__(self, init: PyTree) -> _Carry:
         """Runs the loop.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, final
 import equinox as eqx
 
 from .._axes import axes_tree, hashable_axes
+from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._settings import check_bool
 from .._transform import setting
@@ -39,9 +40,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     multiple of the size, the last chunk overlaps the one before it, by fewer rows than
     there are chunks. These rows are evaluated twice, and count once in the results and
     their derivatives. `f` is never called with rows that are not in its arguments. If
-    `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`. Call it
-    inside a compiled function (`equinox.filter_jit`). Outside, each call compiles
-    again.
+    `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`.
 
     Args:
         chunk_size: The greatest number of rows to map at once, at least 1. Or an
@@ -120,6 +119,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         check_bool("ChunkedVmap", "exact", self.exact)
         check_progress("ChunkedVmap", self.progress)
 
+    @compiled_once
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments, a chunk at a time.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, SupportsIndex, final
 
 import equinox as eqx
 
+from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._settings import as_count
 from .._transform import setting
@@ -74,6 +75,7 @@ class Map(AbstractMap[P, R]):
     def __check_init__(self) -> None:
         check_progress("Map", self.progress)
 
+    @compiled_once
     def __call__(self, *xs: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments, one after the other.
 

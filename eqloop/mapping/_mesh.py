@@ -43,6 +43,28 @@ def place(leaves: Sequence[Any], mesh: SomeMesh, specs: Specs) -> list[Any]:
     return [_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
 
 
+def are_movable(mesh: SomeMesh | None, tree: Any) -> bool:
+    """Whether a program on a mesh may be given the arrays of a tree where they are.
+
+    JAX moves those that nobody has put on some device.
+    """
+    return mesh is not None and all(
+        _is_movable(leaf, mesh)
+        for leaf in jax.tree.leaves(tree)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    )
+
+
+def _is_movable(leaf: jax.Array, mesh: SomeMesh) -> bool:
+    devices = leaf.sharding.device_set
+    is_there = (
+        devices == set(mesh.devices.flat)
+        if isinstance(mesh, Mesh)
+        else len(devices) == mesh.size
+    )
+    return is_there or not leaf.committed
+
+
 def constrained(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
     """Tells the compiler how an array is split; it may split other axes as it likes."""
     if AxisType.Explicit in mesh.axis_types:

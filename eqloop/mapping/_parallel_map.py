@@ -9,12 +9,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from .._axes import hashable_axes
+from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._transform import setting
 from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
-from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, quoted
+from ._mesh import (
+    SomeMesh,
+    are_movable,
+    check_mesh,
+    current_mesh,
+    free_axes,
+    quoted,
+)
 from ._open_map import open_arguments
 from ._planner import as_chunk_size
 from ._split_rows import SplitRows
@@ -46,6 +54,10 @@ def _as_share_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
     return as_chunk_size("ParallelMap", what, size)
 
 
+def _can_move(transform: "ParallelMap[..., Any]", *args: Any, **kwargs: Any) -> bool:
+    return are_movable(transform._mesh(), (transform.f, args, kwargs))
+
+
 @final
 class ParallelMap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows that are split over many devices.
@@ -55,8 +67,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
     stays where it was computed. Everything else, including the arrays of `f`, is whole
     on every device, and its gradients are summed over the devices. Arrays that are
     elsewhere are moved, unless they are being traced. To make an ensemble on the
-    devices where it will run, write `ParallelMap(make)(keys)`. Call it inside a
-    compiled function (`equinox.filter_jit`). Outside, each call compiles again.
+    devices where it will run, write `ParallelMap(make)(keys)`.
 
     The number of rows need not be a multiple of the number of devices. Devices that
     would idle evaluate the last row once more, which counts once in the results and
@@ -130,6 +141,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
                 "devices: `jax.make_mesh(..., devices=...)`."
             )
 
+    @compiled_once(when=_can_move)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs `f` for every row of its arguments, each device its share of them.
 

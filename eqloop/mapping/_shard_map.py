@@ -10,14 +10,27 @@ import jax
 from jax.sharding import PartitionSpec
 
 from .._axes import axes_tree, hashable_axes
+from .._eager import compiled_once
 from .._generics import NewR, R
 from .._opening import OpenedCall, argument_names
 from .._partition import as_arrays, is_dynamic, partition
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained
-from ._mesh import SomeMesh, check_mesh, current_mesh, free_axes, place, quoted
+from ._mesh import (
+    SomeMesh,
+    are_movable,
+    check_mesh,
+    current_mesh,
+    free_axes,
+    place,
+    quoted,
+)
 from ._specs import Resolved, check_even, check_replicated, resolve_specs
+
+
+def _can_be_moved(transform: "ShardMap[Any]", *args: Any) -> bool:
+    return are_movable(transform.mesh or current_mesh(), (transform.f, args))
 
 
 @final
@@ -27,9 +40,7 @@ class ShardMap(AbstractTransform, Generic[R]):
     As `jax.shard_map`, and any leaf that is not an array is passed to `f` as it is, and
     comes back as `f` returns it. The arrays of `f` itself are whole on every device;
     their gradients are summed over the devices. Arrays that are elsewhere are moved to
-    the mesh, unless they are being traced. It is compiled, by `jax.jit`; call it in a
-    function that is compiled as a whole (`equinox.filter_jit`), or each call compiles
-    anew.
+    the mesh, unless they are being traced. It is compiled.
 
     Args:
         f: The function. In it, `jax.lax.psum(x, "name")` and the other collectives
@@ -93,6 +104,7 @@ class ShardMap(AbstractTransform, Generic[R]):
         check_mesh("ShardMap", self.mesh)
         check_bool("ShardMap", "check_vma", self.check_vma)
 
+    @compiled_once(when=_can_be_moved)
     def __call__(self, *args: Any) -> R:
         """Runs `f` on every device.
 

@@ -79,3 +79,27 @@ def compile_ratio(ours: str, theirs: str, at_most: float) -> Claim:
         "x",
         (ours, theirs),
     )
+
+
+def time_difference(ours: str, theirs: str, at_most: float) -> Claim:
+    """The time of one case beyond that of another, in milliseconds, as `time_ratio`."""
+    return Claim(
+        f"time, {ours} less {theirs}",
+        lambda measured: (
+            1e3 * float(np.median(measured[ours].seconds - measured[theirs].seconds))
+        ),
+        at_most,
+        " ms",
+        (ours, theirs),
+    )
+
+
+def compile_time(name: str, at_most: float) -> Claim:
+    """The time to trace and compile a case, or that of its first call."""
+    return Claim(
+        f"trace and compile, {name}",
+        lambda measured: float(np.median(measured[name].compile_seconds)),
+        at_most,
+        " s",
+        (name,),
+    )

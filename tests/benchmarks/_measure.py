@@ -25,6 +25,8 @@ class Case:
         args: its arguments.
         requires: the package that `fn` comes from, if it is not this one or JAX.
         line: the line of a plot that it belongs to, if it is drawn.
+        is_compiled: whether it is compiled before; otherwise it is called as Python
+            calls it, and what JAX does for each call is part of what is measured.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Case:
     args: tuple[Any, ...]
     requires: str | None = None
     line: str = ""
+    is_compiled: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,8 +44,10 @@ class Measurement:
     Attributes:
         seconds: one run per round; entries of equal index, across cases, were taken
             one after the other.
-        compile_seconds: tracing, lowering and compiling, once per round of those.
-        temp_bytes: what XLA allocates besides arguments and results.
+        compile_seconds: tracing, lowering and compiling, once per round of those; the
+            first call of what is not compiled before.
+        temp_bytes: what XLA allocates besides arguments and results; 0 for what is not
+            one program.
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
     """
@@ -86,7 +91,7 @@ def measure(
         case.name: Measurement(
             seconds=seconds[row],
             compile_seconds=compile_seconds[row],
-            temp_bytes=temp_bytes(programs[case.name]),
+            temp_bytes=temp_bytes(programs[case.name]) if case.is_compiled else 0,
             error=errors[case.name],
         )
         for row, case in enumerate(runnable)
@@ -117,16 +122,18 @@ def _skip(case: Case) -> Skipped:
     return Skipped(case.requires or "")
 
 
-def _compile(
-    cases: Sequence[Case], rounds: int
-) -> tuple[np.ndarray, dict[str, jax.stages.Compiled]]:
+def _compile(cases: Sequence[Case], rounds: int) -> tuple[np.ndarray, dict[str, Any]]:
     seconds = np.empty((len(cases), rounds))
     programs = {}
     for turn in range(rounds):
         for row, case in enumerate(cases):
             _forget()
             start = time.perf_counter()
-            programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
+            if case.is_compiled:
+                programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
+            else:
+                programs[case.name] = case.fn
+                jax.block_until_ready(case.fn(*case.args))
             seconds[row, turn] = time.perf_counter() - start
     return seconds, programs
 
@@ -141,7 +148,7 @@ def _forget() -> None:
                     value.cache_clear()
 
 
-def _seconds(program: jax.stages.Compiled, *args: Any) -> float:
+def _seconds(program: Callable[..., Any], *args: Any) -> float:
     start = time.perf_counter()
     jax.block_until_ready(program(*args))
     return time.perf_counter() - start

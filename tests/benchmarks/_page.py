@@ -41,9 +41,9 @@ The figures are also in [benchmarks.json](benchmarks.json).
   them shows its figures. The others link to it, and show only the ratios of their own
   runs.
 - **Time** is the time of a compiled program whose inputs are on the device, until all
-  of its results are there.
+  of its results are there. For calls, it is the time that one takes in Python.
 - **Temporary memory** is what XLA allocates for the program beside its inputs and
-  results, according to its own analysis.
+  results, according to its own analysis. For calls that are not one program it is 0.
 - **Trace and compile** starts from nothing: the caches of JAX and of eqloop are emptied
   first.
 - **Difference** is the greatest difference between a result and that of the first row

@@ -18,6 +18,8 @@ from ._search import layouts
 # that was found, or this often.
 _WORTHWHILE = 0.97
 _MOST_TRIALS = 12
+# The guess counts what is stored, and is not wrong by more than this.
+_MOST_WRONG = 2
 
 
 @functools.lru_cache(maxsize=128)
@@ -33,7 +35,11 @@ def fastest(
         layout = next((one for one in promising if guess(one) <= nbytes), None)
         if layout is None:
             # The guess may be too high: compiling one of another kind will tell.
-            others = [one for one in promising if not guess.knows_kind(one)]
+            others = [
+                one
+                for one in promising
+                if not guess.knows_kind(one) and guess(one) <= _MOST_WRONG * nbytes
+            ]
             layout = min(others, key=guess, default=None)
         if layout is None:
             break

@@ -1,5 +1,6 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,8 +10,8 @@ import jax.extend.core as jex
 from ..._partition import Arrays, pick, put
 from ..._tangents import is_inexact
 from ..engine import _forward
-from ..engine._costs import StepCost
-from ..engine._forward import Active
+from ..engine._costs import Rates, StepCost
+from ..engine._forward import Active, Saveable
 from ..engine._held import leaves_read
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import Problem, gradient_back, held_leaves
@@ -20,9 +21,25 @@ from ._work import outer_products, rates, work
 @functools.lru_cache(maxsize=128)
 def step_cost(problem: Problem, active: Active) -> StepCost:
     """What one step costs, given which inputs are differentiated."""
-    step, rate = problem.step, rates()
-    one = _Block(problem, active, 1)
-    pull, stored = one.pull()
+    settings = problem.loop, problem.policy, active
+    return _cost_of(_PrintedStep(str(problem.step.jaxpr), rates(), settings, problem))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PrintedStep:
+    """A step in a loop. Steps that print alike cost the same."""
+
+    text: str
+    rates: Rates
+    settings: tuple[Loop, Saveable, Active]
+    problem: Problem = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=128)
+def _cost_of(printed: _PrintedStep) -> StepCost:
+    problem, rate, (*_, active) = printed.problem, printed.rates, printed.settings
+    step = problem.step
+    pull, stored = _Block(problem, active, 1).pull()
     wanted = tuple(problem.loop.rows > 0 and is_inexact(y) for y in step.y_types)
     read = leaves_read(gradient_back(problem, active, wanted), problem.loop)
     held_types = tuple(pick(step.carry_types, held_leaves(problem, active, wanted)))

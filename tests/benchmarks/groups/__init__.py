@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .._comparison import Comparison
 from ._budget import budget, million
+from ._calls import calls
 from ._cells import cells
 from ._debug import debug
 from ._frontier import frontier
@@ -142,6 +143,14 @@ GROUPS: Mapping[str, Group] = {
         "A stack of equal transformer layers, beside a Python loop over them. Both "
         "start from a list of layers, so the time to stack them is included.",
         stacked_layers,
+    ),
+    "calls": Group(
+        "Calls",
+        "What a call takes beside running its program: small programs, called again "
+        "and again from Python, outside of `jit` and under it. The first call is shown "
+        "as tracing and compiling. Last, the first plan for a step of many leaves, and "
+        "later ones for a function that is new and does the same.",
+        calls,
     ),
     "progress": Group(
         "Progress bars",
