@@ -74,11 +74,13 @@ def frontier_of(
         return Frontier((chosen,), chosen)
     active = all_active(step)
 
-    problem = Problem(step, loop, policy, schedule, Counted())
+    all_of_it = dataclasses.replace(loop, stops=False)
+    problem = Problem(step, all_of_it, policy, schedule, Counted())
     plans = (
         dataclasses.replace(
             plan_of(problem, active, layout, size), schedule=Budget(size)
         )
         for layout, size in pareto(problem, active)
+        if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

@@ -121,9 +121,12 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    problem = Problem(step, loop, policy, schedule, Counted())
+    # That of a loop which may stop is made for all of its steps.
+    all_of_it = dataclasses.replace(loop, stops=False)
+    problem = Problem(step, all_of_it, policy, schedule, Counted())
     active = all_active(step)
-    return plan_of(problem, active, problem.layout(active))
+    layout = problem.layout(active)
+    return plan_of(problem, active, layout.by_carries() if loop.stops else layout)
 
 
 def plan_of(

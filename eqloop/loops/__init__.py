@@ -7,6 +7,7 @@ from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._scan import AbstractScan, CheckpointedScan, Scan
+from ._scan_while import ScanWhile
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers
 from ._while_loop import (
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointedWhileLoop",
     "ForLoop",
     "Scan",
+    "ScanWhile",
     "SlicedScan",
     "StackedLayers",
     "WhileLoop",

@@ -47,6 +47,7 @@ class OpenedLoop:
         xs: The leaves that are scanned.
         loop: How `step` is repeated.
         close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
+        carry: The initial carry, as the user knows it.
         label: Makes what is written before a progress bar of the user's function.
     """
 
@@ -56,6 +57,7 @@ class OpenedLoop:
     xs: list[Any]
     loop: Loop
     close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    carry: Carry
     label: Callable[[Callable[[int, Any, Any], str]], Label]
 
     def run(
@@ -152,7 +154,8 @@ class LoopOpener:
             join_y = lambda y: outputs.join(y, missing)
             return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
 
-        return OpenedLoop(step, consts, carry.arrays, inputs.arrays, loop, close, label)
+        arrays = carry.arrays, inputs.arrays
+        return OpenedLoop(step, consts, *arrays, loop, close, carry, label)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
         """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
@@ -164,7 +167,7 @@ class LoopOpener:
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
         sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
-        length = common_length(self.name, sizes, length)
+        length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
             _check_key(self.name, key)

@@ -29,6 +29,8 @@ class Loop:
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
         meter: Its progress bars.
+        stops: Whether it ends, before its length, once the first leaf of the carry is
+            false.
     """
 
     length: int
@@ -37,6 +39,7 @@ class Loop:
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
     meter: Meter = NO_BARS
+    stops: bool = False
 
     @property
     def rows(self) -> int:
@@ -101,8 +104,10 @@ class Loop:
         ]
 
     def part(self, length: int) -> "Loop":
-        """The same loop over fewer steps, all of which are kept, and without a bar."""
-        return dataclasses.replace(self, length=length, kept=None, meter=NO_BARS)
+        """The same loop over fewer steps: all are run and kept, and there is no bar."""
+        return dataclasses.replace(
+            self, length=length, kept=None, meter=NO_BARS, stops=False
+        )
 
     def in_blocks(self, size: int) -> "Loop":
         """The loop over blocks of so many steps."""

@@ -57,7 +57,7 @@ class Problem:
         """How its planner has it stored and reversed."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
-        return self.planner.layout(LoopSpec(self, active))
+        return self.repetition.layout(self, active)
 
     def with_bars(self, change: BarChange) -> "Problem":
         """The same loop with other bars, and with such in its step."""

@@ -14,7 +14,7 @@ from ...progress import told_back
 from . import _forward
 from ._forward import Active
 from ._loop import with_batch_axis
-from ._problem import Problem, batched_problem
+from ._problem import LoopSpec, Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
 from ._written_out import there_and_back
@@ -31,6 +31,10 @@ class AbstractRepetition(abc.ABC):
     instead_of_effects: ClassVar[str]
     # How many leaves of the carry the way back does not know of.
     lead: ClassVar[int]
+
+    def layout(self, problem: Problem, active: Active) -> Any:
+        """How a loop is stored and reversed, as its planner has it."""
+        return problem.planner.layout(LoopSpec(problem, active))
 
     @abc.abstractmethod
     def run(
