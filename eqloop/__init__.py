@@ -46,16 +46,19 @@ from .checkpointing import (
 from .debug import DebugNonFinite, NonFiniteError, breakpoint_if, error_if
 from .ir import Optimize
 from .loops import (
+    AbstractScan,
     AssociativeScan,
     BoundedWhileLoop,
     CheckpointedForLoop,
     CheckpointedScan,
     CheckpointedWhileLoop,
+    ClipCotangent,
     ForLoop,
     Scan,
     ScanWhile,
     SlicedScan,
     StackedLayers,
+    Truncate,
     WhileLoop,
     frontier,
 )
@@ -67,6 +70,7 @@ from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 
 __all__ = [
+    "AbstractScan",
     "AbstractSchedule",
     "AssociativeScan",
     "Binomial",
@@ -78,6 +82,7 @@ __all__ = [
     "CheckpointedWhileLoop",
     "Chunked",
     "ChunkedVmap",
+    "ClipCotangent",
     "Cond",
     "DebugNonFinite",
     "EvalShape",
@@ -114,6 +119,7 @@ __all__ = [
     "Switch",
     "Trace",
     "Traced",
+    "Truncate",
     "VectorGrad",
     "Vjp",
     "Vmap",

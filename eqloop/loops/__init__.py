@@ -5,6 +5,7 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 
 from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
+from ._backward import ClipCotangent, Truncate
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._scan_while import ScanWhile
@@ -26,11 +27,13 @@ __all__ = [
     "CheckpointedForLoop",
     "CheckpointedScan",
     "CheckpointedWhileLoop",
+    "ClipCotangent",
     "ForLoop",
     "Scan",
     "ScanWhile",
     "SlicedScan",
     "StackedLayers",
+    "Truncate",
     "WhileLoop",
     "frontier",
 ]

@@ -12,9 +12,11 @@ from .._array_types import axes_of, vary
 from .._generics import Carry, NewCarry, NewY, Y
 from .._partition import describe, split
 from .._settings import as_count
+from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ._abstract_loop import AbstractLoop
+from ._backward import Backward, check_backward
 from ._carry import OF_A_SCAN
 from ._open_loop import OpenedLoop
 from ._open_while import Condition, varied_with, varies_with
@@ -47,6 +49,9 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
         max_steps: The most steps that are run.
         schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default [`Recursive()`][eqloop.Recursive].
+        backward: What happens to the cotangent of the carry each time that it has been
+            taken back past a step, as in [`Scan`][eqloop.Scan]. All steps that were run
+            are reversed.
         unroll: It must be 1: whether there is another step is asked after each.
 
     Raises:
@@ -72,6 +77,7 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
     """
 
     max_steps: int = eqx.field(static=True, kw_only=True)
+    backward: Backward | None = setting(default=None)
 
     if TYPE_CHECKING:
 
@@ -147,7 +153,8 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
     def _open(
         self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
     ) -> OpenedLoop:
-        opener = dataclasses.replace(self._opener(), words=_WORDS)
+        opener = self._opener()
+        opener = dataclasses.replace(opener, words=_WORDS, backward=self.backward)
         opened = opener.open(self.f, init, xs, length=self.max_steps, key=key)
         name = type(self).__name__
         condition = Condition.of(name, self.cond, opened.carry, is_bounded=True)
@@ -157,6 +164,8 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
             # Devices stop at different times, so whatever the steps compute differs.
             loop, init, xs = varied_with(parts, holds)
             return loop._open(init, xs, key=key)
+        # Where it ends is not known, and so neither is the last cut.
+        opened = dataclasses.replace(opened, head=0)
         return _stopping(opened, condition, holds)
 
     def _default_schedule(self) -> AbstractSchedule:
@@ -167,6 +176,7 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
             raise TypeError(
                 f"ScanWhile: `cond` must be callable, but {describe(self.cond)} is not."
             )
+        check_backward("ScanWhile", self.backward)
         what = "the most steps that are run"
         as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
         if self.unroll != 1 or self.unroll is True:

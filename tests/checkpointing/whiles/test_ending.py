@@ -27,6 +27,8 @@ SCHEDULES = (
     el.Offload(el.Recursive(2)),
     el.Offload(el.Binomial(3)),
 )
+LESS = (el.Recursive(2), el.Chunked(3), el.Binomial(1))
+QUICK_IN_A_BATCH = (el.Recursive(2, block=2), el.Binomial(2, block=2))
 # Unrolled it cannot be.
 STANDING = [context for context in CONTEXTS if context.__name__ != "unrolled"]
 # On each device a loop with collectives has to run as many steps as on the others, and
@@ -35,18 +37,16 @@ JOINTLY = ("shard_map", "shard_map_with_collectives")
 QUICKLY = (
     derivatives.backwards,
     derivatives.vmap,
-    derivatives.vmap_of_xs,
     derivatives.collectives,
     derivatives.shard_map,
-    derivatives.in_cond,
 )
 
 name = lambda f: getattr(f, "__name__", str(f))
 
 
 def squares(tree: Any) -> Any:
-    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return lax.stop_gradient(jnp.sum(floats[0] ** 2))
+    first, *_ = jax.tree.leaves(tree)
+    return lax.stop_gradient(jnp.sum(first.astype(float) ** 2))
 
 
 def steps_of(init: Any, xs: Any) -> Any:
@@ -132,6 +132,9 @@ LIKE_OTHERS = (
     derivatives.jacrev,
     derivatives.vjp,
     derivatives.jvp,
+    derivatives.linearize,
+    derivatives.forward_over_reverse,
+    derivatives.reverse_over_forward,
 )
 
 
@@ -140,12 +143,14 @@ def test_modes(mode):
     check(mode, derivatives.plain, el.Recursive(2))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", slow_if(LESS.__contains__, SCHEDULES), ids=str)
 def test_schedules(schedule):
     check(derivatives.grad, derivatives.plain, schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+@pytest.mark.parametrize(
+    "schedule", slow_if(lambda s: s not in QUICK_IN_A_BATCH, SCHEDULES), ids=str
+)
 def test_schedules_in_a_batch_of_gradients(schedule):
     check(mapped_grad, derivatives.plain, schedule)
 
@@ -153,6 +158,7 @@ def test_schedules_in_a_batch_of_gradients(schedule):
 @pytest.mark.parametrize(
     "schedule", [el.Recursive(2), el.Binomial(2, block=2)], ids=str
 )
+@pytest.mark.slow
 def test_policies(schedule):
     for mode in (derivatives.grad, mapped_grad):
         check(mode, derivatives.plain, schedule, el.policies.save_dots)
