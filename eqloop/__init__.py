@@ -41,6 +41,7 @@ from .checkpointing import (
     Remat,
     StoreAll,
     name,
+    plans,
     policies,
 )
 from .debug import DebugNonFinite, NonFiniteError, breakpoint_if, error_if
@@ -132,6 +133,7 @@ __all__ = [
     "ir",
     "losses",
     "name",
+    "plans",
     "policies",
     "unvmap",
 ]

@@ -14,7 +14,7 @@ from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._repetition import Counted
-from .engine._step import Step
+from .engine._step import Step, with_bar
 from .whiles._ending import Ending
 
 
@@ -75,7 +75,7 @@ def _run_until_stopped(
     # The number of the bar and its own count come before the count.
     repetition = Ending(count_at=3 if is_told else 1)
     problem = Problem(form.step, loop, policy, schedule, repetition)
-    inputs = form.open(consts, init)
-    carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
+    strong = form.open(consts, init)
+    carry, ys = planned_loop(problem, *strong, list(map(strongly_typed, xs)))
     carry = form.close(consts, init, carry)
     return [carry[0], *carry[3:]] if is_told else carry, ys

@@ -231,7 +231,7 @@ class LoopOpener:
         """Calls `f` as the user knows it."""
         if is_cut is not None:
             carry = cut_before(carry, is_cut)
-        elif self.backward is not None:
+        elif callable(self.backward):
             carry = passed_back(self.name, carry, self.backward)
         keywords = {} if key is None else {"key": key}
         with explained(self.name, self.words.call(carry, x, keywords)):

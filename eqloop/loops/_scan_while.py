@@ -30,7 +30,9 @@ class AbstractConditional(eqx.Module):
 
 
 @final
-class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
+class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
+    AbstractLoop, AbstractConditional, Generic[Carry, Y]
+):
     """A [`Scan`][eqloop.Scan] that ends when a condition no longer holds.
 
     While `cond(carry)` holds, and for `max_steps` steps at the most, `f(carry, x)` is
@@ -76,6 +78,7 @@ class ScanWhile(AbstractLoop, AbstractConditional, Generic[Carry, Y]):
         Array([1., 1., 1., 1., 1., 0.], dtype=float32)
     """
 
+    f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
     max_steps: int = eqx.field(static=True, kw_only=True)
     backward: Backward | None = setting(default=None)
 

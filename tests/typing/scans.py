@@ -187,7 +187,7 @@ def wrong(init: Array, xs: Array) -> None:
     scan.base = 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class Model(eqx.Module):
+class OfScans(eqx.Module):
     """A field may hold any scan, or any of these carries and outputs."""
 
     any_scan: el.AbstractScan
@@ -199,11 +199,11 @@ class Model(eqx.Module):
 
 
 def in_fields(init: Array, xs: Array) -> None:
-    of_one_kind = Model(el.Scan(step), el.CheckpointedScan(step, base=4))
-    Model(el.SlicedScan(fill, step=2), el.SlicedScan(step, stop=3))
+    of_one_kind = OfScans(el.Scan(step), el.CheckpointedScan(step, base=4))
+    OfScans(el.SlicedScan(fill, step=2), el.SlicedScan(step, stop=3))
     assert_type(of_one_kind(init, xs), tuple[Array, Array])
-    Model(el.Scan(step), el.Scan(move))  # pyright: ignore[reportArgumentType]
-    Model(step, el.Scan(step))  # pyright: ignore[reportArgumentType]
+    OfScans(el.Scan(step), el.Scan(move))  # pyright: ignore[reportArgumentType]
+    OfScans(step, el.Scan(step))  # pyright: ignore[reportArgumentType]
 
 
 def that_end(init: Array, xs: Array) -> None:
@@ -222,3 +222,9 @@ def with_cotangents_changed(init: Array, xs: Array) -> None:
     assert_type(cut, el.CheckpointedScan[Array, Array])
     assert_type(clipped(init, xs), tuple[Array, Array])
     assert_type(halved(init, xs), tuple[Array, Array])
+
+
+def in_a_function(init: Array, xs: Array) -> None:
+    found = el.plans(lambda xs: el.Scan(step)(init, xs))(xs)
+    assert_type(found[0].plan, el.Plan)
+    assert_type(found.peak_bytes, int)

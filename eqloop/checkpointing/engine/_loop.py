@@ -29,6 +29,7 @@ class Loop:
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
         meter: Its progress bars.
+        batch: How many examples run in it side by side.
         base: The index of its first element of `xs`, if `xs` has others before.
         stops: Whether it ends, before its length, once the first leaf of the carry is
             false.
@@ -40,6 +41,7 @@ class Loop:
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
     meter: Meter = NO_BARS
+    batch: int = 1
     base: int = 0
     stops: bool = False
 

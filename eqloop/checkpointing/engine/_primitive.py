@@ -34,6 +34,7 @@ from ._back import (
 )
 from ._forward import Active
 from ._layout import Layout
+from ._listing import listed
 from ._loop import stack_type
 from ._problem import (
     Problem,
@@ -108,6 +109,7 @@ class PlannedLoop(Formula):
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
         layout = self.saves or problem.layout(active)
+        layout = listed(layout, active)
         if layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
             moves = active, y_active

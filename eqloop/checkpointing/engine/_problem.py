@@ -245,7 +245,7 @@ def batched_problem(
     problem = dataclasses.replace(
         problem,
         step=dataclasses.replace(step, jaxpr=pruned(jaxpr)),
-        loop=dataclasses.replace(loop, x_axes=axes),
+        loop=dataclasses.replace(loop, x_axes=axes, batch=loop.batch * axis_data.size),
     )
     return problem, carry, ys
 

@@ -116,10 +116,14 @@ class Ending(AbstractRepetition):
         joint = formula.remade(problem, args)
         # Neither whether any example goes on is one's own, nor the slots of that.
         carry, ys, saved = joint.out_aval
-        of_slots = [True, False, *[True] * (len(saved) - 2)] * has_slots
-        shown = (False, *[True] * (len(carry) - 1 + len(ys)), *of_slots)
-        out_dims = [0] * (len(carry) - 1) + [1] * len(ys)
-        out_dims += [0, *[1] * (len(saved) - 2)] * has_slots
+        shown_slots = [True, False, *[True] * (len(saved) - 2)] * has_slots
+        shown = (False, *[True] * (len(carry) - 1 + len(ys)), *shown_slots)
+        slot_dims = [0, *[1] * (len(saved) - 2)] * has_slots
+        out_dims: list[int | None] = [
+            *[0] * (len(carry) - 1),
+            *[1] * len(ys),
+            *slot_dims,
+        ]
         return Selected.of(joint, shown), args, out_dims
 
     def written_out(
