@@ -44,20 +44,25 @@ from .checkpointing import (
     StoreAll,
     measurements,
     name,
+    plans,
     policies,
 )
 from .debug import DebugNonFinite, NonFiniteError, breakpoint_if, error_if
 from .ir import Optimize
 from .loops import (
+    AbstractScan,
     AssociativeScan,
     BoundedWhileLoop,
     CheckpointedForLoop,
     CheckpointedScan,
     CheckpointedWhileLoop,
+    ClipCotangent,
     ForLoop,
     Scan,
+    ScanWhile,
     SlicedScan,
     StackedLayers,
+    Truncate,
     WhileLoop,
     frontier,
 )
@@ -69,6 +74,7 @@ from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)
 
 __all__ = [
+    "AbstractScan",
     "AbstractSchedule",
     "AssociativeScan",
     "Binomial",
@@ -81,6 +87,7 @@ __all__ = [
     "CheckpointedWhileLoop",
     "Chunked",
     "ChunkedVmap",
+    "ClipCotangent",
     "Cond",
     "DebugNonFinite",
     "EvalShape",
@@ -108,6 +115,7 @@ __all__ = [
     "Recursive",
     "Remat",
     "Scan",
+    "ScanWhile",
     "ShardMap",
     "SlicedScan",
     "SofoGrad",
@@ -117,6 +125,7 @@ __all__ = [
     "Switch",
     "Trace",
     "Traced",
+    "Truncate",
     "VectorGrad",
     "Vjp",
     "Vmap",
@@ -130,6 +139,7 @@ __all__ = [
     "losses",
     "measurements",
     "name",
+    "plans",
     "policies",
     "unvmap",
 ]

@@ -153,7 +153,10 @@ def axis_sizes(tree: Any, name: str, axes: Sequence[Axis]) -> dict[str, int]:
 
 
 def common_length(
-    name: str, sizes: Mapping[str, int], length: int | None = None
+    name: str,
+    sizes: Mapping[str, int],
+    length: int | None = None,
+    length_name: str = "length",
 ) -> int:
     """The length that all the mapped axes have in common.
 
@@ -161,6 +164,7 @@ def common_length(
         name: The name of the transform, for error messages.
         sizes: The path of every leaf that has a mapped axis, to the size of that axis.
         length: The length that was asked for, if any.
+        length_name: What that is called.
 
     Raises:
         ValueError: If the sizes disagree, or there is nothing to tell the length from.
@@ -169,7 +173,7 @@ def common_length(
     3
     """
     if length is not None:
-        sizes = {"length": length, **sizes}
+        sizes = {length_name: length, **sizes}
     if not sizes:
         raise ValueError(
             f"{name}: no leaf is scanned over, so the number of steps is unknown: pass "

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
+from ._array_types import axes_of, vary
 from ._partition import Flags, pick
 
 
@@ -58,6 +59,13 @@ def inexact_only(flags: Sequence[Any], leaves: Sequence[Any]) -> Flags:
 def nonzero(tree: Any) -> Any:
     """A mark for each leaf of a tree of tangents."""
     return jax.tree.map(lambda x: not is_zero(x), tree, is_leaf=is_zero)
+
+
+def zero_array(aval: Any) -> Any:
+    """An array of zeros of a type."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
+    return instantiate_zeros(Zero(aval))
 
 
 def instantiated(tree: Any) -> Any:

@@ -73,7 +73,7 @@ class Decorator:
     settings: dict[str, Any]
 
     def __call__(self, f: Callable[..., Any], /) -> Any:
-        return self.transform(f, **self.settings)
+        return self.transform(**{"f": f}, **self.settings)
 
     def __repr__(self) -> str:
         settings = ", ".join(

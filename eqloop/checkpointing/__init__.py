@@ -8,6 +8,7 @@ from . import _policies as policies
 from ._budget import Budget, is_budget
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
+from ._plans import plans
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
 from ._run import run_loop
@@ -66,6 +67,7 @@ __all__ = [
     "name",
     "normal_form",
     "plan",
+    "plans",
     "policies",
     "run_loop",
     "run_while",

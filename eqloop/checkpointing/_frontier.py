@@ -74,13 +74,17 @@ def frontier_of(
         only = plan(step, loop, schedule, policy)
         return Frontier((only,), only)
     active = all_active(step)
-    problem = Problem(step, loop, policy, schedule, Counted())
+    all_of_it = dataclasses.replace(loop, stops=False)
+    problem = Problem(step, all_of_it, policy, schedule, Counted())
     how_long = pace(problem, active, measure=True)
-    chosen = plan_of(problem, active, problem.layout(active), how_long)
+    layout = problem.layout(active)
+    layout = layout.by_carries() if loop.stops else layout
+    chosen = plan_of(problem, active, layout, how_long)
     plans = (
         dataclasses.replace(
             plan_of(problem, active, layout, how_long, size), schedule=Budget(size)
         )
         for layout, size in pareto(problem, active, how_long)
+        if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

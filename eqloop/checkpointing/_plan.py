@@ -148,9 +148,12 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    problem = Problem(step, loop, policy, schedule, Counted())
+    # That of a loop which may stop is made for all of its steps.
+    all_of_it = dataclasses.replace(loop, stops=False)
+    problem = Problem(step, all_of_it, policy, schedule, Counted())
     active = all_active(step)
     layout = problem.layout(active)
+    layout = layout.by_carries() if loop.stops else layout
     return plan_of(problem, active, layout, pace(problem, active, measures(schedule)))
 
 

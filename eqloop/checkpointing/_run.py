@@ -14,7 +14,8 @@ from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._repetition import Counted
-from .engine._step import Step
+from .engine._step import Step, with_bar
+from .whiles._ending import Ending
 
 
 def run_loop(
@@ -44,11 +45,14 @@ def run_loop(
     if loop.length == 0:
         # All that is to be made are empty `ys`, of which nothing has a derivative.
         inputs = without_derivatives((list(consts), list(init), list(xs)))
+        loop = dataclasses.replace(loop, stops=False)
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
-    is_plain = loop.kept is None and not loop.meter.is_shown
+    is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     if schedule._by_jax and is_plain:
         return stored(step, loop, policy, consts, init, xs)
+    if loop.stops:
+        return _run_until_stopped(step, (consts, init, xs), loop, schedule, policy)
     form = normal_form(step, keeps_carry=loop.meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
@@ -58,3 +62,21 @@ def run_loop(
     inputs = form.open(consts, init)
     carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
     return form.close(consts, init, carry), ys
+
+
+def _run_until_stopped(
+    step: Step, inputs: Any, loop: Loop, schedule: AbstractSchedule, policy: Saveable
+) -> tuple[list[Any], list[Any]]:
+    """Runs a loop that stops: its carry starts with whether it goes on, and a count."""
+    (consts, init, xs), is_told = inputs, loop.meter.is_shown
+    if is_told:
+        step, init = with_bar(step, init, loop.meter)
+    form = normal_form(step, keeps_carry=is_told)
+    refuse_checks(form.step.jaxpr.effects)
+    # The number of the bar and its own count come before the count.
+    repetition = Ending(count_at=3 if is_told else 1)
+    problem = Problem(form.step, loop, policy, schedule, repetition)
+    strong = form.open(consts, init)
+    carry, ys = planned_loop(problem, *strong, list(map(strongly_typed, xs)))
+    carry = form.close(consts, init, carry)
+    return [carry[0], *carry[3:]] if is_told else carry, ys

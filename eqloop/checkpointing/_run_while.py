@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import jax
-
 from .._effects import refuse_checks
 from .._partition import Arrays
-from ..progress import Guarded, Meter, counted, with_count
+from ..progress import Meter
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
-from .engine._step import Step, make_step
+from .engine._step import Step, with_bar
 from .whiles._bounded import Bounded
 from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
@@ -42,9 +40,7 @@ def run_while(
         return list(init)
     loop = Loop(planner.max_steps, meter=meter)
     if meter.is_shown:
-        types = list(map(jax.typeof, init := with_count(init)))
-        step = make_step(counted(meter, step), step.const_types, types, [])
-        step = step.rewritten(Guarded())
+        step, init = with_bar(step, init, meter)
     form = normal_form(step, keeps_carry=meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, None, planner, UntilStopped())

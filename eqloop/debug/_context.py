@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any, Self
 
-from ._sites import Frame, Place, place_of
+from .._places import Place, place_of
+from ._sites import Frame
 
 
 @dataclasses.dataclass(frozen=True)

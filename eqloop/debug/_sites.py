@@ -1,74 +1,23 @@
 """Where in the user's program an operation stands, and how an error says so."""
 
 import dataclasses
-import importlib.util
-import linecache
-import os
 from typing import Any
 
-import jax
-
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_JAX = os.path.dirname(jax.__file__) + os.sep
-
-
-def _others() -> tuple[str, ...]:
-    names = ("equinox", "jaxtyping", "beartype", "functools", "contextlib")
-    specs = [importlib.util.find_spec(name) for name in names]
-    origins = [spec.origin for spec in specs if spec is not None and spec.origin]
-    is_package = lambda path: os.path.basename(path) == "__init__.py"
-    return tuple(
-        os.path.dirname(path) + os.sep if is_package(path) else path for path in origins
-    )
-
-
-# What stands between the user's line and the operation that it asked for.
-_BETWEEN = (_OURS, _JAX, *_others(), "<frozen ", "<@beartype")
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A line of the user's program."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.function})"
-
-    @property
-    def text(self) -> str:
-        """What the line says, as far as it can be read."""
-        return linecache.getline(self.file, self.line).strip()
-
-
-def place_of(source_info: Any) -> Place | None:
-    """The innermost line of the user's that led to an equation, if that is known."""
-    for frame in _frames(source_info):
-        if not frame.file_name.startswith(_BETWEEN):
-            name = frame.function_name.rsplit(".", 1)[-1]
-            return Place(frame.file_name, frame.line_num, name)
-    return None
+from .._places import JAX_FILES, OUR_FILES, Place, frames_of
 
 
 def is_ours(source_info: Any) -> bool:
     """Whether it was this library that made an equation, rather than the user."""
-    for frame in _frames(source_info):
-        if not frame.file_name.startswith(_JAX):
-            return frame.file_name.startswith(_OURS)
+    for frame in frames_of(source_info):
+        if not frame.file_name.startswith(JAX_FILES):
+            return frame.file_name.startswith(OUR_FILES)
     return True
 
 
 def is_of_jax(jaxpr: Any) -> bool:
     """Whether a jaxpr is that of a function of JAX itself, rather than the user's."""
     file = jaxpr.debug_info.func_filename
-    return file is not None and file.startswith(_JAX)
-
-
-def _frames(source_info: Any) -> Any:
-    traceback = source_info.traceback
-    return () if traceback is None else traceback.frames
+    return file is not None and file.startswith(JAX_FILES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,7 @@ class AbstractLoop(AbstractTransform):
         """What a call would run, from the types of its arguments."""
 
         def open_call(loop: Self, args: Any, kwargs: Any) -> OpenedLoop:
-            return loop._open(*args, length=length, **kwargs)
+            return loop._open(*args, length=length, **kwargs).at_reversal()
 
         opened = open_abstractly(open_call, self, args, kwargs)
         form, loop = normal_form(opened.step), opened.loop

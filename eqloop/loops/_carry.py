@@ -53,6 +53,7 @@ class Words:
         step: What comes one after the other.
         call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
             that shows them.
+        length: What the number of steps is called where it is given.
     """
 
     carry: str
@@ -60,6 +61,7 @@ class Words:
     f: str
     step: str
     call: Callable[[Any, Any, dict[str, Any]], str]
+    length: str = "length"
 
 
 OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)

@@ -12,22 +12,25 @@ from typing import Any, SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from .._axes import (
     AlongAxes,
     as_length,
     axis_sizes,
     common_length,
+    is_symbolic,
     refuse_symbolic,
     resolve_axes,
 )
-from .._effects import refuse_refs
+from .._effects import refuse_refs, without_derivatives
 from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import AbstractSchedule, Loop, Step, hoist, run_loop
-from ..progress import Label, ProgressBar, make_meter
+from ..checkpointing import AbstractSchedule, Loop, Recursive, Step, hoist, run_loop
+from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
+from ._backward import Backward, Truncate, cut_before, passed_back
 from ._carry import OF_A_SCAN, Carry, Words, trace_settled
 
 _VARYING = (
@@ -47,7 +50,9 @@ class OpenedLoop:
         xs: The leaves that are scanned.
         loop: How `step` is repeated.
         close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
+        carry: The initial carry, as the user knows it.
         label: Makes what is written before a progress bar of the user's function.
+        head: How many steps come before all that has a derivative.
     """
 
     step: Step
@@ -56,7 +61,9 @@ class OpenedLoop:
     xs: list[Any]
     loop: Loop
     close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    carry: Carry
     label: Callable[[Callable[[int, Any, Any], str]], Label]
+    head: int = 0
 
     def run(
         self,
@@ -69,16 +76,38 @@ class OpenedLoop:
         """Runs the loop: the last carry and the outputs."""
         meter = make_meter(name, progress, self.loop.length, self.label)
         with loop_scope(name):
+            opened = self.at_reversal(meter)
             carry, ys = run_loop(
                 self.step,
                 self.consts,
-                self.init,
-                self.xs,
-                loop=dataclasses.replace(self.loop, meter=meter),
+                opened.init,
+                opened.xs,
+                loop=dataclasses.replace(opened.loop, meter=meter),
                 schedule=schedule,
                 policy=policy,
             )
         return self.close(carry, ys)
+
+    def at_reversal(self, meter: Meter = NO_BARS) -> "OpenedLoop":
+        """What is left of the loop when it comes to steps that may be reversed."""
+        if not self.head:
+            return self
+        loop, rest = self.loop.cut_at(self.head)
+        arrays = without_derivatives((self.consts, self.init, self.xs))
+        # Under a schedule that plans, `xs` are read where they are.
+        init, _ = run_loop(
+            self.step,
+            *arrays,
+            loop=dataclasses.replace(loop, meter=meter),
+            schedule=Recursive(),
+        )
+        first = rest.base
+        xs = [
+            lax.slice_in_dim(x, first, first + rest.length, axis=axis)
+            for x, axis in zip(self.xs, rest.x_axes, strict=True)
+        ]
+        rest = dataclasses.replace(rest, base=0)
+        return dataclasses.replace(self, init=init, xs=xs, loop=rest, head=0)
 
 
 def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
@@ -103,6 +132,7 @@ class LoopOpener:
         unroll: How many steps one iteration runs; `True` for all of them.
         kept: Which of the `ys` are kept; `None` for all of them.
         words: What it calls its parts, for error messages.
+        backward: What happens to the cotangent of the carry before each step.
     """
 
     name: str
@@ -115,6 +145,7 @@ class LoopOpener:
     unroll: int | bool = 1
     kept: slice | None = None
     words: Words = OF_A_SCAN
+    backward: Backward | None = None
 
     def open(
         self,
@@ -144,6 +175,7 @@ class LoopOpener:
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
         loop = dataclasses.replace(loop, carry_paths=carry.paths)
+        head = self._steps_before_reversal(loop, bool(step.y_types))
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
             return settled.final(carry), outputs.join_stacked(ys, same)
@@ -153,7 +185,8 @@ class LoopOpener:
             join_y = lambda y: outputs.join(y, missing)
             return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
 
-        return OpenedLoop(step, consts, carry.arrays, inputs.arrays, loop, close, label)
+        arrays = carry.arrays, inputs.arrays
+        return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
         """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
@@ -165,7 +198,7 @@ class LoopOpener:
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
         sizes = axis_sizes(f, "f", f_axes) | axis_sizes(xs, "xs", x_axes)
-        length = common_length(self.name, sizes, length)
+        length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
             _check_key(self.name, key)
@@ -174,13 +207,33 @@ class LoopOpener:
                 instead = "Use `split_keys=False`, and fold something into the key"
                 refuse_symbolic(self.name, length, need, instead)
                 key, key_axis = jax.random.split(key, length), 0
-        return AlongAxes.of((f, xs, key), [*f_axes, *x_axes, key_axis], length)
+        cuts, cut_axis = None, None
+        if isinstance(self.backward, Truncate):
+            cuts, cut_axis = jnp.arange(length) % self.backward.every == 0, 0
+            cuts = jnp.flip(cuts) if self.reverse else cuts
+        axes = [*f_axes, *x_axes, key_axis, cut_axis]
+        return AlongAxes.of((f, xs, key, cuts), axes, length)
+
+    def _steps_before_reversal(self, loop: Loop, has_outputs: bool) -> int:
+        """How many steps, up to a cut, come before all that has a derivative."""
+        is_known = not is_symbolic(loop.length) and loop.length > 0
+        if not (isinstance(self.backward, Truncate) and is_known):
+            return 0
+        before, _, _ = loop.gaps
+        needed = before if has_outputs else loop.length - 1
+        return min(needed, loop.length - 1) // self.backward.every * self.backward.every
 
     def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:
         refuse_symbolic(self.name, inputs.length, need, instead)
 
-    def _call(self, carry: Any, f: Callable[..., Any], x: Any, key: Any) -> Any:
+    def _call(
+        self, carry: Any, f: Callable[..., Any], x: Any, key: Any, is_cut: Any
+    ) -> Any:
         """Calls `f` as the user knows it."""
+        if is_cut is not None:
+            carry = cut_before(carry, is_cut)
+        elif callable(self.backward):
+            carry = passed_back(self.name, carry, self.backward)
         keywords = {} if key is None else {"key": key}
         with explained(self.name, self.words.call(carry, x, keywords)):
             if self.f_transform is not None:

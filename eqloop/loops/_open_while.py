@@ -6,7 +6,7 @@ for what follows it.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -80,12 +80,12 @@ def open_while(
         x_types=[],
     )
     step, carry = settled.step, settled.carry
-    cond_step, cond_consts = _trace_cond(owner, cond, carry, is_bounded)
-    holds = _evaluate_cond(cond_step, cond_consts, carry.arrays)
+    condition = Condition.of(owner, cond, carry, is_bounded)
+    holds = condition(condition.consts, carry.arrays)
     parts = (cond, body, carry.tree)
-    if not all(axes_of(holds) <= axes_of(leaf) for leaf in partition(parts)[0]):
-        # Devices stop at different times, so the results of the steps differ.
-        varied = jax.tree.map(lambda x: _vary(x, axes_of(holds)), parts)
+    if not varies_with(parts, holds):
+        # Devices stop at different times, so whatever the steps compute differs.
+        varied = varied_with(parts, holds)
         return open_while(owner, *varied, is_bounded=is_bounded)
 
     def joint(
@@ -93,9 +93,9 @@ def open_while(
     ) -> tuple[list[Any], list[Any]]:
         of_body, of_cond = split(consts, len(settled.consts))
         carry, _ = step(of_body, carry[1:], x)
-        return [_evaluate_cond(cond_step, of_cond, carry), *carry], []
+        return [condition(of_cond, carry), *carry], []
 
-    consts, init = [*settled.consts, *cond_consts], [holds, *carry.arrays]
+    consts, init = [*settled.consts, *condition.consts], [holds, *carry.arrays]
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
     return OpenedWhile(
         step=make_step(joint, const_types, carry_types, []),
@@ -110,27 +110,47 @@ def _no_y(arrays: list[Any]) -> None:
     """What a step returns beside the carry."""
 
 
-def _vary(leaf: Any, axes: frozenset[str]) -> Any:
-    return vary(jnp.asarray(leaf), axes) if is_dynamic(leaf) else leaf
+def varies_with(tree: Any, like: Any) -> bool:
+    """Whether all arrays of a tree may differ between devices where another does."""
+    return all(axes_of(like) <= axes_of(leaf) for leaf in partition(tree)[0])
 
 
-def _trace_cond(
-    owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
-) -> tuple[Step, list[Any]]:
-    """`cond` as a step that has no carry: its `x` is that of the loop."""
-
-    def on_arrays(_: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-        out = _explained(owner, "cond", cond, carry.join(arrays))
-        return [], [_as_condition(owner, out, is_bounded)]
-
-    return trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays])
+def varied_with(tree: Any, like: Any) -> Any:
+    """A tree whose arrays may differ between devices where another array does."""
+    move = lambda x: vary(jnp.asarray(x), axes_of(like)) if is_dynamic(x) else x
+    return jax.tree.map(move, tree)
 
 
-def _evaluate_cond(cond: Step, consts: list[Any], carry: list[Any]) -> Any:
-    # Values that are not differentiated need not be differentiable.
-    consts, carry = without_derivatives((consts, carry))
-    _, (holds,) = cond(consts, [], carry)
-    return holds
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """`cond` as a function of arrays.
+
+    Attributes:
+        step: It as a step that has no carry: its `x` is that of the loop.
+        consts: What it closes over.
+    """
+
+    step: Step
+    consts: list[Any]
+
+    @classmethod
+    def of(
+        cls, owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
+    ) -> Self:
+        """Traces it for a carry."""
+
+        def on_arrays(_: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+            out = _explained(owner, "cond", cond, carry.join(arrays))
+            return [], [_as_condition(owner, out, is_bounded)]
+
+        return cls(*trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays]))
+
+    def __call__(self, consts: list[Any], carry: list[Any]) -> Any:
+        """Whether it holds."""
+        # What is not differentiated need not be differentiable.
+        consts, carry = without_derivatives((consts, carry))
+        _, (holds,) = self.step(consts, [], carry)
+        return holds
 
 
 def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:

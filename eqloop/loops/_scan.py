@@ -16,9 +16,11 @@ import equinox as eqx
 
 from .._eager import compiled_once
 from .._generics import Carry, NewCarry, NewY, Y
+from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._abstract_loop import AbstractLoop
+from ._backward import Backward, check_backward
 from ._open_loop import OpenedLoop
 
 # A function, or a method, which `self` is bound to later.
@@ -31,12 +33,38 @@ Stepping = (
 class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     """A loop over the leading axis of arrays, that carries a state along.
 
+    It is abstract, and for annotations: a field of this type holds any of
+    [`Scan`][eqloop.Scan], [`CheckpointedScan`][eqloop.CheckpointedScan] and
+    [`SlicedScan`][eqloop.SlicedScan], which are called alike.
+
     Args:
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
+        backward: What happens to the cotangent of the carry each time that it has been
+            taken back past a step, the first one included:
+            [`Truncate(every)`][eqloop.Truncate],
+            [`ClipCotangent(max_norm)`][eqloop.ClipCotangent], or a function from it to
+            another one. The function gets a tree like the carry, with `None` for leaves
+            that are no arrays of floating-point numbers. As with `jax.custom_vjp`, a
+            function excludes forward mode.
+
+    Examples:
+        >>> import equinox as eqx, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> class Model(eqx.Module):
+        ...     scan: el.AbstractScan
+        ...     def __call__(self, xs):
+        ...         return self.scan(jnp.zeros(()), xs)[1]
+        >>> def step(total, x):
+        ...     return total + x, total
+        >>> Model(el.Scan(step))(jnp.arange(4.0))
+        Array([0., 0., 1., 3.], dtype=float32)
+        >>> Model(el.SlicedScan(step, start=-1))(jnp.arange(4.0))
+        Array([3.], dtype=float32)
     """
 
     f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
+    backward: Backward | None = setting(default=None)
 
     @abc.abstractmethod
     def _kept(self) -> slice | None:
@@ -116,8 +144,12 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     def _open(
         self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
     ) -> OpenedLoop:
-        opener = dataclasses.replace(self._opener(), kept=self._kept())
+        opener = self._opener()
+        opener = dataclasses.replace(opener, kept=self._kept(), backward=self.backward)
         return opener.open(self.f, init, xs, length=length, key=key)
+
+    def __check_init__(self) -> None:
+        check_backward(type(self).__name__, self.backward)
 
 
 @final

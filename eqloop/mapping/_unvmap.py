@@ -1,12 +1,12 @@
 """`unvmap`: takes values out of every `vmap` around them, by reducing over it."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._across_examples import over_examples
 from .._partition import describe, is_dynamic, is_scalar
 
 
@@ -56,20 +56,6 @@ def unvmap(
     return _OPERATIONS[op](lax.stop_gradient(x))
 
 
-def _over_everything(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reduction over all axes, those of `vmap` too."""
-
-    @jax.custom_batching.custom_vmap
-    def reduced(x: Any) -> Any:
-        return reduce(x)
-
-    @reduced.def_vmap
-    def _(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
-        return reduced(x), False
-
-    return reduced
-
-
 @jax.custom_batching.custom_vmap
 def _of_one_row(x: Any) -> Any:
     return x
@@ -81,9 +67,9 @@ def _(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
 
 
 _OPERATIONS = {
-    "any": _over_everything(jnp.any),
-    "all": _over_everything(jnp.all),
-    "max": _over_everything(jnp.max),
-    "min": _over_everything(jnp.min),
+    "any": over_examples(jnp.any),
+    "all": over_examples(jnp.all),
+    "max": over_examples(jnp.max),
+    "min": over_examples(jnp.min),
     "none": _of_one_row,
 }

@@ -55,9 +55,9 @@ def counted(meter: Meter, step: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
         goes_on, number, count, *rest = carry
-        (goes_on, *rest), _ = step(consts, [goes_on, *rest], x)
+        (goes_on, *rest), y = step(consts, [goes_on, *rest], x)
         args = (number, count + 1, rest)
-        return [goes_on, Tell(meter, args)(*args), count + 1, *rest], []
+        return [goes_on, Tell(meter, args)(*args), count + 1, *rest], y
 
     return run
 

@@ -185,3 +185,46 @@ def wrong(init: Array, xs: Array) -> None:
     scan(init, xs, 3)  # pyright: ignore[reportCallIssue]
     scan(init, xs, length="3")  # pyright: ignore[reportArgumentType]
     scan.base = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OfScans(eqx.Module):
+    """A field may hold any scan, or any of these carries and outputs."""
+
+    any_scan: el.AbstractScan
+    scan: el.AbstractScan[Array, Array]
+
+    def __call__(self, init: Array, xs: Array) -> tuple[Array, Array]:
+        assert_type(self.any_scan(init, xs), tuple[Any, Any])
+        return self.scan(init, xs)
+
+
+def in_fields(init: Array, xs: Array) -> None:
+    of_one_kind = OfScans(el.Scan(step), el.CheckpointedScan(step, base=4))
+    OfScans(el.SlicedScan(fill, step=2), el.SlicedScan(step, stop=3))
+    assert_type(of_one_kind(init, xs), tuple[Array, Array])
+    OfScans(el.Scan(step), el.Scan(move))  # pyright: ignore[reportArgumentType]
+    OfScans(step, el.Scan(step))  # pyright: ignore[reportArgumentType]
+
+
+def that_end(init: Array, xs: Array) -> None:
+    def far(carry: Array) -> Array:
+        return (carry > 1).any()
+
+    loop = el.ScanWhile(far, step, max_steps=8)
+    assert_type(loop(init, xs), tuple[Array, Array, Array])
+    assert_type(loop.plan(init, xs), el.Plan)
+
+
+def with_cotangents_changed(init: Array, xs: Array) -> None:
+    cut = el.CheckpointedScan(step, backward=el.Truncate(every=20))
+    clipped = el.Scan(step, backward=el.ClipCotangent(max_norm=1.0))
+    halved = el.Scan(step, backward=lambda ct: ct / 2)
+    assert_type(cut, el.CheckpointedScan[Array, Array])
+    assert_type(clipped(init, xs), tuple[Array, Array])
+    assert_type(halved(init, xs), tuple[Array, Array])
+
+
+def in_a_function(init: Array, xs: Array) -> None:
+    found = el.plans(lambda xs: el.Scan(step)(init, xs))(xs)
+    assert_type(found[0].plan, el.Plan)
+    assert_type(found.peak_bytes, int)

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from ..._array_types import axes_of, vary
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
+from ..._tangents import zero_array
 from ...progress import hops
 from ._forward import iterate, zero
-from ._loop import Loop, element, opaque, stack_of, stack_type, store
+from ._loop import Loop, element, opaque, stack_type, store
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -77,6 +79,9 @@ class HostSlots(AbstractSlots):
             return position + 1, carry, _keep(loop, ys, y, position)
 
         def run(state: Any, stop: Any) -> Any:
+            if loop.stops:
+                goes_on = lambda state: state[1][0] & (state[0] < stop)
+                return lax.while_loop(goes_on, move, state)
             return iterate(move, state, lambda state: stop - state[0], loop.unroll)
 
         def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
@@ -89,12 +94,13 @@ class HostSlots(AbstractSlots):
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             return hops(gauge, number, state, stop, run, last_y), kept
 
-        ys = [stack_of(jnp.zeros(y.shape, y.dtype), loop.rows) for y in step.y_types]
+        ys = [zero_array(stack_type(y, loop.rows)) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
         gauge = loop.meter.here
         number = gauge.open([*consts, *init, *xs])
-        state = (zero(), list(init), ys)
+        axes = axes_of(init[0]) if loop.stops else frozenset()
+        state = jax.tree.map(lambda x: vary(x, axes), (zero(), list(init), ys))
         (_, (_, carry, ys)), slots = lax.scan(segment, (number, state), stops)
         return carry, ys, slots
 

@@ -10,13 +10,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import axes_of, vary
 from ..._axes import is_symbolic
 from ..._partition import Arrays
+from ..._tangents import zero_array
 from ...progress import told_scan
-from ._loop import Loop, opaque, stack_of, store
+from ._loop import Loop, opaque, stack_of, stack_type, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 ScanBody = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
@@ -56,6 +59,8 @@ def scan(
 
 def _scan(body: ScanBody, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
     """The same for a body that is given nothing to read, and without a bar."""
+    if loop.stops:
+        return _scan_while(body, state, loop)
     if loop.kept is None:
         return _lax_scan(body, state, xs, loop.length, loop)
     if xs and loop.kept.step < 0:
@@ -145,6 +150,32 @@ class _Steps:
         low = [lax.slice_in_dim(x, 0, at) for x in xs]
         high = [lax.slice_in_dim(x, at, size) for x in xs]
         return (high, low) if self.loop.reverse else (low, high)
+
+
+def _scan_while(body: ScanBody, state: Any, loop: Loop) -> tuple[Any, list[Any]]:
+    """Runs steps for as long as the first leaf of the carry says so.
+
+    Rows of `ys` for steps that are not run are zeros.
+    """
+    axes = axes_of(state[1][0])
+    state = jax.tree.map(lambda x: vary(x, axes), state)
+    y_types = jax.make_jaxpr(lambda state: body(state, [])[1])(state).out_avals
+    ys = [zero_array(stack_type(aval, loop.length)) for aval in y_types]
+
+    def goes_on(whole: tuple[Any, Any, list[Any]]) -> Any:
+        position, state, _ = whole
+        return state[1][0] & (position < loop.length)
+
+    def move(whole: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+        position, state, ys = whole
+        state, y = body(state, [])
+        index = loop.index(position)
+        ys = [store(b, leaf, index) for b, leaf in zip(ys, y, strict=True)]
+        return position + 1, state, ys
+
+    whole = vary(jnp.zeros((), jnp.int32), axes), state, ys
+    _, state, ys = lax.while_loop(goes_on, move, whole)
+    return state, ys
 
 
 def _lax_scan(

@@ -31,6 +31,10 @@ class Loop:
         kept: The indices of the steps of which `ys` has a row, in the order of the
             rows; `None` is for all of them.
         meter: Its progress bars.
+        batch: How many examples run in it side by side.
+        base: The index of its first element of `xs`, if `xs` has others before.
+        stops: Whether it ends, before its length, once the first leaf of the carry is
+            false.
         carry_paths: What the user calls the leaves of the carry, if that is known.
     """
 
@@ -40,6 +44,9 @@ class Loop:
     x_axes: tuple[int, ...] = ()
     kept: range | None = None
     meter: Meter = NO_BARS
+    batch: int = 1
+    base: int = 0
+    stops: bool = False
     # Loops of one program are one to all that is remembered, whatever they are called.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
@@ -67,7 +74,8 @@ class Loop:
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""
-        return self.length - 1 - position if self.reverse else position
+        index = self.length - 1 - position if self.reverse else position
+        return index + self.base if self.base else index
 
     def row(self, index: Any) -> tuple[Any, Any]:
         """The row of `ys` for the step at an index, and whether it is kept.
@@ -106,8 +114,22 @@ class Loop:
         ]
 
     def part(self, length: int) -> "Loop":
-        """The same loop over fewer steps, all of which are kept, and without a bar."""
-        return dataclasses.replace(self, length=length, kept=None, meter=NO_BARS)
+        """The same loop over fewer steps: all are run and kept, and there is no bar."""
+        return dataclasses.replace(
+            self, length=length, kept=None, meter=NO_BARS, stops=False
+        )
+
+    def cut_at(self, position: int) -> tuple["Loop", "Loop"]:
+        """The steps before a position, without outputs, and those from there on."""
+        after = self.length - position
+        base, first = (after, 0) if self.reverse else (0, position)
+        head = dataclasses.replace(self.part(position), base=base)
+        kept = self.kept
+        if kept is not None:
+            kept = range(kept.start - first, kept.stop - first, kept.step)
+            kept = None if kept == range(after) else kept
+        rest = dataclasses.replace(self, length=after, kept=kept, base=first)
+        return head, rest
 
     def in_blocks(self, size: int) -> "Loop":
         """The loop over blocks of so many steps."""

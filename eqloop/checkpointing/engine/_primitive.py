@@ -34,6 +34,7 @@ from ._back import (
 from ._forward import Active
 from ._held import Saves, Way, leaves_held, narrowed, slim
 from ._layout import Layout
+from ._listing import listed
 from ._loop import stack_type
 from ._problem import (
     Problem,
@@ -438,7 +439,7 @@ class Reverse(Formula):
 
 def _saves_of(problem: Problem, active: Active, y_active: Flags) -> Saves:
     """What the forward sweep of a gradient leaves for the way back."""
-    layout = problem.layout(active)
+    layout = listed(problem.layout(active), active)
     if layout.stores_residuals:
         return Saves(layout, ())
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)

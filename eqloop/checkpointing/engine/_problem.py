@@ -58,7 +58,7 @@ class Problem:
         """How its planner has it stored and reversed."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
-        return self.planner.layout(LoopSpec(self, active))
+        return self.repetition.layout(self, active)
 
     def with_bars(self, change: BarChange) -> "Problem":
         """The same loop with other bars, and with such in its step."""
@@ -290,7 +290,7 @@ def batched_problem(
     problem = dataclasses.replace(
         problem,
         step=dataclasses.replace(step, jaxpr=pruned(jaxpr)),
-        loop=dataclasses.replace(loop, x_axes=axes),
+        loop=dataclasses.replace(loop, x_axes=axes, batch=loop.batch * axis_data.size),
     )
     return problem, carry, ys
 

@@ -15,7 +15,7 @@ from . import _forward
 from ._forward import Active
 from ._held import Saves, Way
 from ._loop import with_batch_axis
-from ._problem import Problem, batched_problem
+from ._problem import LoopSpec, Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
 from ._written_out import there_and_back
@@ -32,6 +32,10 @@ class AbstractRepetition(abc.ABC):
     instead_of_effects: ClassVar[str]
     # How many leaves of the carry the way back does not know of.
     lead: ClassVar[int]
+
+    def layout(self, problem: Problem, active: Active) -> Any:
+        """How a loop is stored and reversed, as its planner has it."""
+        return problem.planner.layout(LoopSpec(problem, active))
 
     @abc.abstractmethod
     def run(
@@ -124,8 +128,14 @@ class Counted(AbstractRepetition):
         """Nothing is refused."""
 
     def batched(
-        self, formula: "PlannedLoop", axis_data: Any, args: Any, dims: Any
+        self,
+        formula: "PlannedLoop",
+        axis_data: Any,
+        args: Any,
+        dims: Any,
+        lead: int = 0,
     ) -> tuple[Formula, Any, list[int | None]]:
+        """See the base class; `lead` leaves of the carry are never in slots."""
         dims = tuple(map(tuple, dims))
         problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
         consts, init, xs = args
@@ -135,7 +145,7 @@ class Counted(AbstractRepetition):
         ]
         args = (list(consts), init, list(xs))
         at = lambda axis, flags: [axis if flag else None for flag in flags]
-        slots = at(1, pick(carry, formula.saves.held)) if formula.saves else []
+        slots = at(1, pick(carry[lead:], formula.saves.held)) if formula.saves else []
         out_dims = [*at(0, carry), *at(1, ys), *slots]
         return formula.remade(problem, args), args, out_dims
 

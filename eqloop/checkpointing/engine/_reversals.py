@@ -40,14 +40,7 @@ class AbstractReversal(abc.ABC):
         self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
     ) -> "Cotangents":
         """Takes cotangents past steps whose carries are all stored: one by one."""
-
-        def body(i: Any, cts: "Cotangents") -> "Cotangents":
-            i = steps.count - 1 - i
-            carry = steps.carries.read(steps.row + i)
-            return sweep.pull(carry, steps.start + i, 1, cts)
-
-        unroll = min(sweep.loop.unroll, steps.most)
-        return lax.fori_loop(0, steps.count, body, cts, unroll=unroll)
+        return one_by_one(sweep, steps, cts)
 
     def past(
         self,
@@ -80,6 +73,18 @@ class AbstractReversal(abc.ABC):
     @abc.abstractmethod
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
         """How long it takes to take a block back, roughly, in nanoseconds."""
+
+
+def one_by_one(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
+    """Takes cotangents past steps whose carries are all stored, one at a time."""
+
+    def body(i: Any, cts: "Cotangents") -> "Cotangents":
+        i = steps.count - 1 - i
+        carry = steps.carries.read(steps.row + i)
+        return sweep.pull(carry, steps.start + i, 1, cts)
+
+    unroll = min(sweep.loop.unroll, steps.most)
+    return lax.fori_loop(0, steps.count, body, cts, unroll=unroll)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +134,19 @@ def _step_by_step(
     return lax.fori_loop(0, count, back, cts)
 
 
-def carries_within(sweep: "Sweep", carry: Arrays, start: Any, count: int) -> Carries:
-    """The carry before each step of a block, given the first of them."""
+def carries_within(
+    sweep: "Sweep", carry: Arrays, start: Any, count: int, run: Any = None
+) -> Carries:
+    """The carry before each step of a block, given the first of them.
+
+    Args:
+        sweep: The loop.
+        carry: The first of them.
+        start: The position of the block.
+        count: How many steps it has.
+        run: How many of these were run, if that is not all.
+    """
+    run = count if run is None else run
 
     def fill(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
         carry, carries = state
@@ -138,4 +154,4 @@ def carries_within(sweep: "Sweep", carry: Arrays, start: Any, count: int) -> Car
         return carry, carries.write(carry, i + 1)
 
     carries = DeviceSlots().filled(carry, count)
-    return lax.fori_loop(0, count - 1, fill, (list(carry), carries))[1]
+    return lax.fori_loop(0, run - 1, fill, (list(carry), carries))[1]

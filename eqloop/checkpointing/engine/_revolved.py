@@ -5,13 +5,16 @@ The arithmetic is in `_binomial.py`, and the machine that runs it in `_revolve.p
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from ..._constant import constant
 from . import _binomial
 from ._costs import StepCost
 from ._forward import zero
+from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal
@@ -102,10 +105,16 @@ class Revolved(AbstractSlotOrder):
         chain = Chain(sweep, self.slots - 1, reach, self.block_size, self.missing)
         # The first block may be shorter. It is the last to be reversed, by itself.
         first = int(self.missing > 0)
-        stack, cts = chain.reverse(self._stack(carries), self.blocks - 1, first, cts)
+        stack, last = self._stack(carries), self.blocks - 1
+        if sweep.count is not None:
+            stack, last = self._stack_until(sweep.count, reach, carries)
+        stack, cts = chain.reverse(stack, last, first, cts)
         if first:
-            carry = stack.carries.read(0)
-            cts = sweep.pull(carry, zero(), self.block_size - self.missing, cts)
+            carry, size = stack.carries.read(0), self.block_size - self.missing
+            pull = lambda _, cts: sweep.pull(carry, zero(), size, cts)
+            if sweep.count is None:
+                return pull(0, cts)
+            return lax.fori_loop(0, jnp.clip(sweep.count, 0, 1), pull, cts)
         return cts
 
     def _stack(self, carries: Carries) -> Stack:
@@ -115,6 +124,20 @@ class Revolved(AbstractSlotOrder):
         numbers = (self.slots - 1, *rows[-1])
         top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
         return Stack(top, start, rank, constant(rows), carries)
+
+    def _stack_until(
+        self, count: Any, reach: Any, carries: Carries
+    ) -> tuple[Stack, Any]:
+        """The slots after so many steps, some of them free, and the last block."""
+        steps = jnp.clip(count, 0, self.steps) + self.missing
+        blocks = -(-steps // self.block_size)
+        stack, starts = self._stack(carries), constant(self.block_starts)
+        top = jnp.maximum(jnp.sum(starts < blocks) - 1, 0).astype(jnp.int32)
+        start = element(starts, top)
+        longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
+        # What is left of the last segment may be so short that its rank is less.
+        rank = jnp.sum(longest < blocks - start, dtype=jnp.int32)
+        return stack._replace(top=top, start=start, rank=rank), blocks - 1
 
     # What it costs.
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from ..._constant import constant
@@ -116,13 +117,16 @@ def _reverse_part(
     carries, row = first
 
     def body(i: Any, cts: Cotangents) -> Cotangents:
-        segment = count - 1 - i
+        segment = run - 1 - i
         within = sweep.part(start + segment * order.length)
         near, carry = carries.slots.near, carries.read(row + segment)
         filled = _fill_segment(within, near, order, carry)
         return order.reverse(within, filled, cts)
 
-    return lax.fori_loop(0, count, body, cts)
+    run = count
+    if sweep.count is not None:
+        run = jnp.clip(-((start - sweep.count) // order.length), 0, count)
+    return lax.fori_loop(0, run, body, cts)
 
 
 def _fill_segment(
@@ -140,10 +144,12 @@ def _fill_segment(
             carry = sweep.walk.advance_to(carry, begin, end)
         return carry, carries.write(carry, i + 1)
 
-    count = len(order.starts)
+    count = run = len(order.starts)
+    if sweep.count is not None:
+        run = jnp.maximum(jnp.sum(starts < sweep.count), 1)
     # One more row is for carries that find no free slot, as in those of the primal.
     carries = slots.filled(carry, count + 1)
-    return lax.fori_loop(0, count - 1, body, (list(carry), carries))[1]
+    return lax.fori_loop(0, run - 1, body, (list(carry), carries))[1]
 
 
 def _stride(order: AbstractSlotOrder) -> int | None:

@@ -218,7 +218,7 @@ class DeviceSlots(AbstractSlots):
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         carries = self.filled(pick(init, held), len(order.starts) + 1)
-        if not (order.has_cheap_rows or step.y_types):
+        if not (order.has_cheap_rows or step.y_types or loop.stops):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
             return _sweep_by_segments(walk, order, held, list(init), carries)
         row_of = order.row_of()

@@ -12,6 +12,7 @@ from ..._array_types import strongly_typed
 from ..._partition import Arrays, Flags, split
 from ..._programs import pruned, run
 from ..._reaching import reached
+from ...progress import Guarded, Meter, counted, with_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,14 @@ def make_step(
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(pruned(jaxpr), num_consts, num_carry)
+
+
+def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Any]]:
+    """The step of a loop that stops, and its initial carry, with a bar that moves."""
+    init = with_count(init)
+    types = list(map(jax.typeof, init))
+    told = make_step(counted(meter, step), step.const_types, types, step.x_types)
+    return told.rewritten(Guarded()), init
 
 
 def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:

@@ -9,15 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ._back import Back, Taken
 from ._forward import FROM_START, Walk, shifted
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
-from ._reversals import AbstractReversal
+from ._reversals import AbstractReversal, carries_within, one_by_one
 from ._slots import StoredSteps
 from ._step import Step
+
+_least = over_examples(jnp.min)
 
 
 @dataclasses.dataclass
@@ -45,6 +49,8 @@ class Sweep:
         reversal: How a block is taken back.
         zs: What the blocks get besides: the cotangents of `ys`.
         count: How many steps were run, if not all that the loop may have.
+        own: The same, where each example of a batch ran as many as it needed: then the
+            count is that of the one that ran most.
         first: The position in the loop from which positions count.
     """
 
@@ -56,6 +62,7 @@ class Sweep:
     xs: Arrays
     zs: Arrays
     count: Any = None
+    own: Any = None
     first: Any = FROM_START
 
     @property
@@ -95,7 +102,13 @@ class Sweep:
 
     def part(self, start: Any) -> "Sweep":
         """The same for the steps from a position on, which they count from."""
-        return dataclasses.replace(self, first=shifted(start, self.first))
+        left = lambda count: None if count is None else count - start
+        return dataclasses.replace(
+            self,
+            first=shifted(start, self.first),
+            count=left(self.count),
+            own=left(self.own),
+        )
 
     @property
     def steps(self) -> Any:
@@ -110,7 +123,22 @@ class Sweep:
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
         """Reverses a block of `count` steps, given the carry before it."""
-        return self.reversal(self, carry, start, count, cts)
+        if count == 1 or self.count is None:
+            return self.reversal(self, carry, start, count, cts)
+        # Loops of at most one iteration, as a branch would copy the cotangents of `xs`.
+        is_whole = (self.common(start, count) == count).astype(jnp.int32)
+        whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
+        cts = lax.fori_loop(0, is_whole, whole, cts)
+        left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
+        carries = carries_within(self, carry, start, count, left)
+        steps = StoredSteps(carries, 0, start, left, count)
+        return one_by_one(self, steps, cts)
+
+    def common(self, start: Any, count: Any) -> Any:
+        """How many of `count` steps from a position on were run by all examples."""
+        if self.own is None:
+            return count
+        return jnp.clip(_least(self.own) - start, 0, count)
 
     def pull_each(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         """Reverses steps whose carries are all stored."""
@@ -122,7 +150,10 @@ class Sweep:
         """Takes cotangents past `count` steps by the `Back`."""
         at, xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
-        return self.added(cts, self.back(self.loop.part(count), inputs, ends), at)
+        taken = self.back(self.loop.part(count), inputs, ends)
+        if self.own is not None and count == 1:
+            taken = self._if_run(start, taken, cts)
+        return self.added(cts, taken, at)
 
     def block(self, start: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
         """The smallest index of `count` steps from a position on, their `xs` and `zs`.
@@ -144,6 +175,13 @@ class Sweep:
                 for whole, ct, axis in zip(cts.xs, taken.xs, axes, strict=True)
             ],
         )
+
+    def _if_run(self, start: Any, taken: Taken, cts: Cotangents) -> Taken:
+        """What was taken past a step, and nothing for examples that had stopped."""
+        nothing = jax.tree.map(jnp.zeros_like, taken)._replace(carried=cts.carry)
+        new, tree = jax.tree.flatten(taken)
+        old = tree.flatten_up_to(nothing)
+        return tree.unflatten(where_run(start < self.own, new, old))
 
     def _zs(self, start: Any, count: int) -> list[Any]:
         """Those of `count` outputs from an index on: zeros for what is not kept."""

@@ -67,7 +67,8 @@ class Together(AbstractReversal):
         size = steps.most // -(-steps.most // self.size)
         if size == 1 or not sweep.back.joins_steps:
             return super().each(sweep, steps, cts)
-        batches = steps.count // size
+        # Examples that stopped have to be left out, which is done step by step.
+        batches = sweep.common(steps.start, steps.count) // size
         within = batches * size
         left = steps.count - within
         if not isinstance(left, int) or left:

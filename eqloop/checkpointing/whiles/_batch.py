@@ -14,18 +14,20 @@ import functools
 from typing import Any, TypeAlias
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from ..._array_types import where_leading
 from ..._effects import refuse_callbacks
-from ..._partition import Arrays, split
+from ..._partition import split
+from ..._programs import batched_axes
 from ..._reaching import mixes_examples
-from ..engine._loop import with_batch_axis
+from ..engine._loop import element, stack_of, with_batch_axis
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import make_step
 
-# The axes of consts, of the carry, and of `xs`, of which there are none.
+# The axes of consts, of the carry, and of `xs`.
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
 
 
@@ -36,19 +38,19 @@ def stops_apart(problem: Problem, axis_data: Any, dims: Dims) -> bool:
 
 
 def joint_loop(
-    problem: Problem, axis_data: Any, consts: Arrays, init: Arrays, dims: Dims
+    problem: Problem, axis_data: Any, args: Any, dims: Dims
 ) -> tuple[Problem, list[Any], list[Any]]:
-    """The loop of the batch, its consts and its initial carry.
+    """The loop of the batch, its consts and its initial carry; `xs` are as they were.
 
     Its carry starts with whether any example is to go on; what follows is the carry of
-    the examples, all of it batched along the leading axis.
+    the examples, all of it batched along the leading axis. So are its `ys`.
     """
     refuse_callbacks(
         problem.step.jaxpr.effects,
         "Under `vmap`, a while loop also runs the steps of examples that have stopped",
         "Map over the examples one by one (`el.Map`)",
     )
-    size = axis_data.size
+    (consts, init, xs), size = args, axis_data.size
     init = [with_batch_axis(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Any] = []
     # Examples that depend on each other cannot borrow: those that have stopped take
@@ -59,18 +61,24 @@ def joint_loop(
             c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
             for c, dim in zip(consts, dims[0], strict=True)
         ]
-        guards = [lax.stop_gradient(borrow(c)) for c in init[1:]]
-    problem = _joint_problem(problem, axis_data, dims[0], bool(guards))
+        first = problem.loop.index(0)
+        axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
+        x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
+        x = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
+        guards = [lax.stop_gradient(borrow(c)) for c in [*init[1:], *x]]
+    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), bool(guards))
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)
 def _joint_problem(
-    problem: Problem, axis_data: Any, const_dims: Any, is_guarded: bool
+    problem: Problem, axis_data: Any, dims: Any, is_guarded: bool
 ) -> Problem:
+    (const_dims, xs_dims), size = dims, axis_data.size
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
-    dims = (const_dims, (0,) * num_carry, ())
-    batched, _, _ = batched_problem(problem, axis_data, dims)
+    axes, x_dims = batched_axes(problem.loop.x_axes, xs_dims)
+    in_front = (const_dims, (0,) * num_carry, (0,) * len(xs_dims))
+    batched, _, y_batched = batched_problem(problem, axis_data, in_front)
 
     def joint(
         consts: list[Any], carry: list[Any], x: list[Any]
@@ -78,20 +86,35 @@ def _joint_problem(
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
         where_active = functools.partial(where_leading, is_active)
-        safe = before
+        safe = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
+        safe = [*before, *safe]
         if is_guarded:
-            safe = list(map(where_active, before, guards))
-        (goes_on, *after), _ = batched.step(consts, [is_active, *safe], x)
+            safe = list(map(where_active, safe, guards))
+        safe, x = split(safe, len(before))
+        (goes_on, *after), y = batched.step(consts, [is_active, *safe], x)
         carry = list(map(where_active, after, before))
+        pairs = zip(y, y_batched, strict=True)
+        y = [e if is_batched else stack_of(e, size) for e, is_batched in pairs]
+        y = [where_active(e, jnp.zeros_like(e)) for e in y]
         is_active = is_active & goes_on
-        return [jnp.any(is_active), is_active, *carry], []
+        return [jnp.any(is_active), is_active, *carry], y
 
-    const_types, carry_types = batched.step.const_types, batched.step.carry_types
-    (any_type,) = jax.make_jaxpr(jnp.any)(carry_types[0]).out_avals
-    guard_types = carry_types[1:] if is_guarded else []
-    step = make_step(joint, [*const_types, *guard_types], [any_type, *carry_types], [])
-    loop = dataclasses.replace(batched.loop, meter=batched.loop.meter.moved(1))
-    return dataclasses.replace(batched, step=step, loop=loop)
+    step, one = problem.step, batched.step
+    (any_type,) = jax.make_jaxpr(jnp.any)(one.carry_types[0]).out_avals
+    guard_types = [*one.carry_types[1:], *one.x_types] if is_guarded else []
+    x_types = [
+        aval if dim is None else jex.unmapped_aval(size, dim, aval)
+        for aval, dim in zip(step.x_types, x_dims, strict=True)
+    ]
+    joint_step = make_step(
+        joint,
+        [*one.const_types, *guard_types],
+        [any_type, *one.carry_types],
+        x_types,
+    )
+    meter = batched.loop.meter.moved(1)
+    loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes)
+    return dataclasses.replace(batched, step=joint_step, loop=loop)
 
 
 def _borrow(runs: Any, x: Any) -> Any:

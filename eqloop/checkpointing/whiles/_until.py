@@ -61,7 +61,7 @@ def unconditional(step: Step) -> Step:
     kept[step.num_consts] = False
     jaxpr, _ = partial_eval.dce_jaxpr(
         step.jaxpr.jaxpr,
-        [False] + [True] * (step.num_carry - 1),
+        [False] + [True] * (len(step.jaxpr.out_avals) - 1),
         instantiate=kept,
     )
     closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)

@@ -64,22 +64,10 @@ class UntilStopped(AbstractRepetition):
 
     def check(self, problem: Problem, active: Active, inputs: Any) -> None:
         consts = pick(problem.step.const_types, active.consts)
-        _check_consts(axes_of(inputs[1][0]), consts)
+        check_consts(axes_of(inputs[1][0]), consts)
 
     def check_batched(self, formula: Formula, axis_data: Any) -> None:
-        """Checks that examples can be reversed each by itself.
-
-        Raises:
-            ValueError: If they depend on each other.
-        """
-        if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
-            raise ValueError(
-                f"`jax.vmap` over the gradient of a while loop with collectives over "
-                f"{axis_data.name!r} in it: each example is reversed from its own "
-                f"last step, and so the steps that collectives are to join do not "
-                f"meet. Take the gradient of the batch instead, `jax.grad` of a sum "
-                f"over the `jax.vmap`, or run the steps with `el.Scan`."
-            )
+        refuse_collectives(formula, axis_data)
 
     def batched(
         self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
@@ -90,9 +78,7 @@ class UntilStopped(AbstractRepetition):
         dims = tuple(map(tuple, dims))
         if not stops_apart(formula.problem, axis_data, dims):
             return Counted().batched(formula, axis_data, args, dims)
-        consts, init, _ = args
-        loop = joint_loop(formula.problem, axis_data, consts, init, dims)
-        problem, consts, init = loop
+        problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         args = (list(consts), list(init), [])
         joint = formula.remade(problem, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
@@ -102,17 +88,42 @@ class UntilStopped(AbstractRepetition):
     def written_out(
         self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
     ) -> NoReturn:
+        refuse_written_out()
+
+
+def refuse_collectives(formula: Formula, axis_data: Any) -> None:
+    """Checks that examples can be reversed each by itself.
+
+    Raises:
+        ValueError: If they depend on each other.
+    """
+    if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
         raise ValueError(
-            "A while loop cannot be differentiated twice in reverse mode if there is a "
-            "`jax.custom_vjp` in its body whose backward rule is not linear in the "
-            "cotangent that it is given, as one that clips it is not: the way back "
-            "would have to be stored, and how long it is is not known. Take one of the "
-            "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
-            "with `el.Scan`."
+            f"`jax.vmap` over the gradient of a while loop with collectives over "
+            f"{axis_data.name!r} in it: each example is reversed from its own "
+            f"last step, and so the steps that collectives are to join do not "
+            f"meet. Take the gradient of the batch instead, `jax.grad` of a sum "
+            f"over the `jax.vmap`, or run the steps with `el.Scan`."
         )
 
 
-def _check_consts(axes: frozenset[str], consts: Arrays) -> None:
+def refuse_written_out() -> NoReturn:
+    """Says what of a loop that stops cannot be had.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        "A while loop cannot be differentiated twice in reverse mode if there is a "
+        "`jax.custom_vjp` in its body whose backward rule is not linear in the "
+        "cotangent that it is given, as one that clips it is not: the way back "
+        "would have to be stored, and how long it is is not known. Take one of the "
+        "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
+        "with `el.Scan`."
+    )
+
+
+def check_consts(axes: frozenset[str], consts: Arrays) -> None:
     """Checks the types of consts that have a cotangent.
 
     If such a const were the same on all devices, they would add up its cotangents, and

@@ -1,0 +1,255 @@
+"""The plans of all loops in a function, as they will run."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import equinox as eqx
+
+from .._bytes import format_bytes
+from .._equations import equations, formula_of, programs_in
+from .._loop_markers import loop_name
+from .._places import Place, place_of
+from ._plan import Plan, plan_of
+from ._schedule import measures
+from .engine._forward import Active
+from .engine._layout import Layout
+from .engine._listing import Decided, listing
+from .engine._primitive import PlannedLoop
+from .engine._problem import Problem, all_active
+from .engine._repetition import Counted
+from .planning._measured import pace
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopPlan:
+    """One of the loops of a function.
+
+    Attributes:
+        name: The transform that the loop is of.
+        place: Where it is called, if that is known.
+        plan: Its plan: for the whole batch, if it is batched.
+        batch: How many examples run in it side by side.
+        depth: In how many other loops of these it is.
+    """
+
+    name: str
+    place: Place | None
+    plan: Plan
+    batch: int
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans(Sequence[LoopPlan]):
+    """The loops of a function, those within other ones after these.
+
+    Attributes:
+        loops: The loops.
+        peak_bytes: The bytes that their gradients allocate at once, if each takes as
+            much as its plan says from its forward sweep to its backward sweep. Those of
+            a loop within another one are among those of the outer one.
+    """
+
+    loops: tuple[LoopPlan, ...]
+    peak_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.loops)
+
+    @overload
+    def __getitem__(self, index: int) -> LoopPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LoopPlan, ...]: ...
+    def __getitem__(self, index: int | slice) -> LoopPlan | tuple[LoopPlan, ...]:
+        return self.loops[index]
+
+    def __str__(self) -> str:
+        head = ("loop", "steps", "batch", "schedule", "stored", "evaluations", "memory")
+        rows = [head, *map(_row, self.loops)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        places = (f"  {loop.place or 'somewhere'}" for loop in self.loops)
+        body = [line for pair in zip(lines[1:], places, strict=True) for line in pair]
+        total = f"at once: {format_bytes(self.peak_bytes)}"
+        return "\n".join([lines[0], *body, total])
+
+
+def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
+    """Finds the plans of all loops in a function, without running it.
+
+    The function is traced. Listed is every loop with a schedule that plans its gradient
+    and that is differentiated in reverse mode, with the plan that it will run by: for
+    the batch that it is in, be it within the function or around, and for the inputs of
+    which a gradient is taken. A loop that is not differentiated has no plan, nor has
+    one of [`StoreAll`][eqloop.StoreAll], which JAX differentiates, nor a while loop
+    with an unknown number of steps.
+
+    Args:
+        f: Any function that takes a gradient, a training step for example.
+
+    Returns:
+        A function of the arguments of `f`, where a `jax.ShapeDtypeStruct` can stand for
+        an array. It returns a sequence of loops, each with its `plan`, the `name` of
+        the transform, its `place` in the program, its `batch`, and its `depth` in other
+        loops. `peak_bytes` is what they take at once. Printed, it is a table.
+
+    Raises:
+        TypeError: If `f` is not callable.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> def loss(w, xs):
+        ...     scan = el.CheckpointedScan(lambda h, x: (jnp.sin(w * h + x), None))
+        ...     return scan(0.0, xs)[0]
+        >>> gradients = jax.vmap(jax.grad(loss), (None, 0))
+        >>> found = el.plans(gradients)(1.0, jnp.zeros((8, 256)))
+        >>> found[0].plan.levels, found[0].batch
+        (((16, 16),), 8)
+        >>> print(found)
+        loop              steps  batch  schedule                    stored ...
+        CheckpointedScan  256    8      Recursive(base=16, block=1) 32 carries ...
+          ...
+        at once: ...
+    """
+    if not callable(f):
+        raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
+
+    @functools.wraps(f)
+    def find(*args: Any, **kwargs: Any) -> Plans:
+        with listing() as decided:
+            program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
+            finder = _Finder({id(d.stands_for_it): d for d in decided}, decided)
+            loops, peak = finder.of_program(program, 0)
+        return Plans(tuple(loops), peak)
+
+    return find
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finder:
+    """Finds loops in programs.
+
+    Attributes:
+        known: The layouts in these programs, by the identity of what stands for them.
+        decided: The list to which those are added that are decided on the way.
+    """
+
+    known: dict[int, Decided]
+    decided: list[Decided]
+
+    def of_program(self, program: Any, depth: int) -> tuple[list[LoopPlan], int]:
+        """The loops in a program, and the most bytes that they take at once."""
+        jaxpr = getattr(program, "jaxpr", program)
+        loops: list[LoopPlan] = []
+        live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
+        inner: list[int] = []
+        for i, eqn in enumerate(jaxpr.eqns):
+            found, peak, slots = self._of_equation(eqn, depth)
+            loops += found
+            inner.append(peak)
+            if slots is not None:
+                last = _last_use(jaxpr, i, slots)
+                live.append((i, last, found[0].plan.peak_bytes))
+        at = lambda i: sum(size for first, last, size in live if first <= i <= last)
+        return loops, max((at(i) + peak for i, peak in enumerate(inner)), default=0)
+
+    def _of_equation(
+        self, eqn: Any, depth: int
+    ) -> tuple[list[LoopPlan], int, list[Any] | None]:
+        """The loops in an equation, their bytes, and its slots if it is such a loop."""
+        formula = formula_of(eqn)
+        loop = getattr(formula, "formula", formula)
+        saves = loop.saves if isinstance(loop, PlannedLoop) else None
+        if saves is not None and isinstance(saves.layout, Layout):
+            saved = len(loop.out_aval[2])
+            shown = getattr(formula, "shown", (True,) * saved)
+            count = sum(shown[len(shown) - saved :])
+            slots = list(eqn.outvars)[len(eqn.outvars) - count :]
+            return [self._loop(eqn, loop, saves.layout, depth)], 0, slots
+        loops: list[LoopPlan] = []
+        if formula is not None:
+            # What it runs is traced here, and inner loops are planned as it is.
+            if _has_loops(formula):
+                program = formula.expanded
+                self.known.update({id(d.stands_for_it): d for d in self.decided})
+                loops, _ = self.of_program(program, depth + 1)
+            return loops, 0, None
+        peak = 0
+        for program in programs_in(eqn):
+            found, size = self.of_program(program, depth)
+            loops, peak = [*loops, *found], max(peak, size)
+        return loops, peak, None
+
+    def _loop(self, eqn: Any, loop: PlannedLoop, saved: Layout, depth: int) -> LoopPlan:
+        problem = loop.problem
+        # Some derivatives of derivatives decide for all of their inputs.
+        of_all = Decided(saved, saved, all_active(problem.step))
+        decided = self.known.get(id(saved), of_all)
+        counted = dataclasses.replace(
+            problem,
+            loop=dataclasses.replace(problem.loop, stops=False),
+            repetition=Counted(),
+        )
+        layout = decided.layout
+        if problem.loop.stops:
+            layout = layout.by_carries()
+        active = _of_joint(decided.active, problem)
+        how_long = pace(counted, active, measures(problem.planner))
+        plan = plan_of(counted, active, layout, how_long)
+        name = loop_name(eqn.source_info.name_stack) or "loop"
+        place = place_of(eqn.source_info)
+        return LoopPlan(name, place, plan, problem.loop.batch, depth)
+
+
+def _of_joint(active: Active, problem: Problem) -> Active:
+    """The marks for a joint loop: it has more consts, and a leaf before the carry."""
+    step = problem.step
+    more = step.num_consts - len(active.consts)
+    before = step.num_carry - len(active.carry)
+    return active._replace(
+        consts=(*active.consts, *[False] * more),
+        carry=(*[False] * before, *active.carry),
+    )
+
+
+def _last_use(jaxpr: Any, start: int, slots: Sequence[Any]) -> int:
+    """The last equation that reads slots; the last of all, if they are handed out."""
+    held = set(map(id, slots))
+    if any(id(var) in held for var in jaxpr.outvars):
+        return len(jaxpr.eqns)
+    uses = (
+        i
+        for i, eqn in enumerate(jaxpr.eqns)
+        if any(id(var) in held for var in eqn.invars)
+    )
+    return max(uses, default=start)
+
+
+def _has_loops(formula: Any) -> bool:
+    """Whether there are loops of this library in what a formula runs."""
+    return any(
+        formula_of(eqn) is not None
+        for program in formula.jaxprs
+        for eqn in equations(program)
+    )
+
+
+def _row(loop: LoopPlan) -> tuple[str, ...]:
+    plan = loop.plan
+    stored = f"{plan.slots} carries"
+    if plan.layout.stores_residuals:
+        stored = "residuals"
+    elif plan.block > 1:
+        stored += f", blocks of {plan.block}"
+    return (
+        "  " * loop.depth + loop.name,
+        str(plan.length),
+        str(loop.batch),
+        repr(plan.schedule),
+        stored,
+        str(plan.evaluations),
+        format_bytes(plan.peak_bytes),
+    )

@@ -1,0 +1,62 @@
+"""A note of every layout that is decided while a program is traced to be looked at.
+
+A loop that stores residuals leaves no trace of its layout in a program: what is there
+is JAX's own derivative of a scan. So where layouts are listed, such a loop is traced as
+one that stores its carries. Nobody runs that program.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from ._forward import Active
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided:
+    """A layout that was decided.
+
+    Attributes:
+        layout: The layout.
+        stands_for_it: That which is in the program, and in no other equation of it.
+        active: Which inputs of the loop are differentiated.
+    """
+
+    layout: Any
+    stands_for_it: Any
+    active: Active
+
+
+_list: contextvars.ContextVar[list[Decided] | None] = contextvars.ContextVar(
+    "_list", default=None
+)
+_which = itertools.count()
+
+
+@contextlib.contextmanager
+def listing() -> Iterator[list[Decided]]:
+    """Lists the layouts that are decided in this context."""
+    decided: list[Decided] = []
+    token = _list.set(decided)
+    try:
+        # Functions that are jitted are traced anew, as JAX thinks that they would be
+        # compiled to something else, and their traces are not those that are run.
+        with set_xla_metadata(eqloop_listing=str(next(_which))):
+            yield decided
+    finally:
+        _list.reset(token)
+
+
+def listed(layout: Any, active: Active) -> Any:
+    """The layout to go on with; it is noted, if layouts are listed."""
+    decided = _list.get()
+    if decided is None:
+        return layout
+    stand_in = dataclasses.replace(layout.by_carries())
+    decided.append(Decided(layout, stand_in, active))
+    return stand_in

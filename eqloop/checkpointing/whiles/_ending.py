@@ -1,0 +1,146 @@
+"""A scan that may end before its length, with `xs` and `ys`, under any layout.
+
+The carry starts with whether there is another step, and holds the number of steps that
+were run. The layout is that of a loop of full length. The primal fills the slots of the
+steps that it runs, and the way back starts at the last of these.
+
+Under `vmap` the examples of a batch share one loop, which goes on for as long as any of
+them does (`_batch.py`), in a gradient of the batch as well as in a batch of gradients:
+if each had a loop of its own, JAX would copy slots and `ys` at every step.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from ..._across_examples import over_examples
+from ..._array_types import axes_of
+from ..._formula import Formula, Selected
+from ..._partition import Arrays, pick, split
+from ...progress import NO_BARS, told_back, told_while
+from ..engine._forward import Active, primal
+from ..engine._held import Saves, Way
+from ..engine._primitive import PlannedLoop
+from ..engine._problem import Problem
+from ..engine._repetition import AbstractRepetition, Counted
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ._batch import joint_loop, stops_apart
+from ._until import unconditional
+from ._until_stopped import check_consts, refuse_collectives, refuse_written_out
+
+_most = over_examples(jnp.max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending(AbstractRepetition):
+    """So many steps, or fewer if the first leaf of the carry says so.
+
+    Attributes:
+        count_at: Where in the carry the number of steps is that have been run. Each
+            joint loop of a batch puts one more leaf before it.
+    """
+
+    count_at: int = 1
+
+    instead_of_effects: ClassVar[str] = (
+        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
+    )
+    lead: ClassVar[int] = 1
+
+    def layout(self, problem: Problem, active: Active) -> Any:
+        # JAX differentiates no loop that stops, so there are no residuals to store.
+        loop = dataclasses.replace(problem.loop, stops=False)
+        counted = dataclasses.replace(problem, loop=loop, repetition=Counted())
+        return counted.layout(active).by_carries()
+
+    def run(
+        self, problem: Problem, saves: Saves | None, inputs: Any
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        (consts, init, xs), step = inputs, problem.step
+        # Steps tell of themselves here.
+        loop = dataclasses.replace(problem.loop, meter=NO_BARS)
+
+        def forward(init: Arrays) -> tuple[list[Any], Any]:
+            if saves is None:
+                carry, ys = primal(step, loop, consts, init, xs)
+                return carry, (ys, [])
+            layout, held = saves.layout, _of_whole_carry(saves).held
+            order = layout.order.by_carries()
+            carry, ys, slots = layout.slots.sweep(
+                step, loop, order, held, consts, init, xs
+            )
+            return carry, (ys, [carry[self.count_at], *slots])
+
+        carry, (ys, saved) = told_while(forward, problem.loop.meter, consts, init)
+        return carry, ys, saved
+
+    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+        slots = Counted().saved_types(step, _of_whole_carry(saves))
+        return [step.carry_types[self.count_at], *slots]
+
+    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+        consts, xs, carried, zs = inputs
+        own, *slots = saved
+        settings = (way.loop, way.back, way.layout.reversal)
+        # In a joint loop the steps themselves know which examples have stopped.
+        most = _most(own)
+        own = most if own.ndim else own
+        sweep = Sweep(way.step, *settings, consts, xs, zs, count=most, own=own)
+        run = lambda sweep, carried: sweep.run(way.layout, slots, carried)
+        return told_back(run, sweep, carried, [*saved, *zs])
+
+    def reversed_step(self, step: Step) -> Step:
+        return unconditional(step)
+
+    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+        consts = pick(problem.step.const_types, active.consts)
+        check_consts(axes_of(inputs[1][0]), consts)
+
+    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+        refuse_collectives(formula, axis_data)
+
+    def batched(
+        self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
+    ) -> tuple[Formula, Any, list[int | None]]:
+        dims = tuple(map(tuple, dims))
+        has_slots = formula.saves is not None
+        if not stops_apart(formula.problem, axis_data, dims):
+            formula, args, out_dims = Counted().batched(
+                formula, axis_data, args, dims, lead=1
+            )
+            # Saved before the slots is the count of steps, which is not batched.
+            slots = max(len(formula.out_aval[2]) - 1, 0)
+            shown, slot_dims = split(out_dims, len(out_dims) - slots)
+            return formula, args, [*shown, *[None] * has_slots, *slot_dims]
+        if has_slots:
+            self.check_batched(formula, axis_data)
+        problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
+        repetition = Ending(self.count_at + 1)
+        problem = dataclasses.replace(problem, repetition=repetition)
+        args = (consts, init, list(args[2]))
+        # Slots do not hold whether any example goes on, nor whether one's own does.
+        saves = formula.saves and _of_whole_carry(formula.saves)
+        joint = PlannedLoop(problem, saves, jax.tree.map(jax.typeof, args))
+        # Whether any example goes on is not one's own.
+        carry, ys, saved = joint.out_aval
+        shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(saved)))
+        slot_dims = [0, *[1] * (len(saved) - 1)] * has_slots
+        out_dims: list[int | None] = [
+            *[0] * (len(carry) - 1),
+            *[1] * len(ys),
+            *slot_dims,
+        ]
+        return Selected.of(joint, shown), args, out_dims
+
+    def written_out(
+        self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
+    ) -> NoReturn:
+        refuse_written_out()
+
+
+def _of_whole_carry(saves: Saves) -> Saves:
+    """The same for a carry with its first leaf, which the way back does not know."""
+    return dataclasses.replace(saves, held=(False, *saves.held))

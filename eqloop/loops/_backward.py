@@ -1,0 +1,193 @@
+"""What happens to the cotangent of a carry on its way back from step to step."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._partition import describe, flatten, is_dynamic, paths
+from .._settings import as_count
+from .._tangents import is_inexact
+from .._tree_differences import structure_differences
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Truncate:
+    """Cuts the way back every so many steps: truncated backpropagation through time.
+
+    Before each step whose number, counted from 0 as they are run, is a multiple of
+    `every`, the carry has no derivative, as if by `jax.lax.stop_gradient`. So in
+    forward mode its tangent is zero there, and the initial carry has no derivative at
+    all. The outputs of every step are differentiated, each as far back as the cut
+    before it.
+
+    Steps before the last cut that comes before any output are not reversed, and take no
+    memory for it: of a scan without outputs that are all but the last `every` or fewer;
+    of a [`SlicedScan`][eqloop.SlicedScan] those before the first output that is kept.
+
+    Args:
+        every: How many steps lie between two cuts.
+
+    Raises:
+        TypeError: If `every` is no int.
+        ValueError: If it is less than 1.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> total = lambda c, x: (c + x, None)
+        >>> scan = el.Scan(total, backward=el.Truncate(3))
+        >>> jax.grad(lambda xs: scan(0.0, xs)[0])(jnp.ones(8))
+        Array([0., 0., 0., 0., 0., 0., 1., 1.], dtype=float32)
+
+    References:
+        R. J. Williams and J. Peng, *An efficient gradient-based algorithm for on-line
+        training of recurrent network trajectories*, Neural Computation 2(4), 1990.
+    """
+
+    every: int
+
+    def __post_init__(self) -> None:
+        what = "the number of steps between two cuts"
+        every = as_count("Truncate", "every", what, self.every)
+        object.__setattr__(self, "every", every)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ClipCotangent:
+    """Scales the cotangent of the carry down to a norm, if it is larger.
+
+    Each time that it has been taken back past a step, the norm of all of its leaves
+    together is compared to `max_norm`; so explosion is stopped where it happens, and
+    not at the end of the gradient.
+
+    Args:
+        max_norm: The largest Euclidean norm that is let through.
+
+    Raises:
+        TypeError: If `max_norm` is no number.
+        ValueError: If it is not positive.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> double = lambda c, _: (2 * c, None)
+        >>> scan = el.Scan(double, backward=el.ClipCotangent(10.0))
+        >>> jax.grad(lambda c: scan(c, length=100)[0])(1.0)
+        Array(10., dtype=float32, weak_type=True)
+
+    References:
+        R. Pascanu, T. Mikolov and Y. Bengio, *On the difficulty of training recurrent
+        neural networks*, [arXiv:1211.5063](https://arxiv.org/abs/1211.5063).
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        norm = self.max_norm
+        is_number = isinstance(norm, int | float | np.number)
+        if not is_number or isinstance(norm, bool):
+            raise TypeError(
+                f"ClipCotangent: `max_norm` must be a number that is known when "
+                f"tracing, not {describe(norm)}."
+            )
+        if not norm > 0:
+            raise ValueError(
+                f"ClipCotangent: `max_norm` must be more than 0, but it is {norm}."
+            )
+        object.__setattr__(self, "max_norm", float(norm))
+
+    def __call__(self, cotangent: Any) -> Any:
+        """Scales a cotangent.
+
+        Args:
+            cotangent: A tree of arrays.
+
+        Returns:
+            The same with at most this norm.
+        """
+        leaves = jax.tree.leaves(cotangent)
+        squares = [jnp.sum(jnp.square(jnp.abs(x)).astype(float)) for x in leaves]
+        norm = jnp.sqrt(sum(squares, start=jnp.zeros(())))
+        is_large = norm > self.max_norm
+        scale = self.max_norm / jnp.where(is_large, norm, 1.0)
+        # Left as it is to the last bit, if it is not too large.
+        scaled = lambda x: jnp.where(is_large, x * scale.astype(x.dtype), x)
+        return jax.tree.map(scaled, cotangent)
+
+
+Backward: TypeAlias = Truncate | Callable[[Any], Any]
+
+
+def check_backward(owner: str, backward: Any) -> None:
+    """Checks that a setting can be a `backward`."""
+    if backward is not None and not isinstance(backward, Truncate | Callable):
+        raise TypeError(
+            f"{owner}: `backward` must be `el.Truncate(every)`, "
+            f"`el.ClipCotangent(max_norm)`, or a function from the cotangent of the "
+            f"carry to another, not {backward!r}."
+        )
+
+
+def cut_before(carry: Any, is_cut: Any) -> Any:
+    """The carry before a step, without a derivative if there is a cut."""
+
+    def cut(x: Any) -> Any:
+        if not (is_dynamic(x) and is_inexact(x)):
+            return x
+        return jnp.where(is_cut, lax.stop_gradient(x), x)
+
+    return jax.tree.map(cut, carry)
+
+
+def passed_back(owner: str, carry: Any, backward: Callable[[Any], Any]) -> Any:
+    """The carry before a step, whose cotangent a function is applied to."""
+    moving, rest = eqx.partition(carry, lambda x: is_dynamic(x) and is_inexact(x))
+
+    @jax.custom_vjp
+    def identity(moving: Any) -> Any:
+        return moving
+
+    def pull(_: None, cotangent: Any) -> tuple[Any]:
+        return (_applied_to(owner, backward, cotangent),)
+
+    identity.defvjp(lambda moving: (moving, None), pull)
+    # Before anything runs, and not first in a gradient.
+    jax.eval_shape(lambda moving: _applied_to(owner, backward, moving), moving)
+    return eqx.combine(identity(moving), rest)
+
+
+def _applied_to(owner: str, backward: Callable[[Any], Any], cotangent: Any) -> Any:
+    """The result of the function, which has to be like what it was given."""
+    result = backward(cotangent)
+    changes = [
+        f"  {d.path}: {d.one} came in, {d.other} came out"
+        for d in structure_differences(cotangent, result, "cotangent")
+    ]
+    if not changes:
+        leaves = flatten(cotangent)[0], flatten(result)[0]
+        changes = [
+            f"  {path}: {describe(one)} came in, {describe(other)} came out"
+            for path, one, other in zip(
+                paths(cotangent, "cotangent"), *leaves, strict=True
+            )
+            if not _same_type(one, other)
+        ]
+    if changes:
+        raise TypeError(
+            f"{owner}: `backward` must return a cotangent of the same structure, "
+            f"shapes and dtypes as it was given, but it changed them:\n"
+            + "\n".join(changes)
+        )
+    return result
+
+
+def _same_type(one: Any, other: Any) -> bool:
+    if one is None or not is_dynamic(other):
+        return one is other
+    return one.shape == other.shape and one.dtype == other.dtype

@@ -1,0 +1,224 @@
+"""`ScanWhile`: a scan that ends when its carry says so."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._array_types import axes_of, vary
+from .._generics import Carry, NewCarry, NewY, Y
+from .._partition import describe, split
+from .._settings import as_count
+from .._transform import setting
+from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
+from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
+from ._abstract_loop import AbstractLoop
+from ._backward import Backward, check_backward
+from ._carry import OF_A_SCAN
+from ._open_loop import OpenedLoop
+from ._open_while import Condition, varied_with, varies_with
+from ._scan import Stepping
+
+
+class AbstractConditional(eqx.Module):
+    """What has a condition. Its field comes before those of a loop."""
+
+    cond: Callable[..., Any]
+
+
+@final
+class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
+    AbstractLoop, AbstractConditional, Generic[Carry, Y]
+):
+    """A [`Scan`][eqloop.Scan] that ends when a condition no longer holds.
+
+    While `cond(carry)` holds, and for `max_steps` steps at the most, `f(carry, x)` is
+    called for the next element of `xs`. It is differentiable in every mode. Under
+    `vmap` each example ends at its own step. Steps that are not run are not reversed,
+    and nothing of them is stored but rows of zeros in the outputs.
+
+    In reverse mode carries are stored as the schedule says for `max_steps` steps.
+    [`StoreAll`][eqloop.StoreAll] stores the carry of each step, and no residuals.
+
+    Args:
+        cond: From the carry to whether there is another step: a scalar boolean. It is
+            not differentiated.
+        f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
+            is given a key.
+        max_steps: The most steps that are run.
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default [`Recursive()`][eqloop.Recursive].
+        backward: What happens to the cotangent of the carry each time that it has been
+            taken back past a step, as in [`Scan`][eqloop.Scan]. All steps that were run
+            are reversed.
+        unroll: It must be 1: whether there is another step is asked after each.
+
+    Raises:
+        TypeError: If `cond` or `f` is not callable, or a setting is not of its type.
+        ValueError: If `max_steps` is negative, `unroll` is not 1, or `policy` is the
+            name of no policy. What the call raises is said there.
+
+    Examples:
+        >>> import eqloop as el, jax, jax.numpy as jnp
+        >>> def newton(x, _):
+        ...     return (x + 2 / x) / 2, x
+        >>> far = lambda x: jnp.abs(x * x - 2) > 1e-3
+        >>> root, path, steps = el.ScanWhile(far, newton, max_steps=5)(jnp.float32(1))
+        >>> print(f"{root:.4f}", path, steps)
+        1.4142 [1.        1.5       1.4166666 0.        0.       ] 3
+
+        The sum of the first numbers whose sum is at least 10, and its gradient:
+
+        >>> add = lambda total, x: (total + x, None)
+        >>> add = el.ScanWhile(lambda total: total < 10, add, max_steps=6)
+        >>> jax.grad(lambda xs: add(0.0, xs)[0])(jnp.arange(6.0))
+        Array([1., 1., 1., 1., 1., 0.], dtype=float32)
+    """
+
+    f: Stepping[Carry, Y]  # pyright: ignore[reportIncompatibleMethodOverride]
+    max_steps: int = eqx.field(static=True, kw_only=True)
+    backward: Backward | None = setting(default=None)
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _of(f: Stepping[NewCarry, NewY], /) -> "ScanWhile[NewCarry, NewY]": ...
+
+    @typed
+    def __call__(
+        self, init: PyTree, xs: PyTree = None, *, key: PRNGKey | None = None
+    ) -> tuple[Carry, Y, jax.Array]:
+        """Runs the loop.
+
+        Args:
+            init: The carry of the first step. Arrays, and the Python numbers that `f`
+                changes, vary; other leaves must come back as they went in.
+            xs: What is scanned: `max_steps` elements. Each array leaf loses the axis
+                `in_axes` gives it.
+            key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
+
+        Returns:
+            The last carry; `ys`, what the steps returned beside the carry, stacked
+            along the axes that `out_axes` gives, with zeros for steps that were not
+            run; and how many steps were run.
+
+        Raises:
+            TypeError: If the carry changes its type, if `f` does not return a pair, if
+                `cond` does not return a scalar boolean, if a jaxtyping annotation is
+                violated, or if there is a reference (`jax.new_ref`) among the
+                arguments; `f` may close over one.
+            ValueError: If lengths disagree, if an axis is out of range, or if a static
+                leaf of the carry changes. If there is a `checkify.check` in a step, or,
+                when a gradient is taken, an `io_callback`.
+        """
+        (carry, steps), ys = self._run(self._open(init, xs, key=key))
+        return carry, ys, steps
+
+    @typed
+    def plan(
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        key: PRNGKey | ShapeDtypeStruct | None = None,
+    ) -> Plan:
+        """The plan that a gradient of the call would run by, without running anything.
+
+        It is that of a gradient of all inputs, if all `max_steps` steps are run.
+        Arguments are those of the call, where a `jax.ShapeDtypeStruct` can stand for an
+        array.
+
+        Args:
+            init: The carry of the first step.
+            xs: What is scanned.
+            key: A PRNG key, if the call is given one.
+
+        Returns:
+            The plan. Printed, it is a table.
+
+        Raises:
+            TypeError: As the call does.
+            ValueError: As the call does, and if the schedule cannot be met.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import eqloop as el
+            >>> halve = lambda h, _: (h / 2, None)
+            >>> loop = el.ScanWhile(lambda h: h.sum() > 1, halve, max_steps=4096)
+            >>> loop.plan(jnp.zeros(64)).levels
+            ((16, 16, 16),)
+        """
+        return plan(**self._problem(init, xs, key=key))
+
+    def _open(
+        self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
+    ) -> OpenedLoop:
+        opener = self._opener()
+        opener = dataclasses.replace(opener, words=_WORDS, backward=self.backward)
+        opened = opener.open(self.f, init, xs, length=self.max_steps, key=key)
+        name = type(self).__name__
+        condition = Condition.of(name, self.cond, opened.carry, is_bounded=True)
+        holds = condition(condition.consts, opened.init)
+        parts = (self, init, xs)
+        if not varies_with(parts, holds):
+            # Devices stop at different times, so whatever the steps compute differs.
+            loop, init, xs = varied_with(parts, holds)
+            return loop._open(init, xs, key=key)
+        # Where it ends is not known, and so neither is the last cut.
+        opened = dataclasses.replace(opened, head=0)
+        return _stopping(opened, condition, holds)
+
+    def _default_schedule(self) -> AbstractSchedule:
+        return Recursive()
+
+    def __check_init__(self) -> None:
+        if not callable(self.cond):
+            raise TypeError(
+                f"ScanWhile: `cond` must be callable, but {describe(self.cond)} is not."
+            )
+        check_backward("ScanWhile", self.backward)
+        what = "the most steps that are run"
+        as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
+        if self.unroll != 1 or self.unroll is True:
+            raise ValueError(
+                f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: after each step "
+                f"it is asked whether there is another."
+            )
+
+
+_WORDS = dataclasses.replace(OF_A_SCAN, length="max_steps")
+
+
+def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoop:
+    """The loop whose carry starts with whether it goes on, and a count of its steps."""
+    step = opened.step
+
+    def run(
+        consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        of_step, of_condition = split(consts, len(opened.consts))
+        _, count, *carry = carry
+        carry, y = step(of_step, carry, x)
+        return [condition(of_condition, carry), count + 1, *carry], y
+
+    def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+        _, count, *carry = carry
+        carry, ys = opened.close(carry, ys)
+        return (carry, count), ys
+
+    consts = [*opened.consts, *condition.consts]
+    count = vary(jnp.zeros((), jnp.int32), axes_of(holds))
+    init = [holds, count, *opened.init]
+    paths = ("whether to go on", "the number of steps", *opened.loop.carry_paths)
+    const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
+    return dataclasses.replace(
+        opened,
+        step=make_step(run, const_types, carry_types, step.x_types),
+        consts=consts,
+        init=init,
+        loop=dataclasses.replace(opened.loop, stops=True, carry_paths=paths),
+        close=close,
+    )

@@ -1,0 +1,195 @@
+"""Scans that end early in every mode and context, against a masked `jax.lax.scan`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ...marks import slow_if
+from .. import derivatives
+from ..derivatives import CONTEXTS, MODES, QUICK, inputs, mapped, rematerialised
+
+SCHEDULES = (
+    el.StoreAll(),
+    el.Recursive(2),
+    el.Recursive(2, block=2),
+    el.Chunked(3, block=2),
+    el.Chunked(3),
+    el.Binomial(3),
+    el.Binomial(1),
+    el.Binomial(2, block=2),
+    el.Offload(el.Recursive(2)),
+    el.Offload(el.Binomial(3)),
+)
+LESS = (el.Recursive(2), el.Chunked(3), el.Binomial(1))
+QUICK_IN_A_BATCH = (el.Recursive(2, block=2), el.Binomial(2, block=2))
+# Unrolled it cannot be.
+STANDING = [context for context in CONTEXTS if context.__name__ != "unrolled"]
+# On each device a loop with collectives has to run as many steps as on the others, and
+# one with parameters that are the same on all of them.
+JOINTLY = ("shard_map", "shard_map_with_collectives")
+QUICKLY = (
+    derivatives.backwards,
+    derivatives.vmap,
+    derivatives.collectives,
+    derivatives.shard_map,
+)
+
+name = lambda f: getattr(f, "__name__", str(f))
+
+
+def squares(tree: Any) -> Any:
+    first, *_ = jax.tree.leaves(tree)
+    return lax.stop_gradient(jnp.sum(first.astype(float) ** 2))
+
+
+def steps_of(init: Any, xs: Any) -> Any:
+    """How many steps are run: another number for other data, and less than 7."""
+    return 3 + (squares(init) > 1).astype(int) + 2 * (squares(xs) > 8).astype(int)
+
+
+def jointly(init: Any, xs: Any) -> Any:
+    return 4 + 0 * len(jax.tree.leaves(xs))
+
+
+def ended(schedule: Any, steps_of: Any = steps_of, policy: Any = None) -> Any:
+    """The loop, whose carry counts the steps that are left."""
+
+    def loop(f: Any, init: Any, xs: Any, reverse: bool = False) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            carry, y = f(state[0], x)
+            return (carry, state[1] - 1), y
+
+        (length,) = {x.shape[0] for x in jax.tree.leaves(xs)}
+        scan = el.ScanWhile(
+            lambda state: state[1] > 0,
+            step,
+            max_steps=length,
+            schedule=schedule,
+            policy=policy,
+            reverse=reverse,
+        )
+        left = jnp.asarray(steps_of(init, xs))
+        (carry, _), ys, steps = scan((init, left), xs)
+        del steps
+        return carry, ys
+
+    return loop
+
+
+def masked(steps_of: Any = steps_of) -> Any:
+    """The same with all steps, of which the last ones do nothing."""
+
+    def loop(f: Any, init: Any, xs: Any, reverse: bool = False) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            before, left = state
+            carry, y = f(before, x)
+            carry, y = jax.tree.map(
+                lambda new, old: jnp.where(left > 0, new, old),
+                (carry, y),
+                (before, jax.tree.map(jnp.zeros_like, y)),
+            )
+            return (carry, left - 1), y
+
+        left = jnp.asarray(steps_of(init, xs))
+        (carry, _), ys = lax.scan(step, (init, left), xs, reverse=reverse)
+        return carry, ys
+
+    return loop
+
+
+def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
+    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
+
+
+@functools.cache
+def expected(mode: Any, context: Any) -> list[np.ndarray]:
+    how = jointly if context.__name__ in JOINTLY else steps_of
+    return evaluate(mode, context, masked(how))
+
+
+def check(mode: Any, context: Any, schedule: Any, policy: Any = None) -> None:
+    how = jointly if context.__name__ in JOINTLY else steps_of
+    actual = evaluate(mode, context, ended(schedule, how, policy))
+    for a, e in zip(actual, expected(mode, context), strict=True):
+        assert a.shape == e.shape
+        assert a.dtype == e.dtype
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+
+
+LIKE_OTHERS = (
+    derivatives.primal,
+    derivatives.grad_of_parameters,
+    derivatives.linear_transpose,
+    derivatives.jacfwd,
+    derivatives.jacrev,
+    derivatives.vjp,
+    derivatives.jvp,
+    derivatives.linearize,
+    derivatives.forward_over_reverse,
+    derivatives.reverse_over_forward,
+)
+
+
+@pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
+def test_modes(mode):
+    check(mode, derivatives.plain, el.Recursive(2))
+
+
+@pytest.mark.parametrize("schedule", slow_if(LESS.__contains__, SCHEDULES), ids=str)
+def test_schedules(schedule):
+    check(derivatives.grad, derivatives.plain, schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule", slow_if(lambda s: s not in QUICK_IN_A_BATCH, SCHEDULES), ids=str
+)
+def test_schedules_in_a_batch_of_gradients(schedule):
+    check(mapped_grad, derivatives.plain, schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule", [el.Recursive(2), el.Binomial(2, block=2)], ids=str
+)
+@pytest.mark.slow
+def test_policies(schedule):
+    for mode in (derivatives.grad, mapped_grad):
+        check(mode, derivatives.plain, schedule, el.policies.save_dots)
+
+
+mapped_grad = mapped(derivatives.grad)
+
+
+@pytest.mark.parametrize(
+    "context", slow_if(lambda c: c not in QUICKLY, STANDING), ids=name
+)
+def test_contexts(context):
+    check(derivatives.grad, context, el.Binomial(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", STANDING, ids=name)
+@pytest.mark.parametrize("mode", MODES, ids=name)
+@pytest.mark.parametrize(
+    "schedule", [el.Recursive(2), el.Binomial(2, block=2)], ids=str
+)
+def test_modes_in_contexts(mode, context, schedule):
+    check(mode, context, schedule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES, ids=name)
+def test_modes_of_mapped_and_rematerialised_derivatives(mode):
+    for change in (mapped, rematerialised):
+        changed = change(mode)
+        loops = ended(el.Recursive(2)), masked()
+        actual, wanted = (evaluate(changed, derivatives.plain, x) for x in loops)
+        for a, e in zip(actual, wanted, strict=True):
+            np.testing.assert_allclose(a, e, rtol=3e-4, atol=5e-5)

@@ -1,0 +1,430 @@
+"""`backward=`: cuts and clipped cotangents, against the same written by hand."""
+
+import functools
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ..checkpointing import derivatives
+from ..checkpointing.derivatives import MODES, QUICK, inputs, mapped
+from ..marks import slow, slow_if
+
+SCHEDULES = (
+    None,
+    el.Recursive(2),
+    el.Chunked(3, block=3),
+    el.Binomial(2),
+    el.Binomial(3, block=2),
+    el.Offload(el.Chunked(2)),
+)
+name = lambda f: getattr(f, "__name__", str(f))
+
+
+def cut_by_hand(every):
+    """`lax.scan` with `stop_gradient` written into the step."""
+
+    def loop(f, init, xs, reverse=False):
+        def step(state, x):
+            i, carry = state
+            stop = lambda c: jnp.where(i % every == 0, lax.stop_gradient(c), c)
+            carry, y = f(jax.tree.map(stop, carry), x)
+            return (i + 1, carry), y
+
+        (_, carry), ys = lax.scan(step, (0, init), xs, reverse=reverse)
+        return carry, ys
+
+    return loop
+
+
+def back_by_hand(backward):
+    """`lax.scan` with a `custom_vjp` of one array written into the step."""
+
+    @jax.custom_vjp
+    def passed(h):
+        return h
+
+    passed.defvjp(lambda h: (h, None), lambda _, ct: (backward(ct),))
+
+    def loop(f, init, xs):
+        return lax.scan(lambda c, x: f((passed(c[0]), *c[1:]), x), init, xs)
+
+    return loop
+
+
+def looped(**settings):
+    def loop(f, init, xs, **more):
+        return el.Scan(f, **settings, **more)(init, xs)
+
+    return loop
+
+
+def evaluate(mode, context, loop):
+    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    return jax.tree.leaves(run(*inputs()))
+
+
+def check(mode, context, loop, by_hand, rtol=2e-4):
+    pairs = [evaluate(mode, context, one) for one in (loop, by_hand)]
+    for a, e in zip(*pairs, strict=True):
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=2e-5)
+
+
+LIKE_OTHERS = (
+    "primal",
+    "grad_of_parameters",
+    "jacrev",
+    "jacfwd",
+    "vjp",
+    "linear_transpose",
+    "linearize",
+    "forward_over_reverse",
+    "reverse_over_forward",
+    "reverse_over_reverse",
+)
+
+
+@pytest.mark.parametrize(
+    "mode", slow_if(lambda m: name(m) in LIKE_OTHERS, MODES), ids=name
+)
+def test_cuts_in_all_modes(mode):
+    loop = looped(schedule=el.Recursive(2), backward=el.Truncate(3))
+    check(mode, derivatives.plain, loop, cut_by_hand(3))
+
+
+@pytest.mark.parametrize("every", slow_if(lambda n: n != 4, [1, 4, 9]))
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_cuts_under_all_schedules(schedule, every):
+    loop = looped(schedule=schedule, backward=el.Truncate(every))
+    check(derivatives.grad, derivatives.backwards, loop, cut_by_hand(every))
+
+
+@pytest.mark.slow
+def test_cuts_in_a_batch():
+    loop = looped(schedule=el.Binomial(2), backward=el.Truncate(2))
+    check(derivatives.grad, derivatives.vmap, loop, cut_by_hand(2))
+    check(mapped(derivatives.grad), derivatives.plain, loop, cut_by_hand(2))
+
+
+LAST = {
+    "no outputs": (el.Scan, {}, slice(0, 0)),
+    "the last ones": (el.SlicedScan, dict(start=-2), slice(-2, None)),
+    "the last ones, turned round": (
+        el.SlicedScan,
+        dict(start=-1, stop=-5, step=-2),
+        slice(-1, -5, -2),
+    ),
+    "one in the middle": (el.SlicedScan, dict(start=3, stop=4), slice(3, 4)),
+    "each other": (el.SlicedScan, dict(step=2), slice(0, None, 2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("reverse", "schedule"),
+    [
+        (True, None),
+        slow(False, None),
+        slow(False, el.Recursive(2)),
+        slow(True, el.Recursive(2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("case", LAST.values(), ids=LAST)
+def test_steps_before_the_last_cut(case, schedule, reverse):
+    """They are a loop of their own, and the outcome is the same."""
+    kind, settings, kept = case
+
+    def step(w, carry, x):
+        h, count = carry
+        h = jnp.tanh(w * h + x)
+        return (h, count + 1), None if kind is el.Scan else (h * x, count)
+
+    def run(loop, w, h, xs):
+        carry, ys = loop(functools.partial(step, w), (h, 0), xs)
+        return carry[0], carry[1], jax.tree.map(lambda y: y, ys)
+
+    def ours(f, init, xs):
+        scan = kind(
+            f,
+            schedule=schedule,
+            reverse=reverse,
+            backward=el.Truncate(4),
+            in_axes=1,
+            **settings,
+        )
+        return scan(init, xs)
+
+    def by_hand(f, init, xs):
+        carry, ys = cut_by_hand(4)(f, init, jnp.moveaxis(xs, 1, 0), reverse)
+        return carry, jax.tree.map(lambda y: y[kept], ys)
+
+    xs = jnp.sin(jnp.arange(33.0)).reshape(3, 11)
+    args = (jnp.array([0.9, 0.5, 1.1]), jnp.ones(3), xs)
+
+    def loss(loop, *args):
+        h, count, ys = run(loop, *args)
+        return derivatives.weigh((h, ys[0] if ys else ())), (count, ys)
+
+    def both(loop):
+        grad = jax.value_and_grad(
+            functools.partial(loss, loop), (0, 1, 2), has_aux=True
+        )
+        dots = jax.jvp(lambda *a: loss(loop, *a)[0], args, derivatives.direction(args))
+        return grad(*args), dots
+
+    pairs = (
+        jax.tree.leaves(jax.jit(both, static_argnums=0)(x)) for x in (ours, by_hand)
+    )
+    for a, e in zip(*pairs, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+def evaluations(scan_of, xs):
+    """How often the step is evaluated by a gradient of the parameter."""
+    count = 0
+
+    def tick():
+        nonlocal count
+        count += 1
+
+    def step(w, h, x):
+        jax.debug.callback(tick)
+        h = jnp.sin(w * h + x)
+        return h
+
+    def loss(w):
+        last, ys = scan_of(functools.partial(step, w))(0.5, xs)
+        return last + sum(y.sum() for y in jax.tree.leaves(ys))
+
+    jax.jit(jax.grad(loss))(0.7).block_until_ready()
+    jax.effects_barrier()
+    return count
+
+
+def test_steps_that_nothing_needs_are_not_reversed():
+    """40 steps and cuts at 0, 12, 24 and 36."""
+    xs, every = jnp.zeros(40), el.Truncate(12)
+    alone = lambda f: lambda h, x: (f(h, x), None)
+    twice = lambda f: lambda h, x: (f(h, x),) * 2
+    carries = el.Chunked(40)
+
+    def count(kind, step, **settings):
+        scan = lambda f: kind(step(f), backward=every, schedule=carries, **settings)
+        return evaluations(scan, xs)
+
+    assert count(el.Scan, alone) == 40 + 4
+    assert count(el.SlicedScan, twice, start=-2) == 40 + 4
+    assert count(el.SlicedScan, twice, start=30, stop=31) == 40 + 16
+    assert count(el.Scan, twice) == 40 + 40
+
+
+def test_the_program_of_a_cut_scan_does_not_grow_with_it():
+    def stored(length):
+        scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), backward=el.Truncate(8))
+        shapes = jnp.ones(64), jnp.ones((length, 64))
+        grad = jax.jit(jax.grad(lambda h, xs: scan(h, xs)[0].sum(), 1))
+        return grad.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+    assert stored(8 * 512) <= stored(8 * 64) + 8 * 448  # the marks of the cuts
+
+
+def test_the_plan_is_that_of_the_steps_that_are_reversed():
+    step = lambda h, x: (jnp.sin(h + x), None)
+    scan = el.Scan(step, backward=el.Truncate(30), schedule=el.Chunked(5))
+    assert scan.plan(jnp.ones(3), jnp.ones((100, 3))).length == 10
+
+
+BACKWARDS = {
+    "clipped": el.ClipCotangent(0.3),
+    "scaled": lambda ct: jax.tree.map(lambda x: x * 0.5, ct),
+    "of its own value": lambda ct: jax.tree.map(lambda x: x * jnp.cos(x), ct),
+}
+
+
+@pytest.mark.parametrize(
+    "backward",
+    slow_if(lambda b: b is not BACKWARDS["clipped"], BACKWARDS.values()),
+    ids=BACKWARDS,
+)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_cotangents_under_all_schedules(schedule, backward):
+    loop = looped(schedule=schedule, backward=backward)
+    by_hand = back_by_hand(lambda ct: jax.tree.leaves(backward((ct, None)))[0])
+    check(derivatives.grad, derivatives.plain, loop, by_hand)
+
+
+@pytest.mark.parametrize(
+    "mode", ["jacrev", slow("forward_over_reverse"), slow("reverse_over_reverse")]
+)
+@pytest.mark.parametrize(
+    "backward",
+    slow_if(lambda b: b is not BACKWARDS["clipped"], BACKWARDS.values()),
+    ids=BACKWARDS,
+)
+def test_cotangents_in_other_modes(mode, backward):
+    loop = looped(schedule=el.Recursive(2), backward=backward)
+    by_hand = back_by_hand(lambda ct: jax.tree.leaves(backward((ct, None)))[0])
+    check(getattr(derivatives, mode), derivatives.plain, loop, by_hand, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_each_example_is_clipped_by_itself():
+    backward = BACKWARDS["clipped"]
+    by_hand = back_by_hand(lambda ct: backward((ct, None))[0])
+    loop = looped(schedule=el.Recursive(2), backward=backward)
+    check(derivatives.grad, derivatives.vmap, loop, by_hand)
+    check(mapped(derivatives.grad), derivatives.plain, loop, by_hand)
+
+
+def test_forward_mode_is_that_of_a_custom_vjp():
+    scan = el.Scan(add, schedule=el.Recursive(2), backward=el.ClipCotangent(1.0))
+    assert scan(0.0, jnp.ones(3))[0] == 3.0
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda c: scan(c, jnp.ones(3))[0], (0.0,), (1.0,))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+def test_a_cotangent_that_is_small_stays_as_it_is(dtype):
+    clip = el.ClipCotangent(5.0)
+    tree = {"a": jnp.array([3.0, 0.0], dtype), "b": jnp.array(4.0, dtype), "c": None}
+    same, less = clip(tree), clip(jax.tree.map(lambda x: 2 * x, tree))
+    assert eqx.tree_equal(same, tree)
+    assert eqx.tree_equal(less, tree)
+    assert clip({"c": None}) == {"c": None}
+    zero = clip(jnp.zeros(2, dtype))
+    assert (zero == 0).all()
+
+
+def test_the_function_is_given_a_tree_like_the_carry():
+    seen = []
+
+    def backward(ct):
+        seen.append(ct)
+        return ct
+
+    carry = {"h": jnp.ones(2), "n": 0, "key": jax.random.key(0), "name": "cell"}
+    step = lambda c, x: ({**c, "h": c["h"] * x, "n": c["n"] + 1}, None)
+    scan = el.Scan(step, backward=backward)
+    grad = jax.grad(lambda h: scan({**carry, "h": h}, jnp.ones(3))[0]["h"].sum())
+    assert grad(jnp.ones(2)).tolist() == [1.0, 1.0]
+    for ct in seen:
+        assert ct["h"].shape == (2,)
+        assert [ct[k] for k in ("n", "key", "name")] == [None] * 3
+
+
+def test_a_scan_that_ends_is_cut_as_well():
+    def loss(loop):
+        def run(x):
+            return sum(y.sum() for y in loop(x)[:2])
+
+        return jax.grad(run)
+
+    step = lambda h, x: (jnp.sin(h + x), h)
+    ours = lambda x: el.ScanWhile(
+        lambda h: h > -9, step, max_steps=7, backward=el.Truncate(3)
+    )(0.5, x)
+    by_hand = lambda x: cut_by_hand(3)(step, jnp.float32(0.5), x)
+    xs = jnp.linspace(0, 1, 7)
+    np.testing.assert_allclose(loss(ours)(xs), loss(by_hand)(xs), rtol=1e-5)
+    clipped = el.ScanWhile(
+        lambda h: h < 50,
+        lambda h, x: (2 * h, None),
+        max_steps=20,
+        backward=el.ClipCotangent(3.0),
+    )
+    assert jax.grad(lambda h: clipped(h)[0])(1.0) == 3.0
+
+
+def add(total, x):
+    return total + x, total
+
+
+def scan(**settings):
+    return lambda: el.Scan(add, **settings)(0.0, jnp.ones(3))
+
+
+WRONG = {
+    "no function": (
+        scan(backward=3),
+        TypeError,
+        "Scan: `backward` must be `el.Truncate(every)`, `el.ClipCotangent(max_norm)`, "
+        "or a function from the cotangent of the carry to another, not 3.",
+    ),
+    "of a ScanWhile": (
+        lambda: el.ScanWhile(lambda c: c < 1, add, max_steps=3, backward="clip"),
+        TypeError,
+        "ScanWhile: `backward` must be `el.Truncate(every)`",
+    ),
+    "structure": (
+        scan(backward=lambda ct: (ct, ct)),
+        TypeError,
+        "Scan: `backward` must return a cotangent of the same structure, shapes and "
+        "dtypes as it was given, but it changed them:\n"
+        "  cotangent: float32[] came in, tuple of 2 came out",
+    ),
+    "nothing": (
+        scan(backward=lambda ct: None),
+        TypeError,
+        "cotangent: float32[] came in, None came out",
+    ),
+    "shape": (
+        scan(backward=lambda ct: ct[None], schedule=el.Recursive(2)),
+        TypeError,
+        "cotangent: float32[] came in, float32[1] came out",
+    ),
+    "dtype": (
+        lambda: el.CheckpointedScan(
+            lambda c, x: (c, None),
+            backward=lambda ct: {"h": ct["h"].astype("bfloat16")},
+        )({"h": jnp.ones(2)}, jnp.ones(3)),
+        TypeError,
+        "cotangent['h']: float32[2] came in, bfloat16[2] came out",
+    ),
+    "of a loop without a carry": (
+        lambda: el.ForLoop(jnp.sin, backward=el.Truncate(2)),
+        TypeError,
+        "ForLoop has no setting 'backward'",
+    ),
+    "every": (
+        lambda: el.Truncate(2.5),
+        TypeError,
+        "Truncate: `every` must be an int, the number of steps between two cuts, but",
+    ),
+    "no steps": (
+        lambda: el.Truncate(0),
+        ValueError,
+        "Truncate: `every` must be at least 1, but it is 0.",
+    ),
+    "norm": (
+        lambda: el.ClipCotangent("1"),
+        TypeError,
+        "ClipCotangent: `max_norm` must be a number that is known when tracing, not",
+    ),
+    "traced norm": (
+        lambda: jax.jit(lambda n: el.ClipCotangent(n)(n))(1.0),
+        TypeError,
+        "ClipCotangent: `max_norm` must be a number that is known when tracing",
+    ),
+    "no norm": (
+        lambda: el.ClipCotangent(0),
+        ValueError,
+        "ClipCotangent: `max_norm` must be more than 0, but it is 0.",
+    ),
+    "no number": (
+        lambda: el.ClipCotangent(float("nan")),
+        ValueError,
+        "ClipCotangent: `max_norm` must be more than 0, but it is nan.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
