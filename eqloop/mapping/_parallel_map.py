@@ -75,14 +75,14 @@ class ParallelMap(AbstractAxesMap[P, R]):
             there is none either, all devices, those of all processes.
         devices: The devices to run on, in place of a mesh.
         axis_name: The axis of the mesh, if it has several; the others are left to the
-            compiler. It is also what the collectives in `f` call the rows. Where there
-            is not a mesh, it is `"rows"` by default.
+            compiler. It is also what the collectives in `f` call the rows. Without a
+            mesh, it is `"rows"` by default.
         chunk_size: How many rows a device maps at once, as for
             [`ChunkedVmap`][eqloop.ChunkedVmap]. By default all that it has.
 
     Raises:
-        TypeError: `mesh` is not a mesh, or one of `devices` no device; when called, as
-            `ChunkedVmap`.
+        TypeError: `mesh` is not a mesh, or one of `devices` is not a device; when
+            called, as `ChunkedVmap`.
         ValueError: Both `mesh` and `devices` are given, or no devices, or one twice;
             when called, the mesh has no such axis, or several and none is named, or a
             map around this one has split it already; `f` has collectives, and the
@@ -131,7 +131,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments, each device its share of them.
+        """Runs `f` on every row of its arguments, each device on its share of them.
 
         Args:
             *args: The arguments of `f`, with their rows along the axes of `in_axes`.
@@ -143,10 +143,10 @@ class ParallelMap(AbstractAxesMap[P, R]):
             rows are on the devices that computed them.
 
         Raises:
-            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
-                of `f` is violated.
+            TypeError: If an axis is neither an int nor `None`, or a jaxtyping
+                annotation of `f` is violated.
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
-                if `axis_name` is no free axis of the mesh.
+                if `axis_name` is not a free axis of the mesh.
         """
         mesh = self._mesh()
         axis = self._axis(mesh)
