@@ -96,7 +96,7 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         raise TypeError(_disagreement(owner, "the same shapes and dtypes", lines))
     if lines := _leaves_by_branch(outcomes, columns, _static_differs):
         raise ValueError(
-            _disagreement(owner, "the same leaves, where they are no arrays", lines)
+            _disagreement(owner, "equal leaves where they are not arrays", lines)
         )
     varies = list(map(_varies, columns))
     _, rest = partition(outcomes[0].tree, varies)

@@ -177,8 +177,8 @@ class ParallelMap(AbstractAxesMap[P, R]):
         """The axis of the mesh that the rows are split over."""
         if self.axis_name is not None and self.axis_name not in mesh.axis_names:
             raise ValueError(
-                f"ParallelMap: axis_name={self.axis_name!r} is no axis of the mesh, "
-                f"whose axes are {quoted(mesh.axis_names)}."
+                f"ParallelMap: axis_name={self.axis_name!r} is not an axis of the "
+                f"mesh, whose axes are {quoted(mesh.axis_names)}."
             )
         free = free_axes(mesh)
         choice = [axis for axis in free if self.axis_name in (None, axis)]
