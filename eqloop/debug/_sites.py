@@ -1,4 +1,4 @@
-"""Where in the user's program an operation stands, and how an error says so."""
+"""Where an operation is in the user's program, and how an error says so."""
 
 import dataclasses
 import importlib.util
@@ -39,12 +39,12 @@ class Place:
 
     @property
     def text(self) -> str:
-        """What the line says, as far as it can be read."""
+        """The text of the line, if it can be read."""
         return linecache.getline(self.file, self.line).strip()
 
 
 def place_of(source_info: Any) -> Place | None:
-    """The innermost line of the user's that led to an equation, if that is known."""
+    """The innermost line of the user's code that led to an equation, if known."""
     for frame in _frames(source_info):
         if not frame.file_name.startswith(_BETWEEN):
             name = frame.function_name.rsplit(".", 1)[-1]
@@ -53,7 +53,7 @@ def place_of(source_info: Any) -> Place | None:
 
 
 def is_ours(source_info: Any) -> bool:
-    """Whether it was this library that made an equation, rather than the user."""
+    """Whether this library made an equation, rather than the user."""
     for frame in _frames(source_info):
         if not frame.file_name.startswith(_JAX):
             return frame.file_name.startswith(_OURS)
@@ -88,7 +88,7 @@ class Frame:
     count: int = 1
 
     def at(self, index: int) -> str:
-        """Which step it was, if that is known."""
+        """The step, if it is known."""
         where = f", {self.place}" if self.place else ""
         which = f"{self.unit} {index} of "
         if index < 0:
@@ -120,7 +120,7 @@ class Site:
 
     @property
     def sweep(self) -> str:
-        """Which sweep it is part of."""
+        """The sweep that it is part of."""
         if self.is_backward:
             return "backward"
         return "forward, as it is differentiated" if self.is_tangent else "forward"
@@ -152,7 +152,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An argument that was not a number to begin with."""
+    """An argument that was NaN from the start."""
 
     name: str
 

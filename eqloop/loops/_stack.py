@@ -19,7 +19,7 @@ from ._layer_state import Layer, with_array_state, with_markers_of
 
 
 def stack(owner: str, layers: Sequence[Layer]) -> Layer:
-    """Stacks layers that differ in nothing but the values of their arrays.
+    """Stacks layers that differ only in the values of their arrays.
 
     Args:
         owner: The name of the transform, for error messages.
