@@ -29,9 +29,9 @@ def _count_of(owner: str, value: Any) -> int:
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
         if match is None or match[2].lower() not in _UNIT_OF:
             raise ValueError(
-                f"{owner}: {value!r} is no amount of memory. Write a number and its "
-                f"unit, such as '64kB', '512 MiB' or '1.5GiB', or give an int, which "
-                f"is taken as bytes. Units are {', '.join(_UNITS)}."
+                f"{owner}: {value!r} is not an amount of memory. Write a number and "
+                f"its unit, such as '64kB', '512 MiB' or '1.5GiB', or give an int, "
+                f"which is taken as bytes. Units are {', '.join(_UNITS)}."
             )
         return int(float(match[1]) * _UNIT_OF[match[2].lower()])
     if (count := int_of(value)) is None:

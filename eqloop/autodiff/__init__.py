@@ -1,7 +1,7 @@
 """Derivatives of functions, each as a transform around its function.
 
-How a loop is differentiated within little memory is in `eqloop.checkpointing`; what is
-here differentiates any function, loops among them.
+This room differentiates any function, including loops. `eqloop.checkpointing` decides
+how a loop is differentiated with little memory.
 """
 
 from . import _losses as losses

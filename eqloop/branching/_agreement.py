@@ -1,4 +1,4 @@
-"""What the branches return, and whether they agree on it.
+"""The results of branches, and whether they agree.
 
 Every array must have one shape and one dtype; only a weak type gives way to another.
 Leaves that are not arrays must be the same, except for Python numbers: those that
@@ -36,7 +36,7 @@ Column = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one branch returned.
+    """The result of one branch.
 
     Attributes:
         branch: What the branch is called.
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What all branches return.
+    """The common type of what all branches return.
 
     Attributes:
         types: The types of its arrays.
@@ -62,7 +62,7 @@ class Agreement:
     rest: Rest
 
     def conform(self, arrays: Sequence[Any]) -> list[jax.Array]:
-        """The arrays that a branch returned, as all branches return them.
+        """The arrays that a branch returned, with the common types.
 
         Args:
             arrays: Its arrays, and its numbers as arrays, as `arrays_of` has them.
@@ -96,7 +96,7 @@ def agree(owner: str, outcomes: Sequence[Outcome]) -> Agreement:
         raise TypeError(_disagreement(owner, "the same shapes and dtypes", lines))
     if lines := _leaves_by_branch(outcomes, columns, _static_differs):
         raise ValueError(
-            _disagreement(owner, "the same leaves, where they are no arrays", lines)
+            _disagreement(owner, "equal leaves where they are not arrays", lines)
         )
     varies = list(map(_varies, columns))
     _, rest = partition(outcomes[0].tree, varies)
@@ -145,7 +145,7 @@ def _leaves_by_branch(
 
 
 def _standard(column: Column) -> int:
-    """Which leaf the others are to agree with: the first whose type does not give."""
+    """The leaf that the others must agree with: the first whose type is not weak."""
     firm = [i for i, leaf in enumerate(column) if _is_firm(leaf)]
     return firm[0] if firm else 0
 
@@ -200,7 +200,7 @@ class _Type:
 
 
 def _common_dtype(leaves: Sequence[Any]) -> Any | None:
-    """The dtype of arrays and numbers, if those that are weakly typed can take it."""
+    """The common dtype of arrays and numbers, if the weakly typed ones can have it."""
     firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
     if not gives or any(map(_is_extended, firm)):  # such as keys: JAX promotes none
@@ -213,7 +213,7 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
 
 
 def _number(leaf: Any) -> Any:
-    """A Python number that is promoted as a weakly typed array is."""
+    """A Python number, which is promoted like a weakly typed array."""
     return np.zeros((), leaf.dtype).item() if is_type(leaf) else leaf
 
 
@@ -230,7 +230,7 @@ def _can_vary(leaf: Any) -> bool:
 
 
 def _is_firm(leaf: Any) -> bool:
-    """Whether a leaf is an array whose dtype does not give way to that of another."""
+    """Whether a leaf is an array whose dtype is not weak."""
     return is_type(leaf) and not leaf.weak_type
 
 

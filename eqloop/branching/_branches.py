@@ -1,4 +1,4 @@
-"""What all of the branching transforms do: trace every branch, and run one of them."""
+"""The common part of all branching transforms: trace every branch, and run one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

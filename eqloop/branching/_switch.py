@@ -66,7 +66,7 @@ class Switch(eqx.Module, Generic[R]):
 
 
 def check_branches(owner: str, branches: Any) -> None:
-    """Checks that branches are some, in a sequence, and can be called."""
+    """Checks that `branches` is a sequence of at least one callable."""
     if not isinstance(branches, list | tuple):
         raise TypeError(
             f"{owner}: `branches` must be a list or tuple of functions, but it is "
@@ -79,7 +79,7 @@ def check_branches(owner: str, branches: Any) -> None:
 
 
 def named(branches: Sequence[Callable[..., Any]]) -> Branches:
-    """Branches with the names by which the user knows them."""
+    """Branches with the names that errors use for them."""
     return [(f"branches[{i}]", branch) for i, branch in enumerate(branches)]
 
 

@@ -1,7 +1,8 @@
 """How to trade memory for recomputation.
 
-This room knows steps on lists of arrays, and nothing of the loops above it that a user
-sees: those turn a call into a `Step`, hand it to `run_loop` and turn the arrays back.
+This room works with steps on lists of arrays. It does not know about the loops that a
+user sees: those turn a call into a `Step`, pass it to `run_loop`, and turn the arrays
+back.
 """
 
 from . import _policies as policies

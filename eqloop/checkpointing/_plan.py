@@ -53,7 +53,7 @@ class Plan:
         >>> scan = el.CheckpointedScan(lambda h, x: (jnp.sin(h) + x, None), base=10)
         >>> plan = scan.plan(jnp.zeros(100), jnp.zeros((1000, 100)))
         >>> print(plan)
-        Recursive(base=10, block=None)
+        Recursive(base=10)
           steps              1000
           levels             10 x 10 x 10
           stored carries     30, 400 B each

@@ -344,7 +344,7 @@ def _not_called(maker: str) -> str:
     call = _JAX_MAKERS.get(maker, maker)
     arguments = "first, second" if call == "either" else "'a', 'b'"
     return (
-        f"`{maker}` is no policy, but makes one from its arguments. Call it, or "
+        f"`{maker}` is not a policy, but makes one from its arguments. Call it, or "
         f"`eqloop.policies.{call}({arguments})`."
     )
 

@@ -136,6 +136,10 @@ class Recursive(AbstractSchedule):
     base: int = 16
     block: int | None = dataclasses.field(default=None, kw_only=True)
 
+    def __repr__(self) -> str:
+        block = "" if self.block is None else f", block={self.block}"
+        return f"Recursive(base={self.base}{block})"
+
     def __post_init__(self) -> None:
         make_count(self, "base", least=2)
         if self.block is not None:

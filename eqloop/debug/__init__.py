@@ -1,4 +1,4 @@
-"""Finding out what went wrong: where a number ceased to be finite, errors, breakpoints.
+"""Finding what went wrong: where a number stopped being finite, errors, breakpoints.
 
 Nothing here changes what a program computes.
 """

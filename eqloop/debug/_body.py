@@ -1,4 +1,4 @@
-"""Runs the equations of one body, and looks at what they give.
+"""Runs the equations of one body, and checks their results.
 
 A body is a program, or what a loop or a branch runs. Of every number that is checked,
 and of every operand of what is checked, the least and the greatest are computed; at the
@@ -85,7 +85,7 @@ class Body:
         return outs, body.finding(context)
 
     def note(self, finding: Finding, context: Context) -> None:
-        """Adds what was found in the body of a loop or a branch of this context."""
+        """Adds the findings of a loop's body or of a branch in this context."""
         if context.has_position and self.index is not None:
             finding = finding.at(len(context.frames) - 1, self.index)
         self._order += 1
@@ -105,7 +105,7 @@ class Body:
         return self._extents[self._row(x)]
 
     def finding(self, context: Context) -> Finding:
-        """What was found in this body."""
+        """The finding of this body."""
         order, finding = self._own(context)
         for at, other in self._findings:
             is_earlier = (other.site > 0) & (at < order)
@@ -120,7 +120,7 @@ class Body:
         return self.opaque(eqn, operands, context)
 
     def opaque(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
-        """Runs an equation, and checks what it gives."""
+        """Runs an equation, and checks its results."""
         outs = _bind_again(eqn, operands)
         if eqn.primitive.name in SAME_NUMBERS:
             for out, operand in zip(outs, operands, strict=False):

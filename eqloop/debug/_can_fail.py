@@ -52,7 +52,7 @@ def can_fail(eqn: jex.JaxprEqn) -> bool:
 
 
 def holds_numbers(aval: Any) -> bool:
-    """Whether values of a type are arrays of numbers; not so PRNG keys."""
+    """Whether values of a type are arrays of numbers. PRNG keys are not."""
     return hasattr(aval, "dtype") and not jnp.issubdtype(
         aval.dtype, jax.dtypes.extended
     )

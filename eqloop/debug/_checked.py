@@ -111,14 +111,14 @@ class Checked(Formula):
 
 
 def _is_traced(inputs: Arrays) -> bool:
-    """Whether what is done with these inputs is part of a program."""
+    """Whether these inputs belong to a program that is being traced."""
     # While a program is being traced, even an array made from nothing is a tracer.
     made = lax.iota(jnp.int32, 1)
     return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
 
 
 def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:
-    """Runs a program, and looks at it if it is told to."""
+    """Runs a program, and checks it if `when` says so."""
     if not when:
         return watch(inputs)
 

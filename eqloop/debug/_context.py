@@ -50,11 +50,11 @@ class Context:
         return dataclasses.replace(self, frames=frames, label=None, **changes)
 
     def at_once(self, count: int) -> Self:
-        """The context where so many steps of the innermost loop are done at once."""
+        """The context for several steps of the innermost loop at once."""
         *outer, frame = self.frames
         frame = dataclasses.replace(frame, count=count)
         return dataclasses.replace(self, frames=(*outer, frame))
 
     def place_of(self, eqn: Any) -> Place | None:
-        """Where an equation was asked for."""
+        """The place where the user asked for an equation."""
         return self.place or place_of(eqn.source_info) or self.around

@@ -1,4 +1,4 @@
-"""What has been found so far: arrays that a program carries along with its own.
+"""What has been found so far, as arrays that a program carries along.
 
 The place of the first operation that failed is a number, that of its `Site`. So a loop
 can carry it; and nothing is run again to find the place.
@@ -22,7 +22,7 @@ DEVICES = 2**31 - 1
 
 
 class Finding(NamedTuple):
-    """The first operation that failed, if any has.
+    """The first operation that failed, if any.
 
     Attributes:
         site: The number of its site; 0 if none has failed.
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
     ranges: Any
 
     def at(self, depth: int, index: Any) -> "Finding":
-        """The same with the index of a loop, unless it is known."""
+        """The same with the index of a loop, unless it is known already."""
         is_open = (lax.iota(jnp.int32, DEPTH) == depth) & (self.iterations < 0)
         return self._replace(iterations=jnp.where(is_open, index, self.iterations))
 
@@ -51,7 +51,7 @@ def nothing() -> Finding:
 
 
 def first(one: Finding, other: Finding) -> Finding:
-    """The earlier of two findings, of which `one` would be the earlier."""
+    """The earlier of two findings; `one` comes first if both failed."""
     return chosen(one.site > 0, one, other)
 
 
@@ -67,7 +67,7 @@ def varying(finding: Finding, arrays: Sequence[Any]) -> Finding:
 
 
 def of_all_devices(finding: Finding) -> Finding:
-    """What the first device has found that has found something, in `shard_map`.
+    """The finding of the first device that has one, in `shard_map`.
 
     If only one of them raised, the others would wait for it forever.
     """

@@ -58,13 +58,13 @@ class Program:
         )
 
     def batched(self, axis_data: Any, dims: tuple[int | None, ...]) -> "Program":
-        """The program of a batch, whose outputs have it along their leading axis."""
+        """The program of a batch, with outputs batched along their leading axis."""
         out_dims = (0,) * len(self.outputs)
         rewrite = lambda jaxpr: _programs.batched(jaxpr, axis_data, dims, out_dims)
         return self.rewritten(rewrite)
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> "Program":
-        """The same with another jaxpr of as many inputs and outputs."""
+        """The same with another jaxpr, which has as many inputs and outputs."""
         jaxpr = rewrite(self.jaxpr)
         same = jaxpr is self.jaxpr
         return self if same else dataclasses.replace(self, jaxpr=jaxpr)

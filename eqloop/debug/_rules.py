@@ -24,7 +24,7 @@ from ._sites import Frame, is_of_jax, is_ours
 
 
 def _watch_call(param: str) -> Rule:
-    """The program is run as part of the body that calls it."""
+    """Runs the program as part of the body that calls it."""
 
     def rule(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
         program = close(eqn.params[param])
@@ -174,7 +174,7 @@ def _watch_formula(
 
 
 def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
-    """What a primitive does, with marks of the steps that it is at."""
+    """The program of a primitive, with marks for the position of its loops."""
     # So the operations that it adds are reported where it was called.
     at_call = source_info_util.user_context(
         source_info.traceback, name_stack=source_info_util.new_name_stack()
@@ -187,7 +187,7 @@ def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
 
 
 def _frame(eqn: Any, context: Context, name: str) -> Frame | None:
-    """The loop that an equation is to the user; `None` if it is part of one."""
+    """The loop that the user sees for an equation; `None` if it is part of another."""
     label = loop_name(eqn.source_info.name_stack)
     if label is None and context.is_expanded and is_ours(eqn.source_info):
         return None

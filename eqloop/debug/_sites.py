@@ -1,4 +1,4 @@
-"""Where in the user's program an operation stands, and how an error says so."""
+"""Where an operation is in the user's program, and how an error says so."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from .._places import JAX_FILES, OUR_FILES, Place, frames_of
 
 
 def is_ours(source_info: Any) -> bool:
-    """Whether it was this library that made an equation, rather than the user."""
+    """Whether this library made an equation, rather than the user."""
     for frame in frames_of(source_info):
         if not frame.file_name.startswith(JAX_FILES):
             return frame.file_name.startswith(OUR_FILES)
@@ -37,7 +37,7 @@ class Frame:
     count: int = 1
 
     def at(self, index: int) -> str:
-        """Which step it was, if that is known."""
+        """The step, if it is known."""
         where = f", {self.place}" if self.place else ""
         which = f"{self.unit} {index} of "
         if index < 0:
@@ -69,7 +69,7 @@ class Site:
 
     @property
     def sweep(self) -> str:
-        """Which sweep it is part of."""
+        """The sweep that it is part of."""
         if self.is_backward:
             return "backward"
         return "forward, as it is differentiated" if self.is_tangent else "forward"
@@ -101,7 +101,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An argument that was not a number to begin with."""
+    """An argument that was NaN from the start."""
 
     name: str
 

@@ -18,9 +18,9 @@ from ._sites import Argument, Site
 
 
 class Watch:
-    """A program to be run, with all places where it may fail.
+    """A program to run, with all places where it may fail.
 
-    The places are found as the program is traced, so before it can fail.
+    The places are found while the program is traced, before it can fail.
     """
 
     def __init__(self, program: Program):

@@ -1,7 +1,7 @@
 """Jaxprs that a person can read: rewriting them, writing them as Python, drawing them.
 
-What is here takes a program as JAX has traced it. Transforms that work while tracing
-are in the other rooms, none of which uses this one.
+This room takes programs that JAX has traced. Transforms that work while tracing are in
+the other rooms, and none of them uses this one.
 """
 
 from ._algebra import simplify_algebra as simplify_algebra

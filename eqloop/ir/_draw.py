@@ -24,8 +24,8 @@ _PICTURES = (".pdf", ".png", ".svg")
 class Drawing:
     """A picture of a function.
 
-    A notebook shows it as a picture where Graphviz is installed. Elsewhere, and where
-    it is printed, it is a tree of text.
+    A notebook shows a picture if Graphviz is installed. Otherwise, and when printed, it
+    is a tree of text.
 
     Attributes:
         dot: The graph in the language of Graphviz.
@@ -42,7 +42,7 @@ class Drawing:
     tree: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture into a file, in the format that its name ends in.
+        """Writes the picture into a file, in the format of its suffix.
 
         Args:
             path: The file. `.svg`, `.png` and `.pdf` need Graphviz; `.dot`, the graph,

@@ -25,7 +25,7 @@ PASSES: tuple[Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What passes have done, in equations: those inside of loops and calls included.
+    """What passes have done, counted in equations, nested ones included.
 
     Attributes:
         before: The equations before the first run of a pass.
@@ -64,8 +64,8 @@ def optimize(
     """Applies passes again and again, until none of them changes anything.
 
     The result has the same meaning and the same signature, the same effects in the same
-    order, and the same derivatives. It never has more equations. XLA does such things,
-    too, and knows more; this is for those who read, print, draw or transform jaxprs.
+    order, and the same derivatives. It never has more equations. XLA also does this,
+    and does it better. Use this to read, print, draw or transform jaxprs.
 
     Args:
         jaxpr: A closed jaxpr, as `jax.make_jaxpr(f)(*args)` gives.
@@ -77,7 +77,7 @@ def optimize(
         A closed jaxpr.
 
     Raises:
-        TypeError: `jaxpr` is not a closed jaxpr, or a pass is no function.
+        TypeError: `jaxpr` is not a closed jaxpr, or a pass is not a function.
 
     Examples:
         >>> import jax, jax.numpy as jnp

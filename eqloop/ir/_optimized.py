@@ -22,12 +22,12 @@ def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
 
 @final
 class Optimize(AbstractTransform, Generic[P, R]):
-    """Runs a function as the passes of `eqloop.ir` have rewritten it.
+    """Runs a function after the passes of `eqloop.ir` have rewritten it.
 
-    Called as `f` is. `f` is traced with the arrays among its arguments, and with its
-    own, as inputs; other leaves reach it, and come back, as they are. What is run has
-    the same values, effects and derivatives, and can be transformed as `f` can. It is
-    traced and rewritten once for all calls of the same types.
+    Call it like `f`. `f` is traced with its own arrays and those of its arguments as
+    inputs; other leaves pass through unchanged. The rewritten function has the same
+    values, effects and derivatives, and can be transformed like `f`. It is traced and
+    rewritten once for all calls of the same types.
 
     Args:
         f: The function.

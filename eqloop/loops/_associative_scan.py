@@ -183,7 +183,7 @@ class _Elements:
             listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
             raise ValueError(
                 f"{_NAME}: all arrays must have the same number of elements along axis "
-                f"{axis}, but they have not:\n{listing}"
+                f"{axis}, but they do not:\n{listing}"
             )
         along = AlongAxes.of(xs, axes, length)
         impls = [jax.random.key_impl(x) if _is_keys(x) else None for x in along.arrays]

@@ -83,16 +83,16 @@ class Carry:
 
     @classmethod
     def of(cls, owner: str, init: Any, words: Words = OF_A_SCAN) -> Self:
-        """The carry in which Python numbers are taken to be static."""
+        """The carry with Python numbers as static leaves."""
         return cls(owner, as_arrays(init), words)
 
     def varying(self) -> Self:
-        """The carry in which Python numbers are arrays."""
+        """The carry with Python numbers as arrays."""
         return dataclasses.replace(self, tree=as_arrays(self.tree, scalars=True))
 
     @property
     def has_scalars(self) -> bool:
-        """Whether a Python number is taken to be static."""
+        """Whether there is a Python number among the static leaves."""
         return any(map(is_scalar, jax.tree.leaves(self.tree)))
 
     @property
@@ -125,7 +125,7 @@ class Carry:
     def take(self, out: Any) -> list[jax.Array]:
         """The leaves that vary of the carry that `f` made of this one.
 
-        Leaves that do not fit are left out; they are for `settle` to judge.
+        Leaves that do not fit are left out; `settle` deals with them.
         """
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
@@ -144,7 +144,7 @@ class Carry:
             out: The carry that came out, as `types_of` gives it.
 
         Returns:
-            This very object, if the two fit; else the carry to try instead.
+            This object, if the two fit; otherwise the carry to try instead.
 
         Raises:
             TypeError: If shapes, dtypes or structure changed.
@@ -188,7 +188,7 @@ _Extra = TypeVar("_Extra")
 
 @dataclasses.dataclass(frozen=True)
 class Settled(Generic[_Extra]):
-    """A step whose carry comes out as it went in.
+    """A step whose carry keeps its type.
 
     Attributes:
         step: The step.
@@ -215,7 +215,7 @@ def trace_settled(
     carry: Carry,
     x_types: Sequence[Any],
 ) -> Settled[_Extra]:
-    """Traces a step with this carry, or with what the carry has to be instead.
+    """Traces a step with this carry, or with one whose types do not change.
 
     Args:
         call: The step of the user, on a carry and the arrays of `x`.
@@ -294,7 +294,7 @@ def static_changes(leaves: Sequence[Change]) -> list[str]:
 
 
 def structure_changes(before: Any, after: Any, name: str) -> list[str]:
-    """Where two trees of different structure part, from the top down."""
+    """Where two trees of different structure differ, from the top down."""
     differences = structure_differences(before, after, name)
     return [_structure_change(d.path, d.one, d.other) for d in differences]
 

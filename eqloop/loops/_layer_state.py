@@ -16,7 +16,7 @@ Layer = TypeVar("Layer")
 
 
 def with_array_state(layer: Layer) -> Layer:
-    """A layer whose initial state is of arrays, so that it has axes to be stacked."""
+    """A layer whose initial state consists of arrays, so that it can be stacked."""
 
     def convert(node: Any) -> Any:
         if not _is_index(node):
@@ -27,7 +27,7 @@ def with_array_state(layer: Layer) -> Layer:
 
 
 def with_markers_of(first: Any, layer: Layer) -> Layer:
-    """A layer whose states go by the names that those of the first layer have."""
+    """A layer whose states have the names of those of the first layer."""
     names = iter(filter(_is_index, jax.tree.leaves(first, is_leaf=_is_index)))
 
     def rename(node: Any) -> Any:
@@ -39,10 +39,10 @@ def with_markers_of(first: Any, layer: Layer) -> Layer:
 
 
 def state_of(owner: str, layers: Any, state: eqx.nn.State, depth: int) -> eqx.nn.State:
-    """The part of a state that is that of the layers.
+    """The part of a state that belongs to the layers.
 
     Raises:
-        ValueError: If it does not hold the states of that many layers.
+        ValueError: If it does not hold the states of this many layers.
     """
     try:
         part = state.substate(layers)

@@ -111,7 +111,7 @@ class OpenedLoop:
 
 
 def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
-    """Opens a call of which only the types of the arrays are known."""
+    """Opens a call when only the types of the arrays are known."""
     opened: list[OpenedLoop] = []
     eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
     return opened[0]
@@ -126,7 +126,7 @@ class LoopOpener:
         in_axes: A prefix tree of axes for `xs`.
         out_axes: A prefix tree of axes for `ys`.
         f_axes: A prefix tree of axes for `f`.
-        f_transform: What is done to `f` in the body, before it is called.
+        f_transform: Applied to `f` in the body, before `f` is called.
         split_keys: Whether each step gets a key of its own.
         reverse: Whether the last step comes first.
         unroll: How many steps one iteration runs; `True` for all of them.

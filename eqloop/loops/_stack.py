@@ -19,7 +19,7 @@ from ._layer_state import Layer, with_array_state, with_markers_of
 
 
 def stack(owner: str, layers: Sequence[Layer]) -> Layer:
-    """Stacks layers that differ in nothing but the values of their arrays.
+    """Stacks layers that differ only in the values of their arrays.
 
     Args:
         owner: The name of the transform, for error messages.
@@ -63,7 +63,7 @@ def num_layers(owner: str, layers: Any) -> int:
         raise ValueError(
             f"{owner}: every array must have a leading axis, with one entry for each "
             f"layer, but these have no axis:\n{_listing(arrays, lone)}\n"
-            f"`StackedLayers.init` and `StackedLayers.from_layers` see to it."
+            f"`StackedLayers.init` and `StackedLayers.from_layers` do this."
         )
     lengths = {leaf.shape[0] for leaf in arrays.values()}
     if len(lengths) > 1:
@@ -89,7 +89,7 @@ def _check_alike(owner: str, first: Any, other: Any, name: str) -> None:
         listing = "\n".join(lines)
         raise TypeError(
             f"{owner}: layers must have the same structure, and arrays of the same "
-            f"shapes and dtypes, but these have not:\n{listing}"
+            f"shapes and dtypes, but these do not:\n{listing}"
         )
     if lines := [*_leaf_lines(first, other, name, _statics_differ)]:
         listing = "\n".join(lines)

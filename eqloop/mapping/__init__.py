@@ -1,8 +1,8 @@
-"""Maps: one function over many rows, on however many of them fit at once.
+"""Maps: one function over many rows, on as many at once as fit.
 
-Rows have no order here, and nothing is carried from one to the next: that is what
-`eqloop.loops` is for. A row is one entry of the arguments; a chunk is the rows that are
-mapped at once.
+Rows have no order here, and nothing is carried from one to the next, unlike in
+`eqloop.loops`. A row is one entry of the arguments; a chunk is the rows that are mapped
+at once.
 """
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap

@@ -121,7 +121,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
 
     @compiled_once
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments, a chunk at a time.
+        """Runs `f` on every row of its arguments, a chunk at a time.
 
         Args:
             *args: The arguments of `f`, with their rows along the axes of `in_axes`.
@@ -133,8 +133,8 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             reduced over the rows.
 
         Raises:
-            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
-                of `f` is violated.
+            TypeError: If an axis is neither an int nor `None`, or a jaxtyping
+                annotation of `f` is violated.
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
                 if a row alone takes more than the budget.
         """

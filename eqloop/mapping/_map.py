@@ -88,7 +88,7 @@ class Map(AbstractMap[P, R]):
 
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
-            ValueError: If there is not an array, or if arrays have no axis or differ in
+            ValueError: If there is no array, or if arrays have no axis or differ in
                 length.
         """
         axes = eqx.if_array(0)

@@ -86,14 +86,14 @@ class ParallelMap(AbstractAxesMap[P, R]):
             there is none either, all devices, those of all processes.
         devices: The devices to run on, in place of a mesh.
         axis_name: The axis of the mesh, if it has several; the others are left to the
-            compiler. It is also what the collectives in `f` call the rows. Where there
-            is not a mesh, it is `"rows"` by default.
+            compiler. It is also what the collectives in `f` call the rows. Without a
+            mesh, it is `"rows"` by default.
         chunk_size: How many rows a device maps at once, as for
             [`ChunkedVmap`][eqloop.ChunkedVmap]. By default all that it has.
 
     Raises:
-        TypeError: `mesh` is not a mesh, or one of `devices` no device; when called, as
-            `ChunkedVmap`.
+        TypeError: `mesh` is not a mesh, or one of `devices` is not a device; when
+            called, as `ChunkedVmap`.
         ValueError: Both `mesh` and `devices` are given, or no devices, or one twice;
             when called, the mesh has no such axis, or several and none is named, or a
             map around this one has split it already; `f` has collectives, and the
@@ -143,7 +143,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
 
     @compiled_once(when=_can_move)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs `f` for every row of its arguments, each device its share of them.
+        """Runs `f` on every row of its arguments, each device on its share of them.
 
         Args:
             *args: The arguments of `f`, with their rows along the axes of `in_axes`.
@@ -155,10 +155,10 @@ class ParallelMap(AbstractAxesMap[P, R]):
             rows are on the devices that computed them.
 
         Raises:
-            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
-                of `f` is violated.
+            TypeError: If an axis is neither an int nor `None`, or a jaxtyping
+                annotation of `f` is violated.
             ValueError: If nothing is mapped, if axes do not fit or differ in length, or
-                if `axis_name` is no free axis of the mesh.
+                if `axis_name` is not a free axis of the mesh.
         """
         mesh = self._mesh()
         axis = self._axis(mesh)
@@ -189,8 +189,8 @@ class ParallelMap(AbstractAxesMap[P, R]):
         """The axis of the mesh that the rows are split over."""
         if self.axis_name is not None and self.axis_name not in mesh.axis_names:
             raise ValueError(
-                f"ParallelMap: axis_name={self.axis_name!r} is no axis of the mesh, "
-                f"whose axes are {quoted(mesh.axis_names)}."
+                f"ParallelMap: axis_name={self.axis_name!r} is not an axis of the "
+                f"mesh, whose axes are {quoted(mesh.axis_names)}."
             )
         free = free_axes(mesh)
         choice = [axis for axis in free if self.axis_name in (None, axis)]

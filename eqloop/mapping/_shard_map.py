@@ -37,33 +37,35 @@ def _can_be_moved(transform: "ShardMap[Any]", *args: Any) -> bool:
 class ShardMap(AbstractTransform, Generic[R]):
     """Runs a function once on every device of a mesh, each on its parts of the arrays.
 
-    As `jax.shard_map`, and any leaf that is not an array is passed to `f` as it is, and
-    comes back as `f` returns it. The arrays of `f` itself are whole on every device;
-    their gradients are summed over the devices. Arrays that are elsewhere are moved to
-    the mesh, unless they are being traced. It is compiled.
+    Like `jax.shard_map`, with leaves of any kind: those that are not arrays reach `f`
+    unchanged, and come back as `f` returns them. The arrays of `f` itself are whole on
+    every device; their gradients are summed over the devices. Arrays that are elsewhere
+    are moved to the mesh, unless they are being traced. It is compiled.
 
     Args:
-        f: The function. In it, `jax.lax.psum(x, "name")` and the other collectives
-            speak to the devices along the axis of the mesh that has this name.
+        f: The function. In it, `jax.lax.psum(x, "name")` and the other collectives are
+            over the devices along the axis of the mesh with this name.
         mesh: A `jax.sharding.Mesh`. By default that of `jax.set_mesh`.
         in_specs: How the arguments are split: one `jax.sharding.PartitionSpec` for all
             of them, or a tuple with one for each, or with trees that are prefixes of
             the arguments. An entry of it splits the axis in its place over the axes of
-            the mesh that it names; `PartitionSpec()` is for what is whole everywhere.
+            the mesh that it names; `PartitionSpec()` is for arrays that are whole
+            everywhere.
         out_specs: How the parts that the devices return make up the results: likewise,
             a prefix of what `f` returns.
-        axis_names: The axes of the mesh that the specifications and collectives are
-            about; the others are left to the compiler. By default all of them.
+        axis_names: The axes of the mesh that specifications and collectives use. The
+            compiler handles the others. By default all of them.
         check_vma: Whether to check that results are the same along each axis of the
-            mesh that `out_specs` do not name for them. Where JAX cannot know it,
-            `False` leaves it to you.
+            mesh that `out_specs` do not name for them. If JAX cannot know it, pass
+            `False` and make sure yourself.
 
     Raises:
-        TypeError: `mesh` is none; when called, a specification is none, or a jaxtyping
-            annotation of `f`, which is about the parts, is violated.
-        ValueError: `axis_names` has one that the mesh has not; when called, there is
-            not a mesh, a specification does not fit its array, the devices do not
-            divide the length of an axis, or results differ that must not.
+        TypeError: `mesh` is not a mesh; when called, a specification is not a
+            specification, or a jaxtyping annotation of `f`, which describes the parts,
+            is violated.
+        ValueError: `axis_names` has an axis that the mesh does not have; when called,
+            there is no mesh, a specification does not fit its array, the devices do
+            not divide the length of an axis, or results differ that must be the same.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -109,14 +111,14 @@ class ShardMap(AbstractTransform, Generic[R]):
         """Runs `f` on every device.
 
         Args:
-            *args: The arguments of `f`, whole: each device is given its part of them.
+            *args: The arguments of `f`, whole. Each device gets its part of them.
 
         Returns:
             What `f` returns, put together from the parts of all devices.
 
         Raises:
-            TypeError: If a specification is no `PartitionSpec`.
-            ValueError: If there is not a mesh, or if a specification does not fit an
+            TypeError: If a specification is not a `PartitionSpec`.
+            ValueError: If there is no mesh, or if a specification does not fit an
                 array, the mesh, or what is known to be the same on all devices.
         """
         mesh = self._mesh()

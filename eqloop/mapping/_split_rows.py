@@ -158,12 +158,12 @@ class SplitRows:
         ]
 
     def _check_collectives(self) -> None:
-        """Raises if not all rows are at hand at once, as many on each device."""
+        """Raises unless all rows are there at once, equally many on each device."""
         name = f"the collectives in f (`jax.lax.psum` and the like, over {self.axis!r})"
         if self.missing:
             raise ValueError(
-                f"{_NAME}: {name} are over all rows, which must then be as many on "
-                f"each device, but there are {self.arguments.length} rows for "
+                f"{_NAME}: {name} are over all rows, so each device must have equally "
+                f"many, but there are {self.arguments.length} rows for "
                 f"{self.mesh.shape[self.axis]} devices. Change the number of rows, or "
                 f"give fewer `devices`."
             )

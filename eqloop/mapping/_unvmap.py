@@ -13,17 +13,18 @@ from .._partition import describe, is_dynamic, is_scalar
 def unvmap(
     x: Any, op: Literal["any", "all", "max", "min", "none"] = "any"
 ) -> jax.Array:
-    """Reduces an array to one value, over the axes of every `vmap` around it as well.
+    """Reduces an array to one value, including the axes of every `vmap` around it.
 
-    The result is the same for all rows, and not mapped: it can be the predicate of a
-    `jax.lax.cond` that is to remain one under `vmap`. Where no `vmap` is around it, it
+    The result is the same for all rows, and is not mapped. So a `jax.lax.cond` with it
+    as the predicate runs only one branch under `vmap`. Without a `vmap` around it, it
     is `jnp.any(x)`, and so on. Its derivative is zero.
 
     Args:
         x: An array, or a number.
         op: Whether `"any"` element is true or `"all"` of them are, or the `"max"` or
-            `"min"` of them. `"none"` does not reduce: it is for what is the same for
-            all rows although JAX cannot know, and takes that of one row.
+            `"min"` of them. `"none"` does not reduce: it is for a value that is the
+            same for all rows although JAX cannot know that, and returns the value of
+            one row.
 
     Returns:
         An array without axes: a bool, or for `"max"` and `"min"` of the dtype of `x`;

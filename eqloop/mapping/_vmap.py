@@ -26,17 +26,17 @@ def _as_axis_size(size: SupportsIndex | None) -> int | None:
 class Vmap(AbstractAxesMap[P, R]):
     """Vectorises a function over rows, all at once.
 
-    As `equinox.filter_vmap`: leaves of any kind go in and come out, and modules may be
-    made inside, so that `Vmap(make)(keys)` is an ensemble. Called as `f` is, with its
-    arguments stacked; arguments given by keyword are mapped as well. A single PRNG key
-    that is given as `key=` is split, one for each row.
+    Like `equinox.filter_vmap`: arguments and results can have leaves of any kind.
+    Modules can be made inside, so `Vmap(make)(keys)` is an ensemble. Call it like `f`,
+    with stacked arguments; keyword arguments are mapped as well. A single PRNG key that
+    is passed as `key=` is split, one for each row.
 
     Args:
-        axis_name: What `jax.lax.psum` and the other collectives call the rows.
+        axis_name: The name of the rows for `jax.lax.psum` and the other collectives.
         axis_size: How many rows there are; needed only if no argument is mapped.
 
     Raises:
-        TypeError: `axis_size` is not an int; when called, an axis is none, or a
+        TypeError: `axis_size` is not an int; when called, an axis is not an axis, or a
             jaxtyping annotation of `f` is violated.
         ValueError: `axis_size` is negative; when called, the lengths of the mapped axes
             disagree, there is nothing to map, an axis is out of range, or a result for

@@ -1,7 +1,7 @@
 """Progress bars: what the user sets, what the device reports, what the host shows.
 
-Loops hand over what they run, and get it back with reports in it. Nothing here knows
-how a loop is stored or reversed.
+Loops pass the function that they run, and get it back with reports in it. This room
+does not know how a loop is stored or reversed.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress

@@ -1,4 +1,4 @@
-"""Compiling functions, and looking at what they are once they are traced.
+"""Compiling functions, and looking at them once they are traced.
 
 Nothing here changes what a function computes. Passes that rewrite a jaxpr are in
 `eqloop.ir`.

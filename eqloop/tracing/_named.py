@@ -73,7 +73,7 @@ class Named(AbstractTransform, Generic[P, R]):
 
 
 def check_name(owner: str, name: Any) -> None:
-    """Raises unless this can be the name of something in a program."""
+    """Raises unless this can be a name in a program."""
     if not isinstance(name, str):
         raise TypeError(f"{owner}: `name` must be a string, not {name!r}.")
     if not name:
@@ -81,7 +81,7 @@ def check_name(owner: str, name: Any) -> None:
 
 
 def name_of(f: Callable[..., Any]) -> str:
-    """What a function is called; for a transform, what it does to what.
+    """The name of a function; for a transform, that of its class and of its function.
 
     >>> import eqloop as el
     >>> name_of(el.Remat(abs))

@@ -26,7 +26,7 @@ from ._usage import Usage, leaf_usage
 
 
 class Traced(NamedTuple):
-    """A function once it is traced.
+    """A traced function.
 
     Attributes:
         jaxpr: What it does. Its inputs are the arrays of the arguments, and its consts
@@ -156,7 +156,7 @@ class _Static:
 
 @dataclasses.dataclass(frozen=True)
 class RememberedCall:
-    """A call `f(*args, **kwargs)` whose trace is remembered.
+    """A call `f(*args, **kwargs)` whose trace is cached.
 
     Attributes:
         arrays: The arrays.

@@ -20,7 +20,7 @@ Usage = Literal["unused", "passed", "read"]
 
 
 class _Asked(enum.IntEnum):
-    """What is asked of a value: of two uses, the greater counts."""
+    """How a value is used. Of two uses, the greater counts."""
 
     NOTHING = 0
     AS_IT_IS = 1
@@ -36,13 +36,13 @@ _Many = list[_Asked]
 
 
 def leaf_usage(jaxpr: jex.ClosedJaxpr) -> list[Usage]:
-    """What becomes of each input of a jaxpr."""
+    """How each input of a jaxpr is used."""
     outs = [_Asked.AS_IT_IS] * len(jaxpr.out_avals)
     return [_NAMES[asked] for asked in _asked_of_inputs(jaxpr, outs)]
 
 
 def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
-    """What is asked of the inputs of a jaxpr, if this is asked of its outputs."""
+    """How the inputs of a jaxpr are used, if its outputs are used like this."""
     jaxpr = close(jaxpr).jaxpr
     asked: dict[Any, _Asked] = {}
 
@@ -126,7 +126,7 @@ def _usage_of_cond(eqn: Any, outs: _Many) -> _Many:
 
 
 def _inputs_handed_on(jaxpr: Any) -> list[int | None]:
-    """For each output of a jaxpr, which input it is, if it is one."""
+    """For each output of a jaxpr the input that it is, if it is one."""
     jaxpr = close(jaxpr).jaxpr
     at = {variable: i for i, variable in enumerate(jaxpr.invars)}
     is_literal = lambda atom: isinstance(atom, jex.Literal)
@@ -134,7 +134,7 @@ def _inputs_handed_on(jaxpr: Any) -> list[int | None]:
 
 
 def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:
-    """What is asked of a carry at the start, over however many steps."""
+    """How the initial carry is used, over any number of steps."""
     while True:
         more = list(map(max, carry, once(carry)))
         if more == carry:

@@ -29,6 +29,8 @@ _STYLES: Mapping[str, tuple[str, str]] = {
     "brainstate": ("#d04a00", "X"),
     "Python loop": ("#000000", "o"),
     "Recursive(16)": (_OURS, "P"),
+    "Recursive, in blocks": (_OURS, "p"),
+    "Chunked, in blocks": (_OURS, "."),
     "Binomial(30)": (_OURS, "*"),
     "Budget": (_OURS, "."),
     "StackedLayers": (_OURS, "."),
@@ -67,7 +69,7 @@ def draw(picture: Picture, outcomes: Sequence[Outcome]) -> Figure:
     ax = figure.subplots()
     lines = picture.lines(outcomes)
     for name, points in lines.items():
-        _draw_line(ax, name, points)
+        _draw_line(ax, name, points, picture.joined)
     ax.set(xscale="log", yscale="log", title=picture.title, xlabel=picture.xlabel)
     ax.xaxis.set_major_formatter(lambda value, _: picture.xunit(value))
     ax.yaxis.set_major_formatter(lambda value, _: picture.yunit(value))
@@ -84,11 +86,11 @@ def draw(picture: Picture, outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def _draw_line(ax: Axes, name: str, points: Points) -> None:
+def _draw_line(ax: Axes, name: str, points: Points, joined: bool) -> None:
     colour, marker = _STYLES[name]
     ours = colour == _OURS
     size = 9 if marker in "*PX." else 5.5
-    width = 2.0 if ours else 1.2
+    width = (2.0 if ours else 1.2) if joined else 0.0
     ax.plot(
         *zip(*points, strict=True),
         color=colour,

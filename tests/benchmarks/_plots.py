@@ -18,22 +18,24 @@ class Picture:
         alt: what it shows, for those who cannot see it.
         title: stands above it.
         across: what is drawn across, of an outcome and one of its rows.
-        up: what is drawn upwards, of a row.
+        up: what is drawn upwards, of an outcome and one of its rows.
         xlabel: stands below the horizontal axis.
         xunit: how its ticks are written.
         yunit: how those of the vertical axis are written.
         labels: where the lines are labelled: in a column at their ends, or beside them.
+        joined: whether the points of a line are joined.
     """
 
     name: str
     alt: str
     title: str
     across: Callable[[Outcome, Row], float]
-    up: Callable[[Row], float]
+    up: Callable[[Outcome, Row], float]
     xlabel: str
     xunit: Callable[[float], str]
     yunit: Callable[[float], str]
     labels: Literal["at the end", "beside"] = "at the end"
+    joined: bool = True
 
     def lines(self, outcomes: Sequence[Outcome]) -> Mapping[str, Points]:
         """The points of each line, from the rows that belong to one."""
@@ -41,7 +43,7 @@ class Picture:
         for outcome in outcomes:
             for row in outcome.rows:
                 if row.line:
-                    point = (self.across(outcome, row), self.up(row))
+                    point = (self.across(outcome, row), self.up(outcome, row))
                     lines.setdefault(row.line, []).append(point)
         return lines
 
@@ -72,16 +74,29 @@ def _size(outcome: Outcome, row: Row) -> float:
     return outcome.size or 1
 
 
-def _seconds(row: Row) -> float:
+def _seconds(outcome: Outcome, row: Row) -> float:
+    del outcome
     return row.seconds
 
 
-def _compile_seconds(row: Row) -> float:
+def _compile_seconds(outcome: Outcome, row: Row) -> float:
+    del outcome
     return row.compile_seconds
 
 
-def _temp_bytes(row: Row) -> float:
+def _temp_bytes(outcome: Outcome, row: Row) -> float:
+    del outcome
     return max(row.temp_bytes, 1)
+
+
+def _relative(value: Callable[[Outcome, Row], float]) -> Callable[..., float]:
+    """A value of a row, over that of the first row of its comparison."""
+    return lambda outcome, row: value(outcome, row) / value(outcome, outcome.rows[0])
+
+
+def times(value: float) -> str:
+    """How many times the first row."""
+    return f"{value:g} x"
 
 
 PICTURES: Mapping[str, Sequence[Picture]] = {
@@ -125,12 +140,27 @@ PICTURES: Mapping[str, Sequence[Picture]] = {
             "The time of a gradient against its temporary memory, a point for each "
             "setting of each library, and a line for the budgets of eqloop",
             "Time of a gradient of 4,096 steps",
-            lambda outcome, row: _temp_bytes(row),
+            _temp_bytes,
             _seconds,
             "temporary memory",
             nbytes,
             seconds,
             labels="beside",
+        ),
+    ),
+    "cells": (
+        Picture(
+            "cells",
+            "The time and the temporary memory of the gradient of four recurrent "
+            "cells, relative to lax.scan, a point for each cell and schedule",
+            "Time of the gradients of four cells",
+            _relative(_temp_bytes),
+            _relative(_seconds),
+            "temporary memory, relative to lax.scan",
+            times,
+            times,
+            labels="beside",
+            joined=False,
         ),
     ),
     "layers": (

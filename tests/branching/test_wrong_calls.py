@@ -26,7 +26,7 @@ def switch(*values: Any) -> Any:
 TYPES = ": all branches must return the same shapes and dtypes, but they do not:\n"
 STRUCTURE = ": all branches must return the same structure, but they do not:\n"
 STATIC = (
-    ": all branches must return the same leaves, where they are no arrays, but they do "
+    ": all branches must return equal leaves where they are not arrays, but they do "
     "not:\n"
 )
 LINEARS = [eqx.nn.Linear(1, n, key=jax.random.key(0)) for n in (2, 3)]

@@ -221,12 +221,16 @@ def test_as_policy_knows_every_name_in_jax():
         (
             "save_only_these_names",
             ValueError,
-            ["`save_only_these_names` is no policy", "save_names('a', 'b')"],
+            ["`save_only_these_names` is not a policy", "save_names('a', 'b')"],
         ),
         (jcp.save_only_these_names, ValueError, ["save_names('a', 'b')"]),
         (jcp.save_from_both_policies, ValueError, ["either(first, second)"]),
         (jcp.offload_dot_with_no_batch_dims, ValueError, ["Call it"]),
-        (el.policies.save_names, ValueError, ["`save_names` is no policy", "Call it"]),
+        (
+            el.policies.save_names,
+            ValueError,
+            ["`save_names` is not a policy", "Call it"],
+        ),
     ],
 )
 def test_wrong_policies(wrong, error, parts):

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+from tests.benchmarks import _results
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 INDEX = (ROOT / "docs" / "index.md").read_text()
 HOW_IT_WORKS = (ROOT / "docs" / "how_it_works.md").read_text()
+MEASURED = _results.load(ROOT / "docs" / "benchmarks.json")
 PICTURE = (ROOT / "docs" / "images" / "gigabytes.svg").read_text()
 
 same_jax = pytest.mark.skipif(
@@ -32,6 +34,12 @@ class Plain(eqx.Module):
 
     def __call__(self, init, xs):
         return jax.lax.scan(lambda h, x: self.f(h, x), init, xs)
+
+
+def rows(group, title):
+    """What a comparison of the benchmarks found on a CPU, by the names of its rows."""
+    (found,) = (o for o in MEASURED["cpu"][group].outcomes if title in o.title)
+    return {row.name: row for row in found.rows}
 
 
 def temporary(gradient, loop, xs):
@@ -53,6 +61,18 @@ def figures(pattern, page):
     """The numbers of a sentence."""
     (found,) = re.findall(pattern, " ".join(page.split()))
     return [float(number) for number in ([found] if isinstance(found, str) else found)]
+
+
+def test_guides_have_the_figures_of_the_benchmarks():
+    of_layers = rows("layers", "24 transformer layers")
+    stacked, plain = of_layers["StackedLayers"], of_layers["Python loop"]
+    guide = " ".join((ROOT / "docs/guides/stacked_layers.md").read_text().split())
+    assert "takes about an eighth of the time that a Python loop takes" in guide
+    assert round(plain.compile_seconds / stacked.compile_seconds) == 8
+    of_bars = rows("progress", "Progress bars")
+    added = of_bars["Scan, with a bar"].seconds - of_bars["Scan, no bar"].seconds
+    guide = (ROOT / "docs/guides/progress.md").read_text()
+    assert [round(1e3 * added)] == figures(r"moves that is about (\d+) ms", guide)
 
 
 def test_front_page_has_the_program_of_the_readme():

@@ -2,7 +2,8 @@
 
 A block of `>>>` examples is compared with its output. Any other is a program, or the
 next part of the page's program: the blocks of a page share their names. A page that
-needs a package says so above its title, in a line such as `requires: diffrax`.
+needs a package says so above its title, in a line such as `requires: diffrax`, and runs
+with the slow tests.
 """
 
 import doctest
@@ -21,11 +22,18 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "api").glob("*.md"))
 PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
+# The loop of the front page, for fewer steps. `test_figures.py` compiles all of it.
+_LONG, _SHORT = "jnp.ones((32, 10_000, 8))", "jnp.ones((32, 30, 8))"
 _REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def _case(page: Path) -> Any:
+    marks = [pytest.mark.slow] if _REQUIRES.match(page.read_text()) else []
+    return pytest.param(page, marks=marks, id=str(page.relative_to(DOCS)))
+
+
+@pytest.mark.parametrize("page", list(map(_case, PAGES)))
 def test_page(page):
     if required := _REQUIRES.match(page.read_text()):
         pytest.importorskip(required[1])
@@ -34,7 +42,8 @@ def test_page(page):
         if ">>>" in code:
             assert failures(page, line, code, names) == 0
         else:  # with the numbers that its lines have on the page, for tracebacks
-            exec(compile("\n" * line + code, page, "exec"), names)
+            program = "\n" * line + code.replace(_LONG, _SHORT)
+            exec(compile(program, page, "exec"), names)
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:

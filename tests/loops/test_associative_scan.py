@@ -287,7 +287,7 @@ WRONG = {
         lambda: ours(jnp.add, {"a": MATRIX, "b": (MATRIX[1:],)}),
         ValueError,
         "AssociativeScan: all arrays must have the same number of elements along axis "
-        "0, but they have not:\n  xs['a']: 4\n  xs['b'][0]: 3",
+        "0, but they do not:\n  xs['a']: 4\n  xs['b'][0]: 3",
     ),
     "nothing to scan": (
         lambda: ours(jnp.add, "abc"),

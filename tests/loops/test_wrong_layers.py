@@ -52,7 +52,7 @@ def counting(depth: int) -> Any:
 
 TYPES = (
     "StackedLayers.from_layers: layers must have the same structure, and arrays of the "
-    "same shapes and dtypes, but these have not:\n"
+    "same shapes and dtypes, but these do not:\n"
 )
 LEAVES = (
     "StackedLayers.from_layers: layers may differ in the values of their arrays only, "
@@ -135,7 +135,7 @@ WRONG = {
         ValueError,
         "StackedLayers: every array must have a leading axis, with one entry for each "
         "layer, but these have no axis:\n  layers.weight[1]: float32[]\n"
-        "`StackedLayers.init` and `StackedLayers.from_layers` see to it.",
+        "`StackedLayers.init` and `StackedLayers.from_layers` do this.",
     ),
     "leading axes differ": (
         lambda: el.StackedLayers(Layer((X, jnp.ones((2, 3))))),

@@ -331,7 +331,7 @@ WRONG = {
     "an unknown axis": (
         lambda: el.ParallelMap(jnp.sin, mesh=MESH, axis_name="c")(ONES),
         ValueError,
-        ["axis_name='c' is no axis of the mesh", "'a', 'b'"],
+        ["axis_name='c' is not an axis of the mesh", "'a', 'b'"],
     ),
     "one of several axes": (
         lambda: el.ParallelMap(jnp.sin, mesh=MESH)(ONES),

@@ -133,7 +133,7 @@ WRONG = {
     "a schedule that is no budget": (
         lambda: chunked(chunk_size=el.Recursive(16)),
         TypeError,
-        ["ChunkedVmap: `chunk_size`", "Recursive(base=16, block=None)"],
+        ["ChunkedVmap: `chunk_size`", "Recursive(base=16)"],
     ),
     "a budget that is too small": (
         lambda: jax.jit(chunked(attend, el.Budget(16)))(jnp.ones((5, 16, 8))),

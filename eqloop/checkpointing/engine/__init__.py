@@ -1,5 +1,5 @@
-"""Runs a loop by a layout, forwards and backwards, in every mode of differentiation.
+"""Runs a loop as a layout says, in every mode of differentiation.
 
-This room is given the layout; what a layout costs, and which one to choose, is known to
-`planning` and to the schedules.
+This room gets the layout. `planning` and the schedules know what a layout costs, and
+which one to choose.
 """

@@ -68,9 +68,9 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class LoopSpec:
-    """A loop that is to be planned, as a schedule sees it.
+    """A loop to plan, as a schedule sees it.
 
-    It is made by the library, and passed to `layout` of a schedule.
+    The library makes it, and passes it to the `layout` of a schedule.
 
     Args:
         problem: The loop.
@@ -120,11 +120,11 @@ class LoopSpec:
     def cut(self, segments: Iterable[tuple[int, "Planner"]]) -> Layout:
         """The loop as segments, one after the other.
 
-        The carry at the start of each segment is stored by the primal. On the way back,
-        last segment first, each is run again from there, and is reversed as its own
+        The primal stores the carry at the start of each segment. On the way back, last
+        segment first, each segment is run again from there, and reversed as its own
         schedule plans; a segment of one step is reversed at once. Equal segments that
-        follow one another share one loop in the program. Steps are reversed together
-        if all schedules have the same `block`.
+        follow one another share one loop in the program. Steps are reversed together if
+        all schedules have the same `block`.
 
         Args:
             segments: How many steps each segment has, and the schedule for it. With
@@ -136,8 +136,8 @@ class LoopSpec:
 
         Raises:
             TypeError: If a number of steps is not an int, or a schedule is none.
-            ValueError: If the segments do not make up the loop, or one is to be stored
-                on the host: [`Offload`][eqloop.Offload] is for the whole schedule.
+            ValueError: If the segments do not add up to the loop, or one has an
+                [`Offload`][eqloop.Offload], which is for the whole schedule.
 
         Examples:
             See [`AbstractSchedule`][eqloop.AbstractSchedule].

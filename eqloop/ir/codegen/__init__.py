@@ -1,7 +1,7 @@
 """Jaxprs as the text of Python modules.
 
-This is where it is decided how operations are written and how the text is laid out;
-nothing here changes a jaxpr.
+This room decides how operations are written and how the text is laid out. It never
+changes a jaxpr.
 """
 
 from ._handlers import register_handler

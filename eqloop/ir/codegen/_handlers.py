@@ -23,21 +23,20 @@ def register_handler(
     primitive: jex.Primitive | str,
     handler: Callable[[jex.JaxprEqn, Sequence[str]], str],
 ) -> None:
-    """Says how `to_python` is to write an operation that it does not know.
+    """Tells `to_python` how to write an operation that it does not know.
 
-    A handler that is registered again, or for an operation that is known, replaces what
-    there was.
+    A handler replaces an earlier one, or the library's own, for the same operation.
 
     Args:
         primitive: The operation, or its name as a printed jaxpr shows it.
-        handler: Is given the equation, whose `params` are those of the operation, and
-            for each operand an expression. It returns an expression for the result, or
-            for a tuple if the operation has `multiple_results`. The names `jax`,
-            `jnp`, `lax` and `np` may be used in it; others can be imported with
-            `__import__`.
+        handler: Takes the equation, whose `params` are those of the operation, and an
+            expression for each operand. It returns an expression for the result, or for
+            a tuple if the operation has `multiple_results`. The names `jax`, `jnp`,
+            `lax` and `np` may be used in it; others can be imported with `__import__`.
 
     Raises:
-        TypeError: `primitive` is no primitive and no name, or `handler` is no function.
+        TypeError: `primitive` is neither a primitive nor a name, or `handler` is not a
+            function.
 
     Examples:
         >>> from eqloop import ir

@@ -37,16 +37,16 @@ def to_python(
 ) -> Callable[..., str]:
     """Writes what a function does as a Python module that needs nothing but JAX.
 
-    The module has a function of the name of `f`. Its arguments are the arrays of `f`,
-    if it is a module, and of the arguments; its results are the arrays of the result,
-    in the order in which JAX flattens them. It computes the same, and has the same
-    derivatives. What is not an array is fixed as it was in the call.
+    The module has a function with the name of `f`. It takes the arrays of the
+    arguments, and those of `f` if that is a module, and returns the arrays of the
+    result, in the order in which JAX flattens them. It computes the same, and has the
+    same derivatives. Everything that is not an array is fixed to its value in the call.
 
     Loops are `lax.scan` and `lax.while_loop`, branches are `lax.cond` and `lax.switch`,
     with named functions for their bodies. The transforms of this library are written as
-    the loops that they run: their gradients are the same numbers, but take the memory
-    of JAX's own loops. Progress bars, and the checks of `DebugNonFinite`, are left out.
-    Constant arrays are written into the module.
+    the loops that they run. Their gradients are the same, but take the memory of JAX's
+    own loops. Progress bars, and the checks of `DebugNonFinite`, are left out. Constant
+    arrays are written into the module.
 
     Args:
         f: The function.
@@ -119,7 +119,7 @@ def jaxpr_to_python(
 
     Raises:
         TypeError: `jaxpr` is not a closed jaxpr.
-        ValueError: `name` is no name, or as `to_python`.
+        ValueError: `name` is not a valid name, or as for `to_python`.
 
     Examples:
         >>> import jax, jax.numpy as jnp

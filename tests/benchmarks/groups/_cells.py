@@ -1,5 +1,6 @@
 """Recurrent cells whose steps are reversed together."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import eqloop as el
@@ -23,14 +24,18 @@ def cells() -> Sequence[Comparison]:
 def _cell(title: str, args: tuple) -> Comparison:
     length = len(args[2])
     plain = loops.lax_scan()
-    levels, every = (
-        loops.ours(schedule)
-        for schedule in (el.Recursive(32, block=32), el.Chunked(length, block=32))
+    single, levels, every = (
+        dataclasses.replace(loops.ours(schedule), line=line)
+        for line, schedule in (
+            ("Recursive(16)", el.Recursive(16)),
+            ("Recursive, in blocks", el.Recursive(32, block=32)),
+            ("Chunked, in blocks", el.Chunked(length, block=32)),
+        )
     )
     rows = [
         plain,
         loops.lax_scan_of_remat(),
-        loops.ours(el.Recursive(16)),
+        single,
         levels,
         every,
     ]
