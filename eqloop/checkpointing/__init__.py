@@ -10,6 +10,7 @@ from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
+from ._reversible import Reversible
 from ._run import run_loop
 from ._run_while import run_while
 from ._schedule import (
@@ -26,7 +27,7 @@ from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
-from .engine._step import Step, make_step, trace_step
+from .engine._step import Step, make_step, trace_step, with_inverse
 from .whiles._bounded import Bounded
 from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
@@ -51,6 +52,7 @@ __all__ = [
     "Plan",
     "Recursive",
     "Remat",
+    "Reversible",
     "Saveable",
     "Step",
     "StoreAll",
@@ -66,4 +68,5 @@ __all__ = [
     "run_loop",
     "run_while",
     "trace_step",
+    "with_inverse",
 ]

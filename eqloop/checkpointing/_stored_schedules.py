@@ -1,6 +1,7 @@
 """Schedules around another one: where its slots are, and in which form."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -59,6 +60,11 @@ class Offload(AbstractSchedule):
                 f"that compiled code can reach, not {self.memory_kind!r}."
             )
 
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
+
     def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, elsewhere."""
         layout = self.schedule.layout(loop)
@@ -113,6 +119,11 @@ class Cast(AbstractSchedule):
     def __post_init__(self) -> None:
         _check_stored("Cast", self.schedule)
         object.__setattr__(self, "dtype", _float_dtype(self.dtype))
+
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, with its slots in the lower precision."""

@@ -102,8 +102,10 @@ def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
     if block > 1 and back.takes_blocks:
         held = tuple(union(held, leaves_read(back, loop, 2)))
     while True:
-        used = inputs_read(step.jaxpr, held)[step.num_consts :]
-        more = tuple(union(held, used[: step.num_carry]))
+        more = held
+        for program in filter(None, (step.jaxpr, step.inverse)):
+            used = inputs_read(program, held)[step.num_consts :]
+            more = tuple(union(more, used[: step.num_carry]))
         if more == held:
             return held
         held = more
@@ -115,10 +117,14 @@ def narrowed(step: Step, held: Flags) -> Step:
     if all(held):
         return step
     kept = [*[True] * step.num_consts, *held, *[True] * len(step.x_types)]
-    jaxpr, used = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, held, instantiate=kept)
-    assert list(used) == kept
-    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
-    return Step(closed, step.num_consts, sum(held))
+
+    def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, held, instantiate=kept)
+        assert list(used) == kept
+        return jex.ClosedJaxpr(jaxpr, program.consts)
+
+    inverse = step.inverse and narrow(step.inverse)
+    return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,8 +100,9 @@ class Counted(AbstractRepetition):
         step, loop = problem.step, problem.loop
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
-        order = saves.layout.order.by_carries()
-        return saves.layout.slots.sweep(step, loop, order, saves.held, *inputs)
+        order, held = saves.layout.order.by_carries(), saves.held
+        inputs = order.checked(step, loop, held, inputs)
+        return saves.layout.slots.sweep(step, loop, order, held, *inputs)
 
     def saved_types(self, step: Step, saves: Saves) -> list[Any]:
         rows = len(saves.layout.order.by_carries().starts) + 1

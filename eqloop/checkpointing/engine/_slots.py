@@ -85,7 +85,8 @@ class AbstractSlots(abc.ABC):
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
-            one more for carries that are not kept.
+            one more for carries that are not kept. The last carry is there if the order
+            asks for it.
         """
 
     @property
@@ -217,10 +218,14 @@ class DeviceSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        carries = self.filled(pick(init, held), len(order.starts) + 1)
+        count = len(order.starts)
+        carries = self.filled(pick(init, held), count + 1)
         if not (order.has_cheap_rows or step.y_types):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
-            return _sweep_by_segments(walk, order, held, list(init), carries)
+            carry, carries = _sweep_by_segments(walk, order, held, init, carries)
+            if order.keeps_last:
+                carries = carries.write(pick(carry, held), count)
+            return carry, [], carries.arrays
         row_of = order.row_of()
 
         def body(
@@ -233,6 +238,8 @@ class DeviceSlots(AbstractSlots):
 
         state = (zero(), list(init), carries)
         (_, carry, carries), ys = scan(body, (consts, xs), state, [], loop)
+        if order.keeps_last:
+            carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays
 
 
@@ -240,9 +247,9 @@ def _sweep_by_segments(
     walk: Walk,
     order: AbstractSlotOrder,
     held: Flags,
-    init: list[Any],
+    init: Arrays,
     carries: Carries,
-) -> tuple[list[Any], list[Any], list[Any]]:
+) -> tuple[list[Any], Carries]:
     """The same where there are no `ys`: between two slots nothing but the step is run.
 
     So the rows need not be found at every step.
@@ -259,9 +266,9 @@ def _sweep_by_segments(
 
     gauge = walk.loop.meter.here
     after = [*walk.consts, *init, *walk.xs]
-    state = (gauge.open(after), init, carries)
+    state = (gauge.open(after), list(init), carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
-    return carry, [], carries.arrays
+    return carry, carries
 
 
 def lowered_dtype(dtype: Any, precision: Any) -> Any:
