@@ -20,7 +20,7 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
-from ._stored_schedules import Cast, Offload
+from ._stored_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
 from .engine._invariant import hoist
 from .engine._layout import Layout
@@ -54,6 +54,7 @@ __all__ = [
     "Remat",
     "Reversible",
     "Saveable",
+    "Spill",
     "Step",
     "StoreAll",
     "as_policy",

@@ -88,7 +88,7 @@ class Plan:
     @property
     def evaluations(self) -> int:
         """How often the step is evaluated for one gradient, by the primal included."""
-        return self.layout.order.evaluations
+        return self.layout.evaluations
 
     def __str__(self) -> str:
         rows = [("steps", str(self.length))]

@@ -34,14 +34,20 @@ class Saves:
     Attributes:
         layout: Which carries are stored, and where.
         held: Which leaves of a carry the slots hold, of those that the way back knows.
+            `None` if the slots do not outlast the primal, which so stores nothing.
     """
 
     layout: Any  # Layout | AbstractWhileOrder
-    held: Flags
+    held: Flags | None
+
+    @property
+    def at_primal(self) -> Self | None:
+        """The same, if it is the primal that leaves it."""
+        return None if self.held is None else self
 
     def with_tangents(self, count: int) -> "Saves":
         """The same for a carry with so many tangents behind it, which are not held."""
-        return dataclasses.replace(self, held=(*self.held, *[False] * count))
+        return dataclasses.replace(self, held=(*(self.held or ()), *[False] * count))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
+
 from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ...progress import told_back
@@ -113,7 +115,7 @@ class Counted(AbstractRepetition):
         reversal = way.layout.reversal
         sweep = Sweep(way.step, way.loop, way.back, reversal, consts, xs, zs)
         run = lambda sweep, carried: sweep.run(way.layout, saved, carried)
-        return told_back(run, sweep, carried, [*saved, *zs])
+        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

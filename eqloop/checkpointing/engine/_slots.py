@@ -40,6 +40,14 @@ class AbstractSlots(abc.ABC):
     def take_device_memory(self) -> bool:
         """Whether they count among the bytes that a gradient takes."""
 
+    @property
+    def outlast_primal(self) -> bool:
+        """Whether what the primal stores is there until a cotangent comes.
+
+        If it is not, the way back runs the loop once more for the carries.
+        """
+        return True
+
     @abc.abstractmethod
     def stored_dtype(self, dtype: Any) -> Any:
         """The dtype in which leaves of a dtype are stored, see `as_stored`."""
@@ -93,6 +101,10 @@ class AbstractSlots(abc.ABC):
     def near(self) -> "DeviceSlots":
         """The slots of inner levels, in the same form."""
         return DeviceSlots(self.precision)
+
+    def released(self, arrays: Arrays, outputs: Any) -> Any:
+        """The outputs of a reverse sweep, after which slots are read no more."""
+        return outputs
 
     def packed(self, carry: Arrays) -> list[Any]:
         """A carry in the form in which it is stored."""
@@ -222,7 +234,7 @@ class DeviceSlots(AbstractSlots):
         carries = self.filled(pick(init, held), count + 1)
         if not (order.has_cheap_rows or step.y_types):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
-            carry, carries = _sweep_by_segments(walk, order, held, init, carries)
+            carry, carries = sweep_by_segments(walk, order, held, init, carries)
             if order.keeps_last:
                 carries = carries.write(pick(carry, held), count)
             return carry, [], carries.arrays
@@ -243,7 +255,7 @@ class DeviceSlots(AbstractSlots):
         return carry, ys, carries.arrays
 
 
-def _sweep_by_segments(
+def sweep_by_segments(
     walk: Walk,
     order: AbstractSlotOrder,
     held: Flags,
