@@ -12,6 +12,7 @@ from ._plan import Plan, plan
 from ._plans import plans
 from ._policies import as_policy, name
 from ._remat import Checkpoint, Remat
+from ._reversible import Reversible
 from ._run import run_loop
 from ._run_while import run_while
 from ._schedule import (
@@ -22,14 +23,14 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
-from ._stored_schedules import Cast, Offload
+from ._stored_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
 from .engine._invariant import hoist
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
-from .engine._step import Step, make_step, trace_step
+from .engine._step import Step, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded
 from .whiles._forward_only import ForwardOnly
@@ -56,7 +57,9 @@ __all__ = [
     "Plan",
     "Recursive",
     "Remat",
+    "Reversible",
     "Saveable",
+    "Spill",
     "Step",
     "StoreAll",
     "as_policy",
@@ -73,4 +76,5 @@ __all__ = [
     "run_loop",
     "run_while",
     "trace_step",
+    "with_inverse",
 ]

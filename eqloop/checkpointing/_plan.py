@@ -102,7 +102,7 @@ class Plan:
     @property
     def evaluations(self) -> int:
         """How often one gradient evaluates the step, the primal included."""
-        return self.layout.order.evaluations
+        return self.layout.evaluations
 
     def __str__(self) -> str:
         rows = [("steps", str(self.length))]

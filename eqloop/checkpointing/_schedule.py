@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, final
 
 from .._settings import int_of
@@ -43,6 +44,11 @@ class AbstractSchedule(abc.ABC):
 
     # Whether `lax.scan` as JAX differentiates it does what the schedule asks for.
     _by_jax: ClassVar[bool] = False
+
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """What undoes a step, `(carry, x) -> carry`, if that is to be used."""
+        return None
 
     @abc.abstractmethod
     def layout(self, loop: LoopSpec) -> Layout:

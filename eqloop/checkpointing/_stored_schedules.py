@@ -1,14 +1,20 @@
 """Schedules around another one: where its slots are, and in which form."""
 
 import dataclasses
+import os
+import tempfile
+from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
 
 from ._schedule import AbstractSchedule, StoreAll
+from .engine._file_slots import FileSlots
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
 from .engine._problem import LoopSpec
+from .engine._slots import AbstractSlots
+from .engine._spill_files import SpillFiles
 
 
 @final
@@ -59,12 +65,18 @@ class Offload(AbstractSchedule):
                 f"that compiled code can reach, not {self.memory_kind!r}."
             )
 
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
+
     def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, elsewhere."""
         layout = self.schedule.layout(loop)
         if layout.stores_residuals:
             return layout
-        return dataclasses.replace(layout, slots=HostSlots(layout.slots.precision))
+        slots = HostSlots(layout.slots.precision)
+        return _elsewhere("Offload", self.schedule, layout, slots)
 
 
 @final
@@ -114,6 +126,11 @@ class Cast(AbstractSchedule):
         _check_stored("Cast", self.schedule)
         object.__setattr__(self, "dtype", _float_dtype(self.dtype))
 
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
+
     def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, with its slots in the lower precision."""
         layout = self.schedule.layout(loop)
@@ -126,6 +143,104 @@ class Cast(AbstractSchedule):
             )
         slots = dataclasses.replace(layout.slots, precision=self.dtype)
         return dataclasses.replace(layout, slots=slots)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Spill(AbstractSchedule):
+    """The carries of another schedule are stored in files.
+
+    For loops whose stored carries fit neither the device nor the host. They are written
+    while the loop goes on, and read one ahead on the way back. In memory are a few at a
+    time; those of inner levels of `Recursive` and `Chunked` are on the device, as
+    always. `Binomial` moves carries about more often, and so takes more time.
+
+    The files have no names. They are gone when the way back is done, and when the
+    process ends, however it ends. Since nobody knows how often a way back will be gone,
+    the primal stores nothing: the way back runs the loop once more, to write the files,
+    and that is one evaluation of each step besides. Programs with callbacks run where
+    the host can be called from.
+
+    Args:
+        schedule: Which carries are stored.
+        directory: An existing directory that can be written to, best on a fast disk.
+
+    Raises:
+        TypeError: If `schedule` is no schedule, or `directory` no path.
+        ValueError: If `schedule` stores no carries, or stores them elsewhere already.
+        OSError: If `directory` is no directory, or cannot be written to. While a
+            gradient is computed, if the disk is full; a program that is compiled raises
+            JAX's own error, with the same message.
+
+    Examples:
+        >>> import tempfile
+        >>> import jax, jax.numpy as jnp
+        >>> import eqloop as el
+        >>> step = lambda h, x: (jnp.sin(h + x), None)
+        >>> schedule = el.Spill(el.Chunked(16), tempfile.gettempdir())
+        >>> scan = el.Scan(step, schedule=schedule)
+        >>> jax.grad(lambda h: scan(h, jnp.zeros(256))[0])(0.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+
+    schedule: AbstractSchedule
+    directory: str | os.PathLike[str]
+    _files: SpillFiles = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_stored("Spill", self.schedule)
+        directory = _directory(self.directory)
+        object.__setattr__(self, "directory", directory)
+        object.__setattr__(self, "_files", SpillFiles(directory))
+
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The layout of the schedule, in files."""
+        layout = self.schedule.layout(loop)
+        if layout.stores_residuals:
+            return layout
+        slots = FileSlots(str(self.directory), self._files, layout.slots.precision)
+        return _elsewhere("Spill", self.schedule, layout, slots)
+
+
+def _elsewhere(
+    owner: str, schedule: AbstractSchedule, layout: Layout, slots: AbstractSlots
+) -> Layout:
+    """A layout with its slots in another place than on the device."""
+    if layout.slots != layout.slots.near:
+        raise ValueError(
+            f"{owner}: the slots of {schedule!r} have been given a place already. Keep "
+            f"one of the two."
+        )
+    return dataclasses.replace(layout, slots=slots)
+
+
+def _directory(path: Any) -> str:
+    """The path of a directory that can be written to."""
+    try:
+        directory = os.fsdecode(os.fspath(path))
+    except TypeError:
+        raise TypeError(
+            f"Spill: `directory` must be the path of a directory, not {path!r}."
+        ) from None
+    if not os.path.isdir(directory):
+        what = "is a file" if os.path.exists(directory) else "does not exist"
+        raise NotADirectoryError(
+            f"Spill: `directory` must be an existing directory, and {directory!r} "
+            f"{what}."
+        )
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise PermissionError(
+            f"Spill: no file can be made in `directory`, {directory!r}: "
+            f"{error.strerror}."
+        ) from error
+    return directory
 
 
 def _float_dtype(dtype: Any) -> Any:

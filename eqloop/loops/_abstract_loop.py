@@ -117,6 +117,7 @@ class AbstractLoop(AbstractTransform):
             split_keys=self.split_keys,
             reverse=self.reverse,
             unroll=self.unroll,
+            undo=self._schedule().undo,
         )
 
     def __check_init__(self) -> None:

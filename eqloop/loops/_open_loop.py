@@ -28,10 +28,18 @@ from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
 from .._typecheck import enforce_annotations, explained
-from ..checkpointing import AbstractSchedule, Loop, Recursive, Step, hoist, run_loop
+from ..checkpointing import (
+    AbstractSchedule,
+    Loop,
+    Recursive,
+    Step,
+    hoist,
+    run_loop,
+    with_inverse,
+)
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
 from ._backward import Backward, Truncate, cut_before, passed_back
-from ._carry import OF_A_SCAN, Carry, Words, trace_settled
+from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -133,6 +141,7 @@ class LoopOpener:
         kept: Which of the `ys` are kept; `None` for all of them.
         words: What it calls its parts, for error messages.
         backward: What happens to the cotangent of the carry before each step.
+        undo: What undoes a step, if its schedule uses that.
     """
 
     name: str
@@ -146,6 +155,7 @@ class LoopOpener:
     kept: slice | None = None
     words: Words = OF_A_SCAN
     backward: Backward | None = None
+    undo: Callable[..., Any] | None = None
 
     def open(
         self,
@@ -174,6 +184,8 @@ class LoopOpener:
         )
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
+        if self.undo is not None:
+            step, consts = self._with_inverse(step, consts, carry, inputs)
         loop = dataclasses.replace(loop, carry_paths=carry.paths)
         head = self._steps_before_reversal(loop, bool(step.y_types))
 
@@ -187,6 +199,31 @@ class LoopOpener:
 
         arrays = carry.arrays, inputs.arrays
         return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
+
+    def _with_inverse(
+        self, step: Step, consts: list[Any], carry: Carry, inputs: AlongAxes
+    ) -> tuple[Step, list[Any]]:
+        """The step with what undoes it, and the consts of both."""
+        after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
+        inverse = trace_settled(
+            lambda carry, x: self._undo(carry, *inputs.rest.join(x)[1:3]),
+            lambda out: (out, [], None),
+            after,
+            inputs.element_types,
+        )
+        if inverse.carry is not after:
+            raise TypeError(
+                f"Reversible: `inverse` must return a carry of the same types as that "
+                f"which it is given, which is\n{eqx.tree_pformat(carry.tree)}\nand not "
+                f"\n{eqx.tree_pformat(inverse.carry.tree)}"
+            )
+        return with_inverse(step, consts, inverse.step, inverse.consts)
+
+    def _undo(self, carry: Any, x: Any, key: Any) -> Any:
+        keywords = {} if key is None else {"key": key}
+        with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
+            assert self.undo is not None
+            return self.undo(carry, x, **keywords)
 
     def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
         """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
@@ -247,6 +284,13 @@ class LoopOpener:
             self.name, y, self.out_axes, name="ys", scalars=True
         )
         return carry, arrays, outputs
+
+
+_OF_AN_INVERSE = dataclasses.replace(
+    OF_A_SCAN,
+    f="`inverse`",
+    call=lambda *args: step_call(*args).replace("f(", "inverse(", 1),
+)
 
 
 def kept_indices(length: int, kept: slice | None) -> range | None:

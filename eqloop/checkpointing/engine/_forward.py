@@ -120,8 +120,14 @@ class Walk:
 
     def next(self, carry: Arrays, position: Any) -> list[Any]:
         """The carry after the step at a position."""
-        x = self.loop.x(self.xs, shifted(position, self.first))
-        return self.step(self.consts, carry, x)[0]
+        return self.step(self.consts, carry, self._x(position))[0]
+
+    def before(self, carry: Arrays, position: Any) -> list[Any]:
+        """The carry before the step at a position, from the one after it."""
+        return self.step.before(self.consts, carry, self._x(position))
+
+    def _x(self, position: Any) -> list[Any]:
+        return self.loop.x(self.xs, shifted(position, self.first))
 
 
 def iterate(

@@ -34,14 +34,20 @@ class Saves:
     Attributes:
         layout: Which carries are stored, and where.
         held: Which leaves of a carry the slots hold, of those that the way back knows.
+            `None` if the slots do not outlast the primal, which so stores nothing.
     """
 
     layout: Any  # Layout | AbstractWhileOrder
-    held: Flags
+    held: Flags | None
+
+    @property
+    def at_primal(self) -> Self | None:
+        """The same, if it is the primal that leaves it."""
+        return None if self.held is None else self
 
     def with_tangents(self, count: int) -> "Saves":
         """The same for a carry with so many tangents behind it, which are not held."""
-        return dataclasses.replace(self, held=(*self.held, *[False] * count))
+        return dataclasses.replace(self, held=(*(self.held or ()), *[False] * count))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +108,10 @@ def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
     if block > 1 and back.takes_blocks:
         held = tuple(union(held, leaves_read(back, loop, 2)))
     while True:
-        used = inputs_read(step.jaxpr, held)[step.num_consts :]
-        more = tuple(union(held, used[: step.num_carry]))
+        more = held
+        for program in filter(None, (step.jaxpr, step.inverse)):
+            used = inputs_read(program, held)[step.num_consts :]
+            more = tuple(union(more, used[: step.num_carry]))
         if more == held:
             return held
         held = more
@@ -115,10 +123,14 @@ def narrowed(step: Step, held: Flags) -> Step:
     if all(held):
         return step
     kept = [*[True] * step.num_consts, *held, *[True] * len(step.x_types)]
-    jaxpr, used = partial_eval.dce_jaxpr(step.jaxpr.jaxpr, held, instantiate=kept)
-    assert list(used) == kept
-    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
-    return Step(closed, step.num_consts, sum(held))
+
+    def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, held, instantiate=kept)
+        assert list(used) == kept
+        return jex.ClosedJaxpr(jaxpr, program.consts)
+
+    inverse = step.inverse and narrow(step.inverse)
+    return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,12 @@ class Layout:
         return self.order.block
 
     @property
+    def evaluations(self) -> int:
+        """How often the step is evaluated for one gradient, by the primal included."""
+        again = 0 if self.slots.outlast_primal else self.order.length
+        return self.order.evaluations + again
+
+    @property
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
         return self.order.stores_residuals

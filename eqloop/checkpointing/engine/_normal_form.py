@@ -85,6 +85,13 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
         after, y = step(all_consts, all_carry, x)
         return [*pick(after, _not(stays)), *map(jax.freeze, local)], y
 
+    def run_back(
+        inputs: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        consts, staying = split(inputs, step.num_consts)
+        after = put(put([None] * len(stays), stays, staying), _not(stays), carry)
+        return pick(step.before(consts, after, x), _not(stays)), []
+
     strong = lambda avals: [_strong(aval) for aval in avals]
     types = (
         [*consts, *staying],
@@ -93,7 +100,11 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     )
     has_weak = any(_strong(t) is not t for group in types for t in group)
     if any(refs) or any(stays) or has_weak:
+        inverse = None
+        if step.inverse is not None and not any(refs):
+            inverse = make_step(run_back, *map(strong, types)).jaxpr
         step = make_step(run, *map(strong, types))
+        step = dataclasses.replace(step, inverse=inverse)
     return NormalForm(step, refs, stays)
 
 

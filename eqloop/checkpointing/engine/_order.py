@@ -13,13 +13,16 @@ import jax.numpy as jnp
 
 from ..._bytes import format_bytes
 from ..._constant import constant
+from ..._partition import Arrays, Flags
 from ._costs import StepCost
 from ._loop import element
 from ._pace import AbstractPace
 
 if TYPE_CHECKING:
+    from ._loop import Loop
     from ._reversals import AbstractReversal
     from ._slots import Carries
+    from ._step import Step
     from ._sweep import Cotangents, Sweep
 
 
@@ -175,6 +178,24 @@ class AbstractSlotOrder(AbstractOrder):
     def evaluations(self) -> int:
         """The primal, the reversal of every step, and the advances in between."""
         return 2 * self.length + self.advances
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the row beyond those of the starts is for the last carry."""
+        return False
+
+    def checked(
+        self, step: "Step", loop: "Loop", held: Flags, inputs: Any
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        """The inputs of the loop, tied to whatever has to hold of them.
+
+        Args:
+            step: The step.
+            loop: The loop.
+            held: Which leaves of a carry are stored.
+            inputs: Consts, the initial carry and `xs`.
+        """
+        return inputs
 
     def by_carries(self) -> "AbstractSlotOrder":
         return self

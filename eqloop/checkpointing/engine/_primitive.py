@@ -128,7 +128,8 @@ class PlannedLoop(Formula):
                 problem.step.jaxpr, problem.repetition.instead_of_effects
             )
             primal = settled_problem(problem, active, reverse=True)
-            carry, ys, slots = type(self)(primal, saves, self.in_avals)(*inputs)
+            run = type(self)(primal, saves.at_primal, self.in_avals)
+            carry, ys, slots = run(*inputs)
             residuals = (inputs, slots)
         out = (carry, ys, slots if self.saves else [])
         moves_out = (list(active.carry), list(y_active), self._no_slots())
@@ -356,8 +357,9 @@ class Reverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         in_avals = (_types_of(args), [], *_types_of(ends))
         formula = self._derived(problem, Pulled, active, in_avals)
-        saves = Saves(formula.layout, formula.needed)
-        carry, ct_zs, slots = PlannedLoop(problem, saves, in_avals[0])(*args)
+        saves = _saves(formula.layout, lambda: formula.needed)
+        there = PlannedLoop(problem, saves.at_primal, in_avals[0])
+        carry, ct_zs, slots = there(*args)
         in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
         formula = type(self)(problem, formula.back, saves.layout, saves.held, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
@@ -443,7 +445,12 @@ def _saves_of(problem: Problem, active: Active, y_active: Flags) -> Saves:
     if layout.stores_residuals:
         return Saves(layout, ())
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
-    return Saves(layout, held_leaves(problem, active, wanted, layout.block))
+    block = layout.block
+    return _saves(layout, lambda: held_leaves(problem, active, wanted, block))
+
+
+def _saves(layout: Any, held: Callable[[], Flags]) -> Saves:
+    return Saves(layout, held() if layout.slots.outlast_primal else None)
 
 
 def _types_of(inputs: Any) -> Any:

@@ -189,6 +189,11 @@ class LoopSpec:
         return self.problem.policy is not None
 
     @property
+    def has_inverse(self) -> bool:
+        """Whether there is an inverse of the step."""
+        return self.problem.step.inverse is not None
+
+    @property
     def has_slots(self) -> bool:
         """Whether there is anything to store: something of a carry is read again."""
         return any(self._held)
@@ -262,9 +267,10 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     num_consts = step.num_consts + sum(active.consts)
     num_carry = step.num_carry + sum(active.carry)
     axes = (*loop.x_axes, *pick(loop.x_axes, active.xs))
+    inverse = step.inverse and pruned(pushed(step.inverse, active, (active.carry,)))
     return dataclasses.replace(
         problem,
-        step=Step(pruned(jaxpr), num_consts, num_carry),
+        step=Step(pruned(jaxpr), num_consts, num_carry, inverse),
         loop=dataclasses.replace(loop, x_axes=axes, meter=loop.meter.tangents),
     )
 
@@ -281,18 +287,36 @@ def batched_problem(
     step, loop = problem.step, problem.loop
     is_batched = [[dim is not None for dim in group] for group in dims]
     carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
+    if step.inverse is not None:
+        carry, ys = _reaching_both_ways(step, is_batched, carry, ys, axis_data.name)
     const_dims, _, xs_dims = dims
     axes, x_dims = batched_axes(loop.x_axes, xs_dims)
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (*const_dims, *front(carry), *x_dims)
     out_dims = (*front(carry), *front(ys))
     jaxpr = batched(step.jaxpr, axis_data, in_dims, out_dims)
+    inverse = step.inverse and pruned(
+        batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
+    )
     problem = dataclasses.replace(
         problem,
-        step=dataclasses.replace(step, jaxpr=pruned(jaxpr)),
+        step=dataclasses.replace(step, jaxpr=pruned(jaxpr), inverse=inverse),
         loop=dataclasses.replace(loop, x_axes=axes, batch=loop.batch * axis_data.size),
     )
     return problem, carry, ys
+
+
+def _reaching_both_ways(
+    step: Step, is_batched: Any, carry: Flags, ys: Flags, axis_name: Any
+) -> tuple[Flags, Flags]:
+    """Which leaves of the carry, and of `y`, a step or its inverse batches."""
+    consts, _, x = is_batched
+    back = Step(step.inverse, step.num_consts, step.num_carry)
+    while True:
+        before, _ = reaching(back, consts, carry, x, axis_name=axis_name)
+        if before == carry:
+            return carry, ys
+        carry, ys = reaching(step, consts, before, x, axis_name=axis_name)
 
 
 # Lists of arrays in threes: consts, carry and xs, as `Active` marks them.

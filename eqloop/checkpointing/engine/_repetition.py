@@ -8,6 +8,8 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
+
 from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ...progress import told_back
@@ -104,8 +106,9 @@ class Counted(AbstractRepetition):
         step, loop = problem.step, problem.loop
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
-        order = saves.layout.order.by_carries()
-        return saves.layout.slots.sweep(step, loop, order, saves.held, *inputs)
+        order, held = saves.layout.order.by_carries(), saves.held
+        inputs = order.checked(step, loop, held, inputs)
+        return saves.layout.slots.sweep(step, loop, order, held, *inputs)
 
     def saved_types(self, step: Step, saves: Saves) -> list[Any]:
         rows = len(saves.layout.order.by_carries().starts) + 1
@@ -116,7 +119,7 @@ class Counted(AbstractRepetition):
         reversal = way.layout.reversal
         sweep = Sweep(way.step, way.loop, way.back, reversal, consts, xs, zs)
         run = lambda sweep, carried: sweep.run(way.layout, saved, carried)
-        return told_back(run, sweep, carried, [*saved, *zs])
+        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

@@ -40,6 +40,14 @@ class AbstractSlots(abc.ABC):
     def take_device_memory(self) -> bool:
         """Whether they count among the bytes that a gradient takes."""
 
+    @property
+    def outlast_primal(self) -> bool:
+        """Whether what the primal stores is there until a cotangent comes.
+
+        If it is not, the way back runs the loop once more for the carries.
+        """
+        return True
+
     @abc.abstractmethod
     def stored_dtype(self, dtype: Any) -> Any:
         """The dtype in which leaves of a dtype are stored, see `as_stored`."""
@@ -85,13 +93,18 @@ class AbstractSlots(abc.ABC):
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
-            one more for carries that are not kept.
+            one more for carries that are not kept. The last carry is there if the order
+            asks for it.
         """
 
     @property
     def near(self) -> "DeviceSlots":
         """The slots of inner levels, in the same form."""
         return DeviceSlots(self.precision)
+
+    def released(self, arrays: Arrays, outputs: Any) -> Any:
+        """The outputs of a reverse sweep, after which slots are read no more."""
+        return outputs
 
     def packed(self, carry: Arrays) -> list[Any]:
         """A carry in the form in which it is stored."""
@@ -217,10 +230,14 @@ class DeviceSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        carries = self.filled(pick(init, held), len(order.starts) + 1)
+        count = len(order.starts)
+        carries = self.filled(pick(init, held), count + 1)
         if not (order.has_cheap_rows or step.y_types or loop.stops):
             walk = Walk(step, loop, opaque(consts), opaque(xs))
-            return _sweep_by_segments(walk, order, held, list(init), carries)
+            carry, carries = sweep_by_segments(walk, order, held, init, carries)
+            if order.keeps_last:
+                carries = carries.write(pick(carry, held), count)
+            return carry, [], carries.arrays
         row_of = order.row_of()
 
         def body(
@@ -233,16 +250,18 @@ class DeviceSlots(AbstractSlots):
 
         state = (zero(), list(init), carries)
         (_, carry, carries), ys = scan(body, (consts, xs), state, [], loop)
+        if order.keeps_last:
+            carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays
 
 
-def _sweep_by_segments(
+def sweep_by_segments(
     walk: Walk,
     order: AbstractSlotOrder,
     held: Flags,
-    init: list[Any],
+    init: Arrays,
     carries: Carries,
-) -> tuple[list[Any], list[Any], list[Any]]:
+) -> tuple[list[Any], Carries]:
     """The same where there are no `ys`: between two slots nothing but the step is run.
 
     So the rows need not be found at every step.
@@ -259,9 +278,9 @@ def _sweep_by_segments(
 
     gauge = walk.loop.meter.here
     after = [*walk.consts, *init, *walk.xs]
-    state = (gauge.open(after), init, carries)
+    state = (gauge.open(after), list(init), carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
-    return carry, [], carries.arrays
+    return carry, carries
 
 
 def lowered_dtype(dtype: Any, precision: Any) -> Any:

@@ -24,16 +24,25 @@ class Step:
             `[*consts, *carry, *x]` and its outputs `[*carry, *y]`.
         num_consts: How many of the inputs are the same for every step.
         num_carry: How many of the inputs, and of the outputs, are the carry.
+        inverse: From `[*consts, *carry, *x]`, with the carry after a step, to the carry
+            before it, if that is known. The derivatives of a step lose it, unless they
+            say how it is differentiated.
     """
 
     jaxpr: jex.ClosedJaxpr
     num_consts: int
     num_carry: int
+    inverse: jex.ClosedJaxpr | None = None
 
     def __call__(
         self, consts: Arrays, carry: Arrays, x: Arrays
     ) -> tuple[list[Any], list[Any]]:
         return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
+
+    def before(self, consts: Arrays, carry: Arrays, x: Arrays) -> list[Any]:
+        """The carry before a step, from the one after it: by the inverse."""
+        assert self.inverse is not None
+        return run(self.inverse, *consts, *carry, *x)
 
     def rewritten(self, rewrite: Callable[[Any], Any]) -> "Step":
         """The step with another jaxpr of the same signature."""
@@ -85,6 +94,29 @@ def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Any]]:
     types = list(map(jax.typeof, init))
     told = make_step(counted(meter, step), step.const_types, types, step.x_types)
     return told.rewritten(Guarded()), init
+
+
+def with_inverse(
+    step: Step, consts: Arrays, inverse: Step, more: Arrays
+) -> tuple[Step, list[Any]]:
+    """A step that knows its inverse, and the consts of both.
+
+    Args:
+        step: The step.
+        consts: What it gets each time.
+        inverse: From the carry after a step and its `x` to the carry before it.
+        more: What that gets each time; some may be consts of the step as well.
+    """
+    every = list({id(const): const for const in (*consts, *more)}.values())
+    at = {id(const): i for i, const in enumerate(every)}
+    types = [*map(jax.typeof, every)], step.carry_types, step.x_types
+
+    def joint(one: Step, own: Arrays) -> Step:
+        places = [at[id(const)] for const in own]
+        return make_step(lambda c, *io: one([c[i] for i in places], *io), *types)
+
+    jaxpr = joint(inverse, more).jaxpr
+    return dataclasses.replace(joint(step, consts), inverse=jaxpr), every
 
 
 def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:

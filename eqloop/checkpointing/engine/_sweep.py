@@ -81,7 +81,7 @@ class Sweep:
         sweep = self if order.is_flat else self.opaque()
         cts = sweep.start(ct_carry)
         carries = layout.slots.holding(slots, self.step.carry_types)
-        return order.reverse(sweep, carries, cts)
+        return layout.slots.released(slots, order.reverse(sweep, carries, cts))
 
     def opaque(self) -> "Sweep":
         """The same for loops in loops: what they read is not known to be repeated."""

@@ -1,0 +1,141 @@
+"""Slots in files, for what neither the device nor the host holds.
+
+What flows through the program in place of an array of slots is the number of the run,
+one for each leaf. A row that is written gives a new one, so that what is read later
+depends on it. Under `vmap` it is batched if the leaf is, and says how many rows of a
+batch there are: the whole batch is one row of the file.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from ..._compat import is_widened
+from ..._partition import Arrays, Flags, pick
+from ._forward import Walk
+from ._loop import Loop, opaque
+from ._order import AbstractSlotOrder
+from ._slots import AbstractSlots, Carries, bits_of, sweep_by_segments
+from ._spill_files import SpillFiles
+from ._step import Step
+
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSlots(AbstractSlots):
+    """Written and read by callbacks, while a reverse sweep lasts.
+
+    Attributes:
+        directory: Where the files are.
+        files: Those of the runs that are under way.
+    """
+
+    directory: str
+    files: SpillFiles = dataclasses.field(repr=False, compare=False)
+    precision: Any = None
+
+    @property
+    def take_device_memory(self) -> bool:
+        return False
+
+    @property
+    def outlast_primal(self) -> bool:
+        # Nobody says when the primal's slots are needed no more: they may be read by no
+        # reverse sweep, or by several.
+        return False
+
+    def stored_dtype(self, dtype: Any) -> Any:
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.dtype(jnp.uint32)
+        return bits_of(dtype) if is_widened(dtype) else dtype
+
+    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+        return [_NUMBER for _ in carry_types]
+
+    def filled(self, carry: Arrays, rows: int) -> Carries:
+        """New files, with nothing in them."""
+        count = len(carry)
+        opened = lambda: np.asarray(self.files.open(count), np.int32)
+        number = io_callback(opened, _NUMBER)
+        types = self.packed_types([jax.typeof(leaf) for leaf in carry])
+        arrays = [_Handle(number, i, aval) for i, aval in enumerate(types)]
+        return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
+
+    def read(self, array: Any, row: Any) -> Any:
+        def load(number: Any, row: Any) -> Any:
+            return self.files.read(_one(number), array.leaf, _one(row))
+
+        aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
+        return jax.pure_callback(
+            load, aval, array.number, row, vmap_method="broadcast_all"
+        )
+
+    def write(self, array: Any, leaf: Any, row: Any) -> Any:
+        def save(number: Any, row: Any, leaf: Any) -> Any:
+            self.files.write(_one(number), array.leaf, _one(row), leaf)
+            return number
+
+        number = jax.pure_callback(
+            save, _NUMBER, array.number, row, leaf, vmap_method="broadcast_all"
+        )
+        return dataclasses.replace(array, number=number)
+
+    def sweep(
+        self,
+        step: Step,
+        loop: Loop,
+        order: AbstractSlotOrder,
+        held: Flags,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        count = len(order.starts)
+        carries = self.filled(pick(init, held), count + 1)
+        walk = Walk(step, loop, opaque(consts), opaque(xs))
+        carry, carries = sweep_by_segments(walk, order, held, init, carries)
+        if order.keeps_last:
+            carries = carries.write(pick(carry, held), count)
+        return carry, [], carries.arrays
+
+    def released(self, arrays: Arrays, outputs: Any) -> Any:
+        if not arrays:
+            return outputs
+
+        def closed(number: Any, *_: Any) -> None:
+            self.files.close(_one(number))
+
+        # When all that the sweep gives is there.
+        ends = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(outputs)]
+        io_callback(closed, None, arrays[0].number, *ends)
+        return outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Handle:
+    """The rows of a leaf.
+
+    Attributes:
+        number: The number of the run.
+        leaf: Which leaf.
+        aval: Its type, as it is stored.
+    """
+
+    number: Any
+    leaf: int
+    aval: Any
+
+
+jax.tree_util.register_dataclass(
+    _Handle, data_fields=["number"], meta_fields=["leaf", "aval"]
+)
+
+
+def _one(numbers: Any) -> int:
+    """The number that is the same for all examples of a batch."""
+    return int(np.asarray(numbers).reshape(-1)[0])

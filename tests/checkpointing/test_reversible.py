@@ -1,0 +1,240 @@
+"""Loops that are reversed by an inverse of the step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..marks import slow
+from .memory import temp_bytes
+
+WIDTH = 4
+
+
+def leapfrog(w, carry, x):
+    q, p, count, total = carry
+    dt, _ = x
+    q = q + 0.5 * dt * p
+    p = p - dt * w * jnp.sin(q)
+    q = q + 0.5 * dt * p
+    return (q, p, count + 1, total + jnp.sum(q)), q * p
+
+
+def undo(w, carry, x):
+    (q, p, count, total), (dt, kick) = carry, x
+    (q, p, _, _), _ = leapfrog(w, (q, p, count, total), (-dt, kick))
+    return q, p, count - 1, total
+
+
+def heun(w, carry, dt):
+    """Reversible Heun (Kidger et al. 2021), of dy = tanh(w y) dt."""
+    y, z, rate = carry
+    z = 2 * y - z + dt * rate
+    after = jnp.tanh(w * z)
+    return (y + 0.5 * dt * (rate + after), z, after), None
+
+
+def undo_heun(w, carry, dt):
+    y, z, rate = carry
+    z = 2 * y - z - dt * rate
+    before = jnp.tanh(w * z)
+    return y - 0.5 * dt * (before + rate), z, before
+
+
+def run(schedule, w, h, dts):
+    init = (h, jnp.cos(h), jnp.zeros((), jnp.int32), jnp.zeros(()))
+    schedule = schedule and schedule(functools.partial(undo, w))
+    scan = el.Scan(functools.partial(leapfrog, w), schedule=schedule)
+    (q, p, _, total), ys = scan(init, (dts, jnp.arange(dts.size)))
+    return jnp.sum(jnp.sin(q) * p) + 0.1 * total + jnp.sum(jnp.cos(ys))
+
+
+ARGS = jnp.linspace(0.5, 1.5, WIDTH), jnp.linspace(-1, 1, WIDTH), jnp.full(11, 0.1)
+
+
+def grad(f, *args):
+    return jax.grad(f, (0, 1, 2))(*args)
+
+
+def hessian(f, *args):
+    return jax.hessian(f, (0, 1))(*args)
+
+
+def reverse_over_reverse(f, *args):
+    return jax.jacrev(jax.grad(f), (0, 2))(*args)
+
+
+def forward_over_reverse(f, *args):
+    return jax.jvp(jax.grad(f, (0, 1, 2)), args, jax.tree.map(jnp.cos, args))
+
+
+def vmap_of_grad(f, w, h, dts):
+    return jax.vmap(jax.grad(f, (0, 1)), (None, 0, None))(w, jnp.stack([h, 2 * h]), dts)
+
+
+def grad_of_vmap(f, w, h, dts):
+    batch = lambda w: jax.vmap(f, (None, 0, None))(w, jnp.stack([h, 2 * h]), dts)
+    return jax.grad(lambda w: jnp.sum(batch(w)))(w)
+
+
+def vmap_of_parameters(f, w, h, dts):
+    return jax.vmap(jax.grad(f, (0, 1)), (0, None, None))(jnp.stack([w, 2 * w]), h, dts)
+
+
+MODES = [
+    grad,
+    hessian,
+    reverse_over_reverse,
+    forward_over_reverse,
+    vmap_of_grad,
+    grad_of_vmap,
+    vmap_of_parameters,
+]
+SCHEDULES = {
+    "one part": el.Reversible,
+    "parts": lambda f: el.Reversible(f, checkpoints=3),
+    "every step": lambda f: el.Reversible(f, checkpoints=99),
+    "unchecked": lambda f: el.Reversible(f, check=False),
+    "on the host": lambda f: el.Offload(el.Reversible(f, checkpoints=2)),
+}
+AT_REST = [("parts", mode) for mode in (grad, hessian, vmap_of_grad, grad_of_vmap)]
+AT_REST += [("every step", grad), ("on the host", grad)]
+CASES = [
+    (name, mode) if (name, mode) in AT_REST else slow(name, mode)
+    for name in SCHEDULES
+    for mode in MODES
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_every_mode(name, mode):
+    found = jax.jit(functools.partial(mode, functools.partial(run, SCHEDULES[name])))
+    expected = jax.jit(functools.partial(mode, functools.partial(run, None)))
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+    jax.tree.map(close, found(*ARGS), expected(*ARGS))
+
+
+def test_keys_and_captured_arrays():
+    """The inverse gets the keys of the steps, and closes over what it likes."""
+
+    def loss(schedule, w, h):
+        def step(h, _, *, key):
+            return (h[1] + w * jax.random.normal(key, h[0].shape), h[0]), None
+
+        def back(h, _, *, key):
+            return (h[1], h[0] - w * jax.random.normal(key, h[0].shape))
+
+        scan = el.Scan(step, schedule=schedule and el.Reversible(back))
+        (a, b), _ = scan((h, jnp.sin(h)), length=6, key=jax.random.key(2))
+        return jnp.sum(a * b)
+
+    found = jax.grad(loss, (1, 2))(True, jnp.float32(0.3), ARGS[1])
+    expected = jax.grad(loss, (1, 2))(None, jnp.float32(0.3), ARGS[1])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
+    )
+
+
+def heun_loss(schedule, w, y, dts):
+    scan = el.Scan(functools.partial(heun, w), schedule=schedule)
+    return jnp.sum(scan((y, y, jnp.tanh(w * y)), dts)[0][0] ** 2)
+
+
+@pytest.mark.parametrize("steps", [1000, slow(10_000), slow(100_000)])
+def test_rounding_and_memory_of_long_loops(steps):
+    w, h, _ = ARGS
+    dts = jnp.full(steps, 1e-2)
+    parts = max(steps // 1000, 1)
+
+    def loss(schedule, w):
+        scan = el.Scan(functools.partial(leapfrog, w), schedule=schedule)
+        zero = jnp.zeros((), jnp.int32)
+        xs = (dts, jnp.zeros(steps))
+        return jnp.sum(scan((h, jnp.cos(h), zero, 0.0), xs)[0][0] ** 2)
+
+    schedule = el.Reversible(functools.partial(undo, w), checkpoints=parts)
+    found, expected = (
+        jax.jit(jax.grad(functools.partial(loss, s)))(w) for s in (schedule, None)
+    )
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error <= 1e-3
+    temp = temp_bytes(jax.grad(functools.partial(loss, schedule)), w)
+    # The two `xs`, and a few numbers for each part.
+    assert temp <= 3000 + 64 * parts + 8 * steps
+
+
+def test_reversible_heun():
+    w, h, _ = ARGS
+    dts = jnp.full(200, 0.01)
+    inverse = functools.partial(undo_heun, w)
+    found, expected = (
+        jax.grad(heun_loss, 2)(s, w, h, dts) for s in (el.Reversible(inverse), None)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_the_plan():
+    step = functools.partial(leapfrog, ARGS[0])
+    inverse = functools.partial(undo, ARGS[0])
+    scan = el.Scan(step, schedule=el.Reversible(inverse, checkpoints=3))
+    init = (jnp.ones(WIDTH), jnp.ones(WIDTH), jnp.zeros((), jnp.int32), jnp.zeros(()))
+    short, long = (scan.plan(init, (jnp.ones(n), jnp.zeros(n))) for n in (100, 10_000))
+    assert (short.slots, short.evaluations) == (3, 300)
+    assert (long.slots, long.evaluations) == (3, 30_000)
+    assert long.peak_bytes - short.peak_bytes <= 64
+    # Nobody has to know the total on the way back, or count.
+    held = dict(long.holds)
+    assert held == dict.fromkeys(("carry[0]", "carry[1]"), True) | dict.fromkeys(
+        ("carry[2]", "carry[3]"), False
+    )
+    events = list(short.layout.order.history())
+    assert len(events) == short.evaluations
+    reversed_steps = [e.position for e in events if e.kind == "reversal"]
+    assert reversed_steps == list(reversed(range(100)))
+
+
+WRONG = {
+    "nothing undone": lambda carry, x: carry,
+    "a slip": lambda carry, x: undo(0.9 * ARGS[0], carry, x),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_inverse_that_is_none(name):
+    f = functools.partial(run, lambda _: el.Reversible(WRONG[name]))
+    with pytest.raises(ValueError, match=r"does not undo the first step. At carry\["):
+        jax.grad(f)(*ARGS)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="it is off by"):
+        jax.block_until_ready(jax.jit(jax.grad(f))(*ARGS))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="it is off by"):
+        jax.block_until_ready(jax.jit(functools.partial(vmap_of_grad, f))(*ARGS))
+    unchecked = lambda _: el.Reversible(WRONG[name], check=False)
+    jax.grad(functools.partial(run, unchecked))(*ARGS)
+
+
+def test_what_reversible_takes():
+    with pytest.raises(TypeError, match="Reversible: `inverse` must be a function"):
+        el.Reversible(3)
+    with pytest.raises(ValueError, match="`checkpoints` must be at least 1, not 0"):
+        el.Reversible(undo, checkpoints=0)
+    with pytest.raises(TypeError, match="Reversible: `check`"):
+        el.Reversible(undo, check=1)
+
+
+def test_an_inverse_that_gives_something_else():
+    step = lambda h, x: (h + x, None)
+    args = jnp.ones(3), jnp.ones((5, 3))
+    of = lambda inverse: el.Scan(step, schedule=el.Reversible(inverse))
+    with pytest.raises(TypeError, match="but `inverse` changed it"):
+        of(lambda h, x: (h - x, x))(*args)
+    with pytest.raises(TypeError, match="but `inverse` changed it"):
+        of(lambda h, x: (h - x)[0])(*args)
+    halved = el.Reversible(lambda h, x: jnp.float32(0.5))
+    double = el.Scan(lambda h, x: (h * 2, None), schedule=halved)
+    refused = pytest.raises(TypeError, match="a carry of the same types")
+    with jax.numpy_dtype_promotion("standard"), refused:
+        double(1, jnp.ones(5))

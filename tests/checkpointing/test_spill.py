@@ -1,0 +1,229 @@
+"""Slots in files."""
+
+import errno
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing.engine import _spill_files
+from eqloop.checkpointing.engine._spill_files import SpillFiles
+
+from ..marks import slow
+
+H = jnp.linspace(-1, 1, 4)
+XS = jnp.sin(jnp.arange(22 * 4.0)).reshape(22, 4)
+DTYPES = ["bool_", "int4", "uint8", "bfloat16", "float16", "float8_e5m2", "complex64"]
+OTHERS = [jnp.ones(2, getattr(jnp, name)) for name in DTYPES]
+
+
+def step(carry, x):
+    h, total, key, *others = carry
+    key, of_step = jax.random.split(key)
+    noise = jax.random.uniform(of_step, h.shape)
+    for leaf in others:  # All of them are read, and so all are stored.
+        real = leaf.real if jnp.iscomplexobj(leaf) else leaf
+        noise += real[0].astype(h.dtype)
+    h = jnp.tanh(1.1 * h + x + 0.1 * noise)
+    return (h, total + h, key, *(leaf[::-1] for leaf in others)), h * x
+
+
+def loss(others, schedule, h, xs):
+    init = (h, jnp.zeros(4), jax.random.key(0), *others)
+    (h, total, *_), ys = el.Scan(step, schedule=schedule)(init, xs)
+    return jnp.sum(h * total) + jnp.sum(jnp.cos(ys))
+
+
+def grad(f):
+    return jax.grad(f, (0, 1))
+
+
+def hessian(f):
+    return jax.hessian(f)
+
+
+def reverse_over_reverse(f):
+    return jax.jacrev(jax.grad(f))
+
+
+def vmap_of_grad(f):
+    mapped = jax.vmap(jax.grad(f, (0, 1)), (0, None))
+    return lambda h, xs: mapped(jnp.stack([h, 2 * h]), xs)
+
+
+def vmap_of_vmap(f):
+    mapped = jax.vmap(jax.vmap(jax.grad(f, (0, 1)), (0, None)), (None, 0))
+    return lambda h, xs: mapped(jnp.stack([h, 2 * h]), jnp.stack([xs, -xs, 2 * xs]))
+
+
+def grad_of_vmap(f):
+    batch = lambda h, xs: jax.vmap(f, (0, None))(jnp.stack([h, 2 * h]), xs)
+    return jax.grad(lambda h, xs: jnp.sum(batch(h, xs)))
+
+
+def pulled_twice(f):
+    def both(h, xs):
+        _, pull = jax.vjp(f, h, xs)
+        return pull(jnp.float32(1)), pull(jnp.float32(2))
+
+    return both
+
+
+def in_a_loop(f):
+    """All iterations start the same, and differ in what they read."""
+    body = lambda xs: lambda total, scale: (total + f(H, scale * xs), None)
+    scales = jnp.array([1.0, 0.5, -1.0])
+    return jax.grad(lambda h, xs: jax.lax.scan(body(xs), 0.0 * h[0], scales)[0], 1)
+
+
+MODES = [
+    grad,
+    vmap_of_grad,
+    in_a_loop,
+    *map(slow, (pulled_twice, hessian, vmap_of_vmap, grad_of_vmap)),
+    slow(reverse_over_reverse),
+]
+SCHEDULES = [
+    el.Chunked(4),
+    *map(slow, (el.Binomial(3), el.Recursive(3), el.Chunked(4, block=4))),
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_every_mode(tmp_path, schedule, mode):
+    spill = el.Spill(schedule, tmp_path)
+    found = jax.jit(mode(functools.partial(loss, [], spill)))(H, XS)
+    expected = jax.jit(mode(functools.partial(loss, [], None)))(H, XS)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, found, expected)
+    jax.effects_barrier()
+    assert spill._files.count == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_jitted", [slow(False), True], ids=["op by op", "jit"])
+def test_carries_of_every_kind(tmp_path, is_jitted):
+    spill = el.Spill(el.Chunked(5), tmp_path)
+    found = grad(functools.partial(loss, OTHERS, spill))
+    found = (jax.jit(found) if is_jitted else found)(H, XS)
+    expected = grad(functools.partial(loss, OTHERS, None))(H, XS)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, found, expected)
+
+
+@pytest.mark.slow
+def test_with_others_around():
+    pair = el.Spill(el.Cast(el.Chunked(4), "bfloat16"), os.curdir)
+    found = grad(functools.partial(loss, [], pair))(H, XS)
+    cast = el.Cast(el.Chunked(4), "bfloat16")
+    expected = grad(functools.partial(loss, [], cast))(H, XS)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_the_plan(tmp_path):
+    init = (H, H, jax.random.key(0))
+    scan = el.Scan(step, schedule=el.Spill(el.Chunked(4), tmp_path))
+    plain = el.Scan(step, schedule=el.Chunked(4)).plan(init, XS)
+    plan = scan.plan(init, XS)
+    assert plan.slots == plain.slots
+    # The loop is run once more, as the primal writes nothing.
+    assert plan.evaluations == plain.evaluations + len(XS)
+
+
+rows = st.integers(0, 4)
+actions = st.lists(st.tuples(st.booleans(), st.integers(0, 1), rows), max_size=40)
+
+
+@hypothesis.given(actions)
+def test_files_hold_what_was_written_last(actions):
+    files = SpillFiles(os.curdir)
+    number = files.open(2)
+    held = {}
+    for i, (is_write, leaf, row) in enumerate(actions):
+        if is_write:
+            held[leaf, row] = np.full((3, 2), i, np.int16)
+            files.write(number, leaf, row, held[leaf, row])
+        elif (leaf, row) in held:
+            assert np.array_equal(files.read(number, leaf, row), held[leaf, row])
+    files.close(number)
+    files.close(number)
+    assert files.count == 0
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def refuse(self, row, array):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spill = el.Spill(el.Chunked(4), tmp_path)
+    monkeypatch.setattr(_spill_files._LeafFile, "put", refuse)
+    with pytest.raises(Exception, match=r"could not be stored in .*: No space left"):
+        jax.block_until_ready(grad(functools.partial(loss, [], spill))(H, XS))
+    assert spill._files.count == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_spill_takes(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for wrong, message in ((file, "is a file"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(NotADirectoryError, match=message):
+            el.Spill(el.Chunked(4), wrong)
+    with pytest.raises(TypeError, match="must be the path of a directory"):
+        el.Spill(el.Chunked(4), 3.5)
+    with pytest.raises(TypeError, match="Spill: `schedule` must be a schedule"):
+        el.Spill(16, tmp_path)
+    with pytest.raises(ValueError, match="so there are no slots"):
+        el.Spill(el.StoreAll(), tmp_path)
+    twice = el.Spill(el.Offload(el.Chunked(4)), tmp_path)
+    with pytest.raises(ValueError, match="given a place already"):
+        grad(functools.partial(loss, [], twice))(H, XS)
+
+
+def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):
+    def refuse(dir):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(PermissionError, match="no file can be made"):
+        el.Spill(el.Chunked(4), tmp_path)
+
+
+LARGE = """
+    import resource, sys
+    import jax, jax.numpy as jnp
+    import eqloop as el
+
+    STEPS, SIZE = 256, 1_000_000  # carries of a gigabyte in all
+
+    def loss(h, schedule):
+        step = lambda h, x: (jnp.sin(h + x), None)
+        return jnp.sum(el.Scan(step, schedule=schedule)(h, jnp.ones(STEPS))[0])
+
+    schedule = el.Spill(el.Chunked(1), sys.argv[1])
+    small = jax.grad(loss)(jnp.ones(10), schedule)
+    limit = int(open("/proc/self/statm").read().split()[0]) * 4096 + 2**28
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    large = jax.grad(loss)(jnp.ones(SIZE), schedule)
+    assert jnp.allclose(large[0], small[0])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2**30
+    print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits as on Linux")
+def test_slots_of_four_times_the_memory_of_the_process(tmp_path):
+    code = textwrap.dedent(LARGE)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout == "done\n", found.stderr
