@@ -68,7 +68,7 @@ def compiled_once(
             program = None if opened is None else _program_of(opened)
             if opened is not None and program is not None:
                 with contextlib.suppress(_NotClosedError):
-                    return program(opened.arrays)
+                    return program(opened)
         return call(*args, **kwargs)
 
     return once
@@ -134,7 +134,6 @@ class _Program:
     """The jitted function of all calls that are remembered by the same."""
 
     def __init__(self, opened: _Opened, captures: Captures, forget: Any) -> None:
-        self.captures = captures
         self._traceable: Any = jax.jit(_of_arrays(opened))
         self._runnable: dict[int, tuple[Any, Callable[..., Any]]] = {}
         references = weak_references(opened.key)
@@ -142,10 +141,14 @@ class _Program:
         self._deaths = [weakref.ref(reference(), forget) for reference in references]
         trees = [x for x in captures.objects if not isinstance(x, Iterator)]
         self._is_closed = not any(map(_is_of_one_call, jax.tree.leaves(trees)))
-        captures.let_go()
+        self._take_note(captures)
 
-    def __call__(self, arrays: list[Any]) -> Any:
-        """What the call returns, with other arrays of whatever types.
+    def is_as(self, captures: Captures) -> bool:
+        """Whether functions read what they did when they were traced."""
+        return self._captures.is_as(captures)
+
+    def __call__(self, opened: _Opened) -> Any:
+        """What a call returns, with arrays of whatever types.
 
         Raises:
             _NotClosedError: If the function closes over tracers or references, which
@@ -154,6 +157,7 @@ class _Program:
         __tracebackhide__ = True
         if not self._is_closed:
             raise _NotClosedError
+        arrays = opened.arrays
         try:
             traced = self._traceable.trace(arrays)
         except Exception as error:
@@ -171,9 +175,15 @@ class _Program:
                 self._is_closed = False
                 raise _NotClosedError
             self._runnable[id(jaxpr)] = jaxpr, _runnable(jaxpr, traced.fun_name)
+            # What a function writes itself, a count of its traces say, is no change.
+            self._take_note(_captures_of(opened))
         _, run = self._runnable[id(jaxpr)]
         taken, kept = jtu.tree_unflatten(traced.out_tree, run(jaxpr.consts, arrays))
         return kept.join(taken, arrays)
+
+    def _take_note(self, captures: Captures) -> None:
+        self._captures = captures
+        captures.let_go()
 
 
 def _is_of_one_call(leaf: Any) -> bool:
@@ -234,15 +244,19 @@ _programs: dict[Any, _Program] = {}
 
 
 def _program_of(opened: _Opened) -> _Program:
-    captures = Captures(filter(callable, opened.rest.leaves))
+    captures = _captures_of(opened)
     program = _programs.get(opened.key)
-    if program is None or not program.captures.is_as(captures):
+    if program is None or not program.is_as(captures):
         # It holds on to the dictionary, which is gone before the last functions are.
         forget = functools.partial(_forget, _programs, opened.key)
         program = _programs[opened.key] = _Program(opened, captures, forget)
         if len(_programs) > _MOST_CALLS:
             _forget(_programs, next(iter(_programs)))
     return program
+
+
+def _captures_of(opened: _Opened) -> Captures:
+    return Captures(filter(callable, opened.rest.leaves))
 
 
 def _forget(programs: dict[Any, _Program], key: Any, *_: Any) -> None:

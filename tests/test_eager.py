@@ -236,6 +236,23 @@ def test_what_functions_read_is_seen():
     assert told.count == 0
 
 
+def test_what_a_function_writes_itself_is_no_change():
+    count = 0
+
+    def f(h: Any, x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return jnp.tanh(h + x), None
+
+    scan = el.CheckpointedScan(f, base=2)
+    gradient = jax.grad(lambda h: jnp.sum(scan(h, XS)[0]))
+    for run in (lambda: scan(H, XS), lambda: gradient(H), lambda: scan(H, XS[:3])):
+        run()
+        once = count
+        run()
+        assert count == once
+
+
 class Scaled:
     """A callable that can change."""
 
