@@ -185,6 +185,7 @@ class LoopOpener:
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
         if self.undo is not None:
+            self._refuse_cuts()
             step, consts = self._with_inverse(step, consts, carry, inputs)
         loop = dataclasses.replace(loop, carry_paths=carry.paths)
         head = self._steps_before_reversal(loop, bool(step.y_types))
@@ -199,6 +200,15 @@ class LoopOpener:
 
         arrays = carry.arrays, inputs.arrays
         return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
+
+    def _refuse_cuts(self) -> None:
+        if isinstance(self.backward, Truncate):
+            # Tangents are zero behind a cut, whatever they were before it.
+            raise ValueError(
+                f"{self.name}: `backward={self.backward!r}` cuts the derivative of a "
+                f"step, and what is cut cannot be undone by the inverse of "
+                f"`Reversible`. Use another schedule, such as `el.Recursive(16)`."
+            )
 
     def _with_inverse(
         self, step: Step, consts: list[Any], carry: Carry, inputs: AlongAxes

@@ -428,3 +428,11 @@ WRONG = {
 def test_wrong_calls(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_an_inverse_does_not_undo_cuts():
+    step = lambda h, x: (h + x, None)
+    undo = el.Reversible(lambda h, x: h - x)
+    scan = el.Scan(step, schedule=undo, backward=el.Truncate(7))
+    with pytest.raises(ValueError, match="what is cut cannot be undone"):
+        scan(0.0, jnp.ones(9))
