@@ -13,6 +13,7 @@ from ._maps import maps
 from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 from ._sliced import sliced
+from ._slots import slots
 from ._stacked_layers import stacked_layers
 from ._while import whiles
 
@@ -111,6 +112,12 @@ GROUPS: Mapping[str, Group] = {
         "A multilayer perceptron over many rows, in chunks that divide their number "
         "and in chunks that do not; gradients added up; chunks that fit a budget.",
         maps,
+    ),
+    "slots": Group(
+        "What slots hold",
+        "Leaves of the carry that no reversal reads, rows that are only written, and "
+        "slots in a lower precision, in files, or replaced by an inverse.",
+        slots,
     ),
     "sliced": Group(
         "Some of the outputs",
