@@ -16,11 +16,16 @@ from ._effects import is_ref
 from ._partition import is_scalar, same_static
 
 
+class OfOneCallError(TypeError):
+    """A leaf is not a constant: it may have another value at the next call."""
+
+
 def identity_of(leaf: Any) -> Any:
     """What tells a static leaf from others. It does not keep a function alive.
 
     Raises:
-        TypeError: If the leaf is not hashable, or cannot be referred to weakly.
+        TypeError: If the leaf is not hashable, or cannot be referred to weakly; or if
+            it is a reference.
 
     >>> identity_of(1) == identity_of(1.0), identity_of(len) == identity_of(len)
     (False, True)
@@ -30,7 +35,7 @@ def identity_of(leaf: Any) -> Any:
     if isinstance(leaf, types.MethodType):
         return types.MethodType, identity_of(leaf.__self__), identity_of(leaf.__func__)
     if is_ref(leaf):
-        raise TypeError("a reference is no constant")
+        raise OfOneCallError
     is_a_value = leaf is None or type(leaf).__hash__ is not object.__hash__
     if is_a_value or isinstance(leaf, np.ufunc):
         hash(leaf)

@@ -75,7 +75,7 @@ class Offload(AbstractSchedule):
         layout = self.schedule.layout(loop)
         if layout.stores_residuals:
             return layout
-        slots = HostSlots(layout.slots.precision)
+        slots = HostSlots(precision=layout.slots.precision)
         return _elsewhere("Offload", self.schedule, layout, slots)
 
 
@@ -203,7 +203,8 @@ class Spill(AbstractSchedule):
         layout = self.schedule.layout(loop)
         if layout.stores_residuals:
             return layout
-        slots = FileSlots(str(self.directory), self._files, layout.slots.precision)
+        precision = layout.slots.precision
+        slots = FileSlots(str(self.directory), self._files, precision=precision)
         return _elsewhere("Spill", self.schedule, layout, slots)
 
 

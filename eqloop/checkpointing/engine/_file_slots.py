@@ -37,7 +37,6 @@ class FileSlots(AbstractSlots):
 
     directory: str
     files: SpillFiles = dataclasses.field(repr=False, compare=False)
-    precision: Any = None
 
     @property
     def take_device_memory(self) -> bool:

@@ -34,20 +34,24 @@ class Saves:
     Attributes:
         layout: Which carries are stored, and where.
         held: Which leaves of a carry the slots hold, of those that the way back knows.
-            `None` if the slots do not outlast the primal, which so stores nothing.
     """
 
     layout: Any  # Layout | AbstractWhileOrder
-    held: Flags | None
+    held: Flags
 
     @property
     def at_primal(self) -> Self | None:
-        """The same, if it is the primal that leaves it."""
-        return None if self.held is None else self
+        """The same, if the primal leaves it."""
+        return self if self.layout.slots.outlast_primal else None
+
+    @property
+    def given(self) -> Flags | None:
+        """Which leaves the slots hold that a way back is given, if it is given any."""
+        return self.held if self.layout.slots.outlast_primal else None
 
     def with_tangents(self, count: int) -> "Saves":
         """The same for a carry with so many tangents behind it, which are not held."""
-        return dataclasses.replace(self, held=(*(self.held or ()), *[False] * count))
+        return dataclasses.replace(self, held=(*self.held, *[False] * count))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,6 @@ _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 class HostSlots(AbstractSlots):
     """Sent there as the primal stores them, and fetched one at a time."""
 
-    precision: Any = None
-
     @property
     def take_device_memory(self) -> bool:
         # The memory of a CPU is that of its host.

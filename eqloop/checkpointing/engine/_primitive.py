@@ -271,7 +271,7 @@ class Reverse(Formula):
         """
         back = gradient_back(problem, active, wanted)
         in_avals = _types_of(args)
-        return cls(primal, back, saves.layout, saves.held, in_avals)(*args)
+        return cls(primal, back, saves.layout, saves.given, in_avals)(*args)
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
         if (held := self.held) is None:
@@ -357,11 +357,11 @@ class Reverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         in_avals = (_types_of(args), [], *_types_of(ends))
         formula = self._derived(problem, Pulled, active, in_avals)
-        saves = _saves(formula.layout, lambda: formula.needed)
+        saves = Saves(formula.layout, formula.needed)
         there = PlannedLoop(problem, saves.at_primal, in_avals[0])
         carry, ct_zs, slots = there(*args)
         in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
-        formula = type(self)(problem, formula.back, saves.layout, saves.held, in_avals)
+        formula = type(self)(problem, formula.back, saves.layout, saves.given, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
         ct_init = carried_on[len(carried) :]
         ct_primals = _spread((sums, ct_init, ct_xs), active, self.in_avals[0])
@@ -445,12 +445,7 @@ def _saves_of(problem: Problem, active: Active, y_active: Flags) -> Saves:
     if layout.stores_residuals:
         return Saves(layout, ())
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
-    block = layout.block
-    return _saves(layout, lambda: held_leaves(problem, active, wanted, block))
-
-
-def _saves(layout: Any, held: Callable[[], Flags]) -> Saves:
-    return Saves(layout, held() if layout.slots.outlast_primal else None)
+    return Saves(layout, held_leaves(problem, active, wanted, layout.block))
 
 
 def _types_of(inputs: Any) -> Any:

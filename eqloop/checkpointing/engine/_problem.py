@@ -311,6 +311,7 @@ def _reaching_both_ways(
 ) -> tuple[Flags, Flags]:
     """Which leaves of the carry, and of `y`, a step or its inverse batches."""
     consts, _, x = is_batched
+    assert step.inverse is not None
     back = Step(step.inverse, step.num_consts, step.num_carry)
     while True:
         before, _ = reaching(back, consts, carry, x, axis_name=axis_name)

@@ -25,6 +25,7 @@ from ._order import AbstractSlotOrder
 from ._step import Step
 
 
+@dataclasses.dataclass(frozen=True)
 class AbstractSlots(abc.ABC):
     """Where carries are stored, and in which form: a frozen, hashable dataclass.
 
@@ -33,7 +34,7 @@ class AbstractSlots(abc.ABC):
             few bits already; `None` for their own.
     """
 
-    precision: Any
+    precision: Any = dataclasses.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -100,7 +101,7 @@ class AbstractSlots(abc.ABC):
     @property
     def near(self) -> "DeviceSlots":
         """The slots of inner levels, in the same form."""
-        return DeviceSlots(self.precision)
+        return DeviceSlots(precision=self.precision)
 
     def released(self, arrays: Arrays, outputs: Any) -> Any:
         """The outputs of a reverse sweep, after which slots are read no more."""
@@ -197,8 +198,6 @@ class StoredSteps:
 @dataclasses.dataclass(frozen=True)
 class DeviceSlots(AbstractSlots):
     """In the memory of the device."""
-
-    precision: Any = None
 
     @property
     def take_device_memory(self) -> bool:

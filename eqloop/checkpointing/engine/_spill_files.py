@@ -128,7 +128,7 @@ class _LeafFile:
     def put(self, row: int, array: Any) -> None:
         if self._like is None:
             self._like = np.empty((0, *array.shape), array.dtype)
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._file.seek(row * array.nbytes)
         while data:
             data = data[self._file.write(data) :]
@@ -139,7 +139,7 @@ class _LeafFile:
         if row not in self._rows:
             return None
         array = np.empty(self._like.shape[1:], self._like.dtype)
-        data = memoryview(array.reshape(-1).view(np.uint8))
+        data = array.reshape(-1).view(np.uint8).data
         self._file.seek(row * array.nbytes)
         while data:
             count = self._file.readinto(data)  # pyright: ignore

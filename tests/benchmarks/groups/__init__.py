@@ -16,6 +16,7 @@ from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 from ._regret import regret
 from ._sliced import sliced
+from ._slots import slots
 from ._stacked_layers import stacked_layers
 from ._while import whiles
 
@@ -127,6 +128,12 @@ GROUPS: Mapping[str, Group] = {
         "A multilayer perceptron over many rows: chunks that divide the number of rows "
         "and chunks that do not, gradient accumulation, and chunks that fit a budget.",
         maps,
+    ),
+    "slots": Group(
+        "What slots hold",
+        "Leaves of the carry that no reversal reads, rows that are only written, and "
+        "slots in a lower precision, in files, or replaced by an inverse.",
+        slots,
     ),
     "sliced": Group(
         "Some of the outputs",
