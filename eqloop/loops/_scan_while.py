@@ -15,6 +15,7 @@ from .._settings import as_count
 from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
+from ..progress import Label
 from ._abstract_loop import AbstractLoop
 from ._backward import Backward, check_backward
 from ._carry import OF_A_SCAN
@@ -54,6 +55,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         backward: What happens to the cotangent of the carry each time that it has been
             taken back past a step, as in [`Scan`][eqloop.Scan]. All steps that were run
             are reversed.
+        progress: Shows a progress bar, as in [`Scan`][eqloop.Scan]; a `desc` that is a
+            function gets `None` for the outputs.
         unroll: It must be 1: whether there is another step is asked after each.
 
     Raises:
@@ -209,6 +212,10 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoo
         carry, ys = opened.close(carry, ys)
         return (carry, count), ys
 
+    def label(desc: Callable[[int, Any, Any], str]) -> Label:
+        # A step tells of itself by its carry, as in a while loop.
+        return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
+
     consts = [*opened.consts, *condition.consts]
     count = vary(jnp.zeros((), jnp.int32), axes_of(holds))
     init = [holds, count, *opened.init]
@@ -220,4 +227,5 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoo
         init=init,
         loop=dataclasses.replace(opened.loop, stops=True),
         close=close,
+        label=label,
     )
