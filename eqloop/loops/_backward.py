@@ -79,7 +79,7 @@ class ClipCotangent:
         >>> double = lambda c, _: (2 * c, None)
         >>> scan = el.Scan(double, backward=el.ClipCotangent(10.0))
         >>> jax.grad(lambda c: scan(c, length=100)[0])(1.0)
-        Array(10., dtype=float32, weak_type=True)
+        Array(10., dtype=float32...)
 
     References:
         R. Pascanu, T. Mikolov and Y. Bengio, *On the difficulty of training recurrent

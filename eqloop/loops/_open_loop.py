@@ -82,7 +82,8 @@ class OpenedLoop:
         progress: ProgressBar | None = None,
     ) -> tuple[Any, Any]:
         """Runs the loop: the last carry and the outputs."""
-        meter = make_meter(name, progress, self.loop.length, self.label)
+        length = None if self.loop.stops else self.loop.length
+        meter = make_meter(name, progress, length, self.label)
         with loop_scope(name):
             opened = self.at_reversal(meter)
             carry, ys = run_loop(

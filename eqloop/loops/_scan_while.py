@@ -15,6 +15,7 @@ from .._settings import as_count
 from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
+from ..progress import Label
 from ._abstract_loop import AbstractLoop
 from ._backward import Backward, check_backward
 from ._carry import OF_A_SCAN
@@ -54,6 +55,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         backward: What happens to the cotangent of the carry each time that it has been
             taken back past a step, as in [`Scan`][eqloop.Scan]. All steps that were run
             are reversed.
+        progress: Shows a progress bar, as in [`Scan`][eqloop.Scan]; a `desc` that is a
+            function gets `None` for the outputs.
         unroll: It must be 1: whether there is another step is asked after each.
 
     Raises:
@@ -67,8 +70,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         ...     return (x + 2 / x) / 2, x
         >>> far = lambda x: jnp.abs(x * x - 2) > 1e-3
         >>> root, path, steps = el.ScanWhile(far, newton, max_steps=5)(jnp.float32(1))
-        >>> print(f"{root:.4f}", path, steps)
-        1.4142 [1.        1.5       1.4166666 0.        0.       ] 3
+        >>> print(f"{root:.4f}", path.round(2), steps)
+        1.4142 [1.   1.5  1.42 0.   0.  ] 3
 
         The sum of the first numbers whose sum is at least 10, and its gradient:
 
@@ -209,6 +212,10 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoo
         carry, ys = opened.close(carry, ys)
         return (carry, count), ys
 
+    def label(desc: Callable[[int, Any, Any], str]) -> Label:
+        # A step tells of itself by its carry, as in a while loop.
+        return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
+
     consts = [*opened.consts, *condition.consts]
     count = vary(jnp.zeros((), jnp.int32), axes_of(holds))
     init = [holds, count, *opened.init]
@@ -221,4 +228,5 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoo
         init=init,
         loop=dataclasses.replace(opened.loop, stops=True, carry_paths=paths),
         close=close,
+        label=label,
     )

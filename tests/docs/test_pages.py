@@ -73,6 +73,8 @@ def test_every_page_is_in_the_navigation():
 def test_everything_public_is_in_the_reference_once():
     text = "\n".join(page.read_text() for page in REFERENCE)
     names = re.findall(r"^::: eqloop\.([\w.]+)$", text, re.MULTILINE)
+    # That is not imported with the library: `tests/diffrax` looks after it.
+    names = [name for name in names if not name.startswith("diffrax.")]
     documented = [id(operator.attrgetter(name)(el)) for name in names]
     assert len(documented) == len(set(documented))
     for value in public(el):

@@ -71,7 +71,7 @@ WRONG = {
     "setting of another scan": (
         lambda: el.SlicedScan(base=3),
         TypeError,
-        "SlicedScan has no setting 'base'. Its settings are: f_axes, f_transform, ",
+        "SlicedScan has no setting 'base'. Its settings are: backward, f_axes, ",
     ),
     "no pair": (
         lambda: el.SlicedScan(lambda c, x: x, step=2)(0.0, XS),

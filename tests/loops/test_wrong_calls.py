@@ -326,7 +326,7 @@ WRONG = {
     "unknown setting": (
         lambda: el.Scan(keep, base=3),
         TypeError,
-        "Scan has no setting 'base'. Its settings are: f_axes, f_transform, in_axes, ",
+        "Scan has no setting 'base'. Its settings are: backward, f_axes, ",
     ),
     "positional setting": (
         lambda: el.Scan(keep, 0.0, XS),

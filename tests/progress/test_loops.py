@@ -82,11 +82,17 @@ def while_loop(kind: str, w: Any, dt: Any, progress: Any) -> Any:
         "online": lambda: el.CheckpointedWhileLoop(
             cond, body, checkpoints=4, progress=progress
         ),
+        "a scan": lambda: el.ScanWhile(
+            cond, lambda c, _: (body(c), c[0]), max_steps=64, progress=progress
+        ),
     }[kind]()
+    if kind == "a scan":
+        (w, _, _), ys, _ = loop((w, 0.0, dt))
+        return w + jnp.sum(ys)
     return loop((w, 0.0, dt))[0]
 
 
-@pytest.mark.parametrize("kind", ["forward", "bounded", "online"])
+@pytest.mark.parametrize("kind", ["forward", "bounded", "online", "a scan"])
 @pytest.mark.usefixtures("either_width")
 def test_while_loops(kind, shown):
     bar = el.ProgressBar(4, desc="a")
@@ -111,3 +117,18 @@ def test_a_while_loop_shows_the_steps_that_are_expected(recorder):
     bar = el.ProgressBar(total=30)
     while_loop("bounded", 1.1, jnp.float32(0.05), bar)
     assert [(bar.total, bar.n) for bar in recorder.bars] == [(30, STEPS)]
+
+
+def test_a_scan_that_ends_is_described_by_its_carry(recorder):
+    told = []
+
+    def desc(i, carry, y):
+        told.append((i, float(carry), y))
+        return "a"
+
+    step = lambda c, x: (c + 1, c)
+    bar = el.ProgressBar(1, desc=desc)
+    loop = el.ScanWhile(lambda c: c < 2, step, max_steps=9, progress=bar)
+    assert jax.jit(loop)(0.0)[2] == 2
+    assert told[:2] == [(0, 1.0, None), (1, 2.0, None)]
+    assert [bar.n for bar in recorder.bars] == [2]

@@ -225,6 +225,9 @@ def with_cotangents_changed(init: Array, xs: Array) -> None:
 
 
 def in_a_function(init: Array, xs: Array) -> None:
-    found = el.plans(lambda xs: el.Scan(step)(init, xs))(xs)
+    def run(xs: Array) -> Array:
+        return el.Scan(step)(init, xs)[0]
+
+    found = el.plans(run)(xs)
     assert_type(found[0].plan, el.Plan)
     assert_type(found.peak_bytes, int)

@@ -1,0 +1,17 @@
+"""Adjoints for [Diffrax](https://docs.kidger.site/diffrax/) that run on our loops.
+
+They are for `diffrax.diffeqsolve(..., adjoint=...)`. This room is imported by name,
+`import eqloop.diffrax`, as Diffrax need not be installed otherwise.
+"""
+
+try:
+    import diffrax as _diffrax  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "eqloop.diffrax: Diffrax is not installed. To install it: python -m pip "
+        "install 'eqloop[diffrax]'."
+    ) from None
+
+from ._adjoint import CheckpointedAdjoint
+
+__all__ = ["CheckpointedAdjoint"]

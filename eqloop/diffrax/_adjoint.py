@@ -1,0 +1,192 @@
+"""`CheckpointedAdjoint`: Diffrax's main loop, as a loop of this library.
+
+What is used of Diffrax beyond what its documentation names:
+
+- `AbstractAdjoint.loop` takes settings by keyword that are not documented. All of them
+  are handed on as they come.
+- `AbstractAdjoint._loop` runs a solve, given the functions that run its two loops; all
+  adjoints of Diffrax call it. These functions have the signature of
+  `equinox.internal.while_loop`.
+- `scan_kind` of a Runge-Kutta solver says how the loop over its stages is run.
+
+`tests/diffrax/` sees to it that they are there.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, final
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._partition import describe
+from .._settings import as_count
+from ..checkpointing import AbstractSchedule
+from ..loops import CheckpointedWhileLoop, ScanWhile
+
+# How many carries are stored of the loop over the times within one step.
+_INNER = 8
+
+
+@final
+class CheckpointedAdjoint(diffrax.AbstractAdjoint):
+    """Differentiates the steps of a solver, in every mode and in little memory.
+
+    It takes the place of `diffrax.RecursiveCheckpointAdjoint`, and of `DirectAdjoint`
+    and `ForwardMode` besides: forward mode, Hessians and every other mix of modes are
+    those of the steps that were run. Under `vmap` each example stops at its own time.
+
+    Carries are stored in one of two ways. With `checkpoints` there are so many, however
+    long the solve turns out to be, as in
+    [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]. With a `schedule` they are
+    those of a [`ScanWhile`][eqloop.ScanWhile] of `max_steps` steps; with a
+    [`Budget`][eqloop.Budget] as many as fit.
+
+    Args:
+        checkpoints: How many carries are stored, the initial one included. By default
+            those with which `max_steps` steps are evaluated at most 3 times each, or 64
+            if there is no `max_steps`.
+        schedule: How to store carries instead. It needs `max_steps`.
+
+    Raises:
+        TypeError: If `checkpoints` is no int, or `schedule` is no schedule.
+        ValueError: If both are given, or `checkpoints` is less than 1. When called, if
+            there is a `schedule` and no `max_steps`, or if there is an
+            `UnsafeBrownianPath`.
+
+    Examples:
+        >>> import diffrax, jax
+        >>> import jax.numpy as jnp
+        >>> from eqloop.diffrax import CheckpointedAdjoint
+        >>> def end(rate):
+        ...     term = diffrax.ODETerm(lambda t, y, args: -rate * y)
+        ...     adjoint = CheckpointedAdjoint(checkpoints=8)
+        ...     how = term, diffrax.Tsit5(), 0.0, 1.0, 0.1, jnp.array(1.0)
+        ...     return diffrax.diffeqsolve(*how, adjoint=adjoint).ys[0]
+        >>> derivatives = jax.grad(end), jax.jacfwd(end), jax.hessian(end)
+        >>> print([f"{derivative(1.0):.3f}" for derivative in derivatives])
+        ['-0.368', '-0.368', '0.368']
+
+    References:
+        [Adjoints in Diffrax](https://docs.kidger.site/diffrax/api/adjoints/).
+    """
+
+    checkpoints: int | None = None
+    schedule: AbstractSchedule | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.schedule, AbstractSchedule | None):
+            raise TypeError(
+                f"CheckpointedAdjoint: `schedule` must be a schedule, such as "
+                f"`el.Binomial(30)`, not {describe(self.schedule)}."
+            )
+        if self.checkpoints is None:
+            return
+        what = "the number of carries that are stored"
+        as_count("CheckpointedAdjoint", "checkpoints", what, self.checkpoints)
+        if self.schedule is not None:
+            raise ValueError(
+                "CheckpointedAdjoint: give either `checkpoints` or a `schedule`, which "
+                "says how many carries are stored."
+            )
+
+    def loop(
+        self,
+        *,
+        terms: Any,
+        solver: Any,
+        max_steps: int | None,
+        throw: Any,
+        passed_solver_state: Any,
+        passed_controller_state: Any,
+        **settings: Any,
+    ) -> Any:
+        """Runs the steps; it is called by Diffrax.
+
+        Args:
+            terms: The terms of the equation.
+            solver: The solver.
+            max_steps: The most steps that are run.
+            throw: Not used, as by other adjoints that differentiate the steps.
+            passed_solver_state: The same.
+            passed_controller_state: The same.
+            **settings: What else there is to a solve.
+
+        Returns:
+            What Diffrax makes of the steps.
+        """
+        del throw, passed_solver_state, passed_controller_state
+        if self.schedule is not None and max_steps is None:
+            raise ValueError(
+                "CheckpointedAdjoint: a `schedule` is planned for a number of steps. "
+                "Give `diffeqsolve` a `max_steps`, or the adjoint `checkpoints=` in "
+                "place of the schedule."
+            )
+        if _has_unsafe_path(terms):
+            raise ValueError(
+                "CheckpointedAdjoint: `UnsafeBrownianPath` gives other numbers when a "
+                "step is run again. Use `diffrax.VirtualBrownianTree`, or "
+                "`adjoint=diffrax.ForwardMode()`."
+            )
+        return self._loop(
+            terms=terms,
+            solver=_differentiable(solver),
+            max_steps=max_steps,
+            inner_while_loop=_inner_loop,
+            outer_while_loop=self._outer_loop,
+            **settings,
+        )
+
+    def _outer_loop(
+        self,
+        cond: Callable[..., Any],
+        body: Callable[..., Any],
+        init: Any,
+        *,
+        max_steps: int | None,
+        buffers: Any,
+    ) -> Any:
+        """Runs the steps of a solve."""
+        init = jax.tree.map(jnp.asarray, init)
+        if self.schedule is None or max_steps is None:
+            settings = dict(checkpoints=self.checkpoints, max_steps=max_steps)
+            return CheckpointedWhileLoop(cond, body, **settings)(init)
+        step = lambda carry, _: (body(carry), None)
+        loop = ScanWhile(cond, step, max_steps=max_steps, schedule=self.schedule)
+        return loop(init)[0]
+
+
+def _inner_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    init: Any,
+    *,
+    max_steps: int | None,
+    buffers: Any,
+    checkpoints: int,
+) -> Any:
+    """Runs the loop over the times at which a solution is saved within one step."""
+    init = jax.tree.map(jnp.asarray, init)
+    checkpoints = min(checkpoints, _INNER)
+    loop = CheckpointedWhileLoop(
+        cond, body, checkpoints=checkpoints, max_steps=max_steps
+    )
+    return loop(init)
+
+
+def _differentiable(solver: Any) -> Any:
+    """The solver whose stages are in a loop that is differentiable in every mode."""
+    # By default it is one of Equinox's that has reverse mode alone. "bounded" is known
+    # to Runge-Kutta solvers, and "lax" to those of stochastic equations.
+    kinds = {diffrax.AbstractRungeKutta: "bounded", diffrax.AbstractSRK: "lax"}
+    for kind, loop in kinds.items():
+        if isinstance(solver, kind) and solver.scan_kind is None:
+            return dataclasses.replace(solver, scan_kind=loop)
+    return solver
+
+
+def _has_unsafe_path(terms: Any) -> bool:
+    is_path = lambda x: isinstance(x, diffrax.UnsafeBrownianPath)
+    return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))

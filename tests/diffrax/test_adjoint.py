@@ -1,0 +1,376 @@
+"""`CheckpointedAdjoint` beside Diffrax's own adjoints, which differentiate it too."""
+
+import inspect
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..marks import slow
+
+diffrax = pytest.importorskip("diffrax")
+import eqloop.diffrax  # noqa: E402
+from eqloop.diffrax import CheckpointedAdjoint  # noqa: E402
+
+ADJOINTS = {
+    "default": CheckpointedAdjoint(),
+    "checkpoints": CheckpointedAdjoint(checkpoints=3),
+    "schedule": CheckpointedAdjoint(schedule=el.Binomial(4)),
+}
+SAVED = {
+    "last": diffrax.SaveAt(t1=True),
+    "times": diffrax.SaveAt(ts=np.linspace(0.05, 0.3, 6)),
+    "steps": diffrax.SaveAt(steps=True),
+}
+CONTROLLERS = {
+    "constant": diffrax.ConstantStepSize(),
+    "adaptive": diffrax.PIDController(rtol=1e-3, atol=1e-4),
+}
+ARGS, Y0 = (10.0, 28.0, 8 / 3), (1.0, 1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    # A step size that adapts magnifies rounding.
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+def lorenz(t, y, args):
+    s, r, b = args
+    return jnp.stack(
+        [s * (y[1] - y[0]), y[0] * (r - y[2]) - y[1], y[0] * y[1] - b * y[2]]
+    )
+
+
+def solution(adjoint, saved="last", controller="adaptive", solver=None, **settings):
+    """From parameters and the initial value to what is saved."""
+
+    def solve(args, y0):
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(lorenz),
+            solver or diffrax.Tsit5(),
+            0.0,
+            0.3,
+            0.03,
+            y0,
+            args,
+            saveat=SAVED[saved],
+            stepsize_controller=CONTROLLERS[controller],
+            adjoint=adjoint,
+            max_steps=32,
+            **settings,
+        )
+        return jnp.where(jnp.isfinite(found.ys), found.ys, 0)
+
+    return solve
+
+
+def inputs():
+    return jnp.array(ARGS), jnp.array(Y0)
+
+
+def weighed(solve):
+    def loss(*args):
+        ys = solve(*args)
+        return jnp.sum(ys * jnp.cos(jnp.arange(ys.size * 1.0)).reshape(ys.shape))
+
+    return loss
+
+
+def assert_same(one, other, rtol=1e-7):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-9)
+
+
+def gradients(solve):
+    return jax.jit(jax.value_and_grad(weighed(solve), (0, 1)))(*inputs())
+
+
+CASES = [
+    ("default", "last", "adaptive"),
+    slow("checkpoints", "times", "adaptive"),
+    ("schedule", "times", "constant"),
+    slow("schedule", "steps", "adaptive"),
+    slow("default", "steps", "constant"),
+]
+
+
+@pytest.mark.parametrize(("name", "saved", "controller"), CASES)
+def test_gradients(name, saved, controller):
+    ours, theirs = ADJOINTS[name], diffrax.RecursiveCheckpointAdjoint()
+    assert_same(*(gradients(solution(a, saved, controller)) for a in (ours, theirs)))
+
+
+def jvp(solve):
+    return jax.jvp(solve, inputs(), inputs())
+
+
+def linearize(solve):
+    out, push = jax.linearize(solve, *inputs())
+    return out, push(*inputs())
+
+
+def jacfwd(solve):
+    return jax.jacfwd(solve, (0, 1))(*inputs())
+
+
+def jacrev(solve):
+    return jax.jacrev(solve, (0, 1))(*inputs())
+
+
+def hessian(solve):
+    return jax.hessian(weighed(solve), (0, 1))(*inputs())
+
+
+def reverse_over_reverse(solve):
+    total = lambda *args: sum(map(jnp.sum, jax.grad(weighed(solve), (0, 1))(*args)))
+    return jax.grad(total, (0, 1))(*inputs())
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [jvp, slow(linearize), slow(jacfwd), slow(jacrev), slow(hessian)],
+    ids=lambda mode: mode.__name__,
+)
+@pytest.mark.parametrize("name", ["schedule", slow("checkpoints")])
+def test_modes_are_those_of_the_direct_adjoint(mode, name):
+    solves = (solution(a) for a in (ADJOINTS[name], diffrax.DirectAdjoint()))
+    assert_same(*(jax.jit(mode, static_argnums=0)(solve) for solve in solves))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["schedule", "checkpoints"])
+def test_reverse_over_reverse(name):
+    """Beside forward over reverse: that of `DirectAdjoint` takes minutes to compile."""
+    solve = solution(ADJOINTS[name], controller="constant")
+    both = jax.hessian(weighed(solve), (0, 1))(*inputs())
+    rows = [sum(block.sum(1) for block in row) for row in both]
+    assert_same(jax.jit(reverse_over_reverse, static_argnums=0)(solve), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["schedule", "checkpoints"])
+@pytest.mark.parametrize("saved", ["last", "times"])
+def test_batches(name, saved):
+    """Each example with its own number of steps, in a gradient and of gradients."""
+    y0 = jnp.array([[1.0, 1.0, 1.0], [9.0, -3.0, 20.0], [0.1, 0.0, 0.0]])
+    args, _ = inputs()
+
+    def both(adjoint):
+        loss = weighed(solution(adjoint, saved))
+        batch = lambda args, y0: jax.vmap(loss, (None, 0))(args, y0).sum()
+        each = jax.vmap(jax.grad(loss, (0, 1)), (None, 0))
+        return jax.jit(jax.grad(batch, (0, 1)))(args, y0), jax.jit(each)(args, y0)
+
+    assert_same(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
+
+
+SOLVERS = {
+    "implicit": diffrax.Kvaerno3(),
+    "fixed": diffrax.Euler(),
+    "long": diffrax.Dopri8(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_solvers(solver):
+    controller = "constant" if solver is SOLVERS["fixed"] else "adaptive"
+    settings = dict(controller=controller, solver=solver)
+    ours = solution(ADJOINTS["checkpoints"], **settings)
+    theirs = solution(diffrax.RecursiveCheckpointAdjoint(), **settings)
+    assert_same(gradients(ours), gradients(theirs))
+    push = lambda solve: jax.jvp(weighed(solve), inputs(), inputs())[1]
+    pull = jax.jvp(lambda *a: weighed(ours)(*a), inputs(), inputs())[1]
+    assert_same(push(ours), pull)
+    grads = gradients(ours)[1]
+    along = sum(jnp.vdot(g, x) for g, x in zip(grads, inputs(), strict=True))
+    assert_same(push(ours), along)
+
+
+@pytest.mark.slow
+def test_stochastic_equations():
+    def solve(adjoint):
+        def run(scale, y0):
+            path = diffrax.VirtualBrownianTree(
+                0.0, 0.3, 1e-3, (2,), jax.random.key(0), diffrax.SpaceTimeLevyArea
+            )
+            noise = lambda t, y, args: jnp.diag(scale[:2])
+            drift = diffrax.ODETerm(lambda t, y, args: -y)
+            terms = diffrax.MultiTerm(drift, diffrax.ControlTerm(noise, path))
+            found = diffrax.diffeqsolve(
+                terms,
+                diffrax.SRA1(),
+                0.0,
+                0.3,
+                0.05,
+                y0[:2],
+                adjoint=adjoint,
+                max_steps=16,
+            )
+            return found.ys
+
+        return run
+
+    ours, theirs = (
+        solve(a) for a in (ADJOINTS["schedule"], diffrax.RecursiveCheckpointAdjoint())
+    )
+    assert_same(gradients(ours), gradients(theirs))
+    assert_same(jax.jacfwd(ours)(*inputs()), jax.jacrev(ours)(*inputs()))
+
+
+@pytest.mark.slow
+def test_events_and_bars_and_dense_output(capsys):
+    def solve(adjoint):
+        def run(args, y0):
+            found = diffrax.diffeqsolve(
+                diffrax.ODETerm(lambda t, y, args: -args * y),
+                diffrax.Tsit5(),
+                0.0,
+                3.0,
+                0.1,
+                y0,
+                args[0] / 10,
+                event=diffrax.Event(lambda t, y, args, **kw: y[0] - 0.5),
+                saveat=diffrax.SaveAt(t1=True, dense=True),
+                adjoint=adjoint,
+                progress_meter=diffrax.TextProgressMeter(minimum_increase=0.4),
+                max_steps=64,
+            )
+            return jnp.concatenate([found.ys[0], found.evaluate(0.25)])
+
+        return run
+
+    ours, theirs = (
+        solve(a)
+        for a in (ADJOINTS["checkpoints"], diffrax.RecursiveCheckpointAdjoint())
+    )
+    assert_same(gradients(ours), gradients(theirs))
+
+
+def test_memory_does_not_grow_with_the_number_of_steps():
+    """It is that of the carries, however many steps the solver may take."""
+
+    def stored(max_steps):
+        def end(args, y0):
+            found = diffrax.diffeqsolve(
+                diffrax.ODETerm(lorenz),
+                diffrax.Euler(),
+                0.0,
+                1.0,
+                1e-3,
+                y0,
+                args,
+                adjoint=CheckpointedAdjoint(checkpoints=8),
+                max_steps=max_steps,
+            )
+            return found.ys.sum()
+
+        compiled = jax.jit(jax.grad(end)).lower(*inputs()).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert stored(4096) == stored(1024)
+
+
+def test_without_a_bound_on_the_number_of_steps():
+    """Diffrax's own has no gradient there by default."""
+
+    def end(rate):
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: -args * y),
+            diffrax.Euler(),
+            0.0,
+            1.0,
+            1e-2,
+            jnp.array(1.0),
+            rate,
+            adjoint=CheckpointedAdjoint(),
+            max_steps=None,
+        )
+        return found.ys[0]
+
+    assert_same(jax.grad(end)(1.0), -((1 - 1e-2) ** 99))
+
+
+def test_what_is_used_of_diffrax_is_there():
+    """Its parts that no page of its documentation names."""
+    expected = {"inner_while_loop", "outer_while_loop", "max_steps", "solver", "terms"}
+    loop = CheckpointedAdjoint()._loop
+    assert expected <= inspect.signature(loop).parameters.keys()
+    theirs = inspect.signature(diffrax.AbstractAdjoint.loop).parameters
+    named = inspect.signature(CheckpointedAdjoint.loop).parameters.keys() - {"settings"}
+    assert named <= theirs.keys()
+    assert diffrax.Tsit5().scan_kind is None
+    assert diffrax.SRA1().scan_kind is None
+
+
+def solved(adjoint, **settings):
+    path = settings.pop("path", None)
+    terms = diffrax.ODETerm(lambda t, y, args: -y)
+    if path is not None:
+        terms = diffrax.MultiTerm(
+            terms, diffrax.ControlTerm(lambda t, y, args: jnp.ones(()), path)
+        )
+    return diffrax.diffeqsolve(
+        terms, diffrax.Euler(), 0.0, 1.0, 0.1, 1.0, adjoint=adjoint, **settings
+    )
+
+
+WRONG = {
+    "checkpoints": (
+        lambda: CheckpointedAdjoint(checkpoints=2.5),
+        TypeError,
+        "CheckpointedAdjoint: `checkpoints` must be an int, the number of carries",
+    ),
+    "no checkpoints": (
+        lambda: CheckpointedAdjoint(checkpoints=0),
+        ValueError,
+        "CheckpointedAdjoint: `checkpoints` must be at least 1, but it is 0.",
+    ),
+    "schedule": (
+        lambda: CheckpointedAdjoint(schedule="64MiB"),
+        TypeError,
+        "CheckpointedAdjoint: `schedule` must be a schedule, such as "
+        "`el.Binomial(30)`, not '64MiB'.",
+    ),
+    "both": (
+        lambda: CheckpointedAdjoint(checkpoints=3, schedule=el.Recursive(2)),
+        ValueError,
+        "CheckpointedAdjoint: give either `checkpoints` or a `schedule`",
+    ),
+    "no bound": (
+        lambda: solved(ADJOINTS["schedule"], max_steps=None),
+        ValueError,
+        "CheckpointedAdjoint: a `schedule` is planned for a number of steps. Give",
+    ),
+    "unsafe path": (
+        lambda: solved(
+            ADJOINTS["default"],
+            path=diffrax.UnsafeBrownianPath((), jax.random.key(0)),
+        ),
+        ValueError,
+        "CheckpointedAdjoint: `UnsafeBrownianPath` gives other numbers when a step",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_everything_public_is_in_the_reference():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "api" / "diffrax.md"
+    names = re.findall(r"^::: eqloop\.diffrax\.(\w+)$", page.read_text(), re.MULTILINE)
+    assert sorted(names) == sorted(eqloop.diffrax.__all__)
