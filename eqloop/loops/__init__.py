@@ -6,6 +6,7 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
 from ._for_loop import CheckpointedForLoop, ForLoop
+from ._open_loop import check_one_key
 from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers
@@ -30,5 +31,6 @@ __all__ = [
     "SlicedScan",
     "StackedLayers",
     "WhileLoop",
+    "check_one_key",
     "frontier",
 ]
