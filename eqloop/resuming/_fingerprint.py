@@ -16,11 +16,12 @@ from .._partition import describe, flatten, is_dynamic, paths
 from ._code_digest import callable_name, captured, code_digest, functions_in
 from ._disk import raw_bytes
 from ._processes import digest_of_all
+from ._sources import forget_pages
 from ._tree_form import is_key
 
-# Of a larger array, evenly spaced slices of so many bytes in all are read: it may be a
-# file that takes hours to read.
-_BYTES, _SLICES = 64 * 2**20, 256
+# Arrays are read in blocks of so many bytes. Of those that are larger than so much in
+# all only evenly spaced blocks are: they may be files that take hours to read.
+_BLOCK, _BYTES = 2**18, 64 * 2**20
 
 # What of JAX's settings changes the numbers without changing any type.
 _JAX_SETTINGS = (
@@ -50,15 +51,23 @@ def _pieces(array: Any, axis: int) -> Iterator[np.ndarray]:
     if isinstance(array, jax.Array):
         data = jax.random.key_data(array) if is_key(array) else array
         yield from (np.asarray(s.data) for s in data.addressable_shards)
-        return
-    size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
-    if size <= _BYTES or not array.shape:
+    elif not math.prod(array.shape) or not array.shape:
         yield np.asarray(array[...])
-        return
-    length = array.shape[axis]
-    count = max(1, min(_SLICES, length * _BYTES // size))
-    for i in np.linspace(0, length - 1, count).astype(int):
-        yield np.asarray(array[(slice(None),) * axis + (slice(int(i), int(i) + 1),)])
+    else:
+        for start, stop in _looked_at(array, array.shape[axis]):
+            yield np.array(array[(slice(None),) * axis + (slice(start, stop),)])
+            forget_pages(array)
+
+
+def _looked_at(array: Any, length: int) -> Iterator[tuple[int, int]]:
+    """The parts of an axis that are read: all of it, if the array is not too large."""
+    size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+    block = max(1, length * _BLOCK // size)
+    starts = range(0, length, block)
+    most = max(1, _BYTES // max(block * size // length, 1))
+    if len(starts) > most:
+        starts = np.linspace(0, length - block, most).astype(int)
+    yield from ((int(start), int(start) + block) for start in starts)
 
 
 def leaves_in_words(tree: Any, name: str, axes: Sequence[int | None]) -> Described:

@@ -232,7 +232,7 @@ def _is_read(leaf: Any, axis: Axis) -> bool:
 def _read_part(leaf: Any, axis: int, start: int, stop: int) -> Any:
     # A copy, as what a mapping reads is to be forgotten.
     part = np.array(leaf[(slice(None),) * axis + (slice(start, stop),)])
-    _forget_pages(leaf)
+    forget_pages(leaf)
     return part
 
 
@@ -242,7 +242,7 @@ def _slice_on_device(array: jax.Array, start: Any, axis: int, size: int) -> Any:
     return plain(lax.dynamic_slice_in_dim(array, start, size, axis))
 
 
-def _forget_pages(leaf: Any) -> None:
+def forget_pages(leaf: Any) -> None:
     """Has the pages of a memory map that were read count as memory no longer.
 
     The system would drop them if it needed room. Until then the process would seem to
