@@ -67,7 +67,7 @@ def _looked_at(array: Any, length: int) -> Iterator[tuple[int, int]]:
     most = max(1, _BYTES // max(block * size // length, 1))
     if len(starts) > most:
         starts = np.linspace(0, length - block, most).astype(int)
-    yield from ((int(start), int(start) + block) for start in starts)
+    yield from ((int(start), min(int(start) + block, length)) for start in starts)
 
 
 def leaves_in_words(tree: Any, name: str, axes: Sequence[int | None]) -> Described:

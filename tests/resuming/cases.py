@@ -186,7 +186,7 @@ def examples() -> dict[str, Callable[[], Example]]:
             el.Scan(cell(), split_keys=False), zero, data(), keyed
         ),
         "reversed": lambda: Example(
-            el.Scan(cell(), reverse=True, unroll=3), zero, data(), keyed
+            el.CheckpointedScan(cell(), reverse=True), zero, data(), keyed
         ),
         "length": lambda: Example(
             el.Scan(lambda h, x: (h * 1.5, h)), jnp.ones(2), None, {"length": LENGTH}
@@ -196,6 +196,9 @@ def examples() -> dict[str, Callable[[], Example]]:
         ),
         "axes of f": lambda: Example(
             el.Scan(layers, f_axes=f_axes), jnp.ones(3), data()
+        ),
+        "unrolled": lambda: Example(
+            el.Scan(cell(), reverse=True, unroll=3), zero, data(), keyed
         ),
         "transformed": lambda: Example(
             el.Scan(cell(), f_transform=cast), zero, data(), keyed
