@@ -112,12 +112,10 @@ class GradientCall:
     def _wanted(self) -> Wanted:
         names = self.wrt if isinstance(self.wrt, tuple) else (self.wrt,)
         scan, xs = self.run.forward.inputs.scan, self.run.forward.inputs.xs
-        flags = [
-            tuple(name in names and flag for flag in source.form.inexact)
-            for name, source in (("f", scan), ("xs", xs))
-        ]
-        axes = [*pick(scan.axes, flags[0]), *pick(xs.axes, flags[1])]
-        return Wanted(*flags, tuple(axis is not None for axis in axes))
+        of_scan = tuple("f" in names and flag for flag in scan.form.inexact)
+        of_xs = tuple("xs" in names and flag for flag in xs.form.inexact)
+        axes = [*pick(scan.axes, of_scan), *pick(xs.axes, of_xs)]
+        return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
 
     def _begin(self, sweep: ReverseSweep) -> None:
         """Makes the folder of this gradient, or sees that it is the one of it.

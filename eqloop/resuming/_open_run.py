@@ -63,8 +63,12 @@ class OpenedRun:
             RuntimeError: If another run is in it.
         """
         RunRecord.read(self.directory)  # before anything is made in somebody else's
+        if not is_leader():
+            self._begin()
+            yield
+            return
         make_folder(self.directory)
-        with locked(self.directory) if is_leader() else contextlib.nullcontext():
+        with locked(self.directory):
             self._begin()
             yield
 
@@ -155,15 +159,7 @@ def open_run(
     scan, init = as_arrays(scan), as_arrays(init)
     f_axes = resolve_axes(_NAME, scan.f, scan.f_axes, tree_name="f", spec_name="f_axes")
     sizes = axis_sizes(scan.f, "f", f_axes)
-    length = as_length(_NAME, length)
-    if not callable(xs):
-        x_axes = scanned_axes(xs, scan.in_axes)
-        sizes |= axis_sizes(stand_ins(xs), "xs", x_axes)
-        x_source: AbstractSource = StoredSource(xs, "xs", x_axes)
-    segments = Segments(common_length(_NAME, sizes, length), every, scan.reverse)
-    if callable(xs):
-        x_source = CalledSource(xs, segments.bounds(0), scan.in_axes)
-        xs, x_axes = x_source.first, [None] * len(flatten(x_source.first)[0])
+    segments, x_source = _opened_xs(scan, xs, sizes, as_length(_NAME, length), every)
     leaves, _ = flatten(scan)
     others = [None] * (len(leaves) - len(f_axes))
     inputs = SegmentInputs(
@@ -176,10 +172,10 @@ def open_run(
     nothing = lambda *_: None
     record = RunRecord(
         length=segments.length,
-        settings=settings | _settings_in_words(scan),
+        settings={**settings, **_settings_in_words(scan)},
         arguments=leaves_in_words(scan.f, "f", f_axes)
         | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
-        | leaves_in_words(xs, "xs", x_axes)
+        | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
         | leaves_in_words(key, "key", [None]),
         code=functions_in_words(scan.f, "f")
         | functions_in_words(scan.f_transform, "f_transform")
@@ -187,6 +183,32 @@ def open_run(
         ys=_described(call),
     )
     return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)
+
+
+def _opened_xs(
+    scan: AbstractScan[Any, Any],
+    xs: Any,
+    sizes: Mapping[str, int],
+    length: int | None,
+    every: int,
+) -> tuple[Segments, AbstractSource]:
+    """The segments, and where they have their `xs` from.
+
+    Args:
+        scan: The scan.
+        xs: What is scanned, or a function that makes it.
+        sizes: How long what is scanned of `f` is, by paths.
+        length: The number of steps, if it was given.
+        every: How many steps a segment has.
+    """
+    if callable(xs):
+        steps = common_length(_NAME, sizes, length)
+        segments = Segments(steps, every, scan.reverse)
+        return segments, CalledSource(xs, segments.bounds(0), scan.in_axes)
+    axes = scanned_axes(xs, scan.in_axes)
+    sizes = {**sizes, **axis_sizes(stand_ins(xs), "xs", axes)}
+    segments = Segments(common_length(_NAME, sizes, length), every, scan.reverse)
+    return segments, StoredSource(xs, "xs", axes)
 
 
 def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex, final
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from .._settings import as_count
@@ -63,7 +64,7 @@ class Resumable(AbstractTransform):
         2500 of 2500 steps were run
     """
 
-    f: AbstractScan[Any, Any]
+    f: AbstractScan[Any, Any]  # pyright: ignore[reportIncompatibleMethodOverride]
     directory: str = eqx.field(static=True, converter=_path)
     every: int = eqx.field(static=True, kw_only=True)
     keep: int = setting(default=2)

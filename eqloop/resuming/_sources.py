@@ -24,11 +24,15 @@ class AbstractSource(abc.ABC):
         form: The form of the tree that they are in. Its types are those of one segment.
         axes: For each array the axis that is scanned; `None` if it is given whole.
         made_by: The function that makes them, if there is one.
+        tree: The tree; if a function makes it, what it has made for the first segment.
+        tree_axes: For each leaf of the tree the axis that is scanned.
     """
 
     form: TreeForm
     axes: tuple[Axis, ...]
     made_by: Callable[[int, int], Any] | None
+    tree: Any
+    tree_axes: Sequence[Axis]
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> Any:
@@ -61,6 +65,7 @@ class StoredSource(AbstractSource):
     def __init__(self, tree: Any, name: str, axes: Sequence[Axis]) -> None:
         """Takes a tree, and for each leaf the axis that is scanned."""
         self.made_by = None
+        self.tree, self.tree_axes = tree, axes
         leaves, treedef = flatten(tree)
         whole = [x if a is not None else _as_array(x) for x, a in _zip(leaves, axes)]
         few = [x if a is None else _few(x, a) for x, a in _zip(whole, axes)]
@@ -104,8 +109,9 @@ class CalledSource(AbstractSource):
         """Calls it once, for the steps between these bounds, to see what it makes."""
         self.made_by = self._make = make
         self._in_axes = in_axes
-        self.first = make(*bounds)
-        self.form, self.axes = self._open(self.first, *bounds)
+        self.tree = make(*bounds)
+        self.tree_axes = scanned_axes(self.tree, in_axes)
+        self.form, self.axes = self._open(self.tree, *bounds)
 
     def read(self, start: int, stop: int) -> Any:
         """Calls the function."""
@@ -132,7 +138,7 @@ class CalledSource(AbstractSource):
 
     def whole(self) -> list[Any]:
         """What is not scanned of what was made at first."""
-        return _unscanned(self.form.take(self.first), self.axes)
+        return _unscanned(self.form.take(self.tree), self.axes)
 
     def _open(
         self, xs: Any, start: int, stop: int

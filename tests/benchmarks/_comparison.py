@@ -74,7 +74,11 @@ def _row(case: Case, measurement: Measurement) -> Row:
         line=case.line,
         seconds=float(np.median(measurement.seconds)),
         quartiles=tuple(np.quantile(measurement.seconds, [0.25, 0.75]).tolist()),
-        compile_seconds=float(np.median(measurement.compile_seconds)),
+        compile_seconds=(
+            float(np.median(measurement.compile_seconds))
+            if measurement.compile_seconds.size
+            else None
+        ),
         temp_bytes=measurement.temp_bytes,
         error=measurement.error,
     )

@@ -25,6 +25,8 @@ class Case:
         args: its arguments.
         requires: the package that `fn` comes from, if it is not this one or JAX.
         line: the line of a plot that it belongs to, if it is drawn.
+        compiles_itself: whether `fn` is called from Python, and compiles what it runs:
+            that is part of its time, and its memory is not known.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Case:
     args: tuple[Any, ...]
     requires: str | None = None
     line: str = ""
+    compiles_itself: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,15 +44,16 @@ class Measurement:
     Attributes:
         seconds: one run per round; entries of equal index, across cases, were taken
             one after the other.
-        compile_seconds: tracing, lowering and compiling, once per round of those.
-        temp_bytes: what XLA allocates besides arguments and results.
+        compile_seconds: tracing, lowering and compiling, once per round of those;
+            none for what compiles itself.
+        temp_bytes: what XLA allocates besides arguments and results, if it is known.
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
     """
 
     seconds: np.ndarray
     compile_seconds: np.ndarray
-    temp_bytes: int
+    temp_bytes: int | None
     error: float
 
 
@@ -85,8 +89,10 @@ def measure(
     measured = {
         case.name: Measurement(
             seconds=seconds[row],
-            compile_seconds=compile_seconds[row],
-            temp_bytes=temp_bytes(programs[case.name]),
+            compile_seconds=compile_seconds[row][: 0 if case.compiles_itself else None],
+            temp_bytes=(
+                None if case.compiles_itself else temp_bytes(programs[case.name])
+            ),
             error=errors[case.name],
         )
         for row, case in enumerate(runnable)
@@ -119,11 +125,14 @@ def _skip(case: Case) -> Skipped:
 
 def _compile(
     cases: Sequence[Case], rounds: int
-) -> tuple[np.ndarray, dict[str, jax.stages.Compiled]]:
+) -> tuple[np.ndarray, dict[str, Callable[..., Any]]]:
     seconds = np.empty((len(cases), rounds))
-    programs = {}
+    programs: dict[str, Any] = {}
     for turn in range(rounds):
         for row, case in enumerate(cases):
+            if case.compiles_itself:
+                programs[case.name] = case.fn
+                continue
             _forget()
             start = time.perf_counter()
             programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
@@ -141,7 +150,7 @@ def _forget() -> None:
                     value.cache_clear()
 
 
-def _seconds(program: jax.stages.Compiled, *args: Any) -> float:
+def _seconds(program: Callable[..., Any], *args: Any) -> float:
     start = time.perf_counter()
     jax.block_until_ready(program(*args))
     return time.perf_counter() - start

@@ -71,8 +71,8 @@ def folded(summary: str, text: str) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         milliseconds(row.seconds),
-        f"{row.temp_bytes / 1e6:.3f} MB",
-        f"{row.compile_seconds:.2f} s",
+        "" if row.temp_bytes is None else f"{row.temp_bytes / 1e6:.3f} MB",
+        "" if row.compile_seconds is None else f"{row.compile_seconds:.2f} s",
         f"{row.error:.0e}" if row.error else "0",
     )
 

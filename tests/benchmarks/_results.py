@@ -20,8 +20,9 @@ class Row:
         line: the line of a plot that it belongs to.
         seconds: a run.
         quartiles: of the seconds.
-        compile_seconds: tracing, lowering and compiling.
-        temp_bytes: what XLA allocates besides arguments and results.
+        compile_seconds: tracing, lowering and compiling; `None` if it is part of what
+            was run.
+        temp_bytes: what XLA allocates besides arguments and results, if it is known.
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
     """
@@ -30,8 +31,8 @@ class Row:
     line: str
     seconds: float
     quartiles: tuple[float, ...]
-    compile_seconds: float
-    temp_bytes: int
+    compile_seconds: float | None
+    temp_bytes: int | None
     error: float
 
 

@@ -185,9 +185,7 @@ def examples() -> dict[str, Callable[[], Example]]:
         "one key": lambda: Example(
             el.Scan(cell(), split_keys=False), zero, data(), keyed
         ),
-        "reversed": lambda: Example(
-            el.CheckpointedScan(cell(), reverse=True), zero, data(), keyed
-        ),
+        "reversed": lambda: Example(el.Scan(cell(), reverse=True), zero, data()),
         "length": lambda: Example(
             el.Scan(lambda h, x: (h * 1.5, h)), jnp.ones(2), None, {"length": LENGTH}
         ),

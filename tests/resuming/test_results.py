@@ -69,7 +69,7 @@ def test_what_xs_may_be(kind, tmp_path):
         "function": lambda: functools.partial(by_rows, array),
     }[kind]()
     scan = el.Scan(lambda h, x: (0.5 * h + x, h))
-    run = el.Resumable(scan, tmp_path / "run", every=EVERY, ys="directory")
+    run = el.Resumable(scan, tmp_path / "run", every=EVERY, keep=3, ys="directory")
     kwargs = {"length": len(array)} if kind == "function" else {}
     carry, ys = run(jnp.zeros(3), xs, **kwargs)
     assert isinstance(ys, np.memmap)

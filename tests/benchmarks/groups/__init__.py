@@ -12,6 +12,7 @@ from ._length import length
 from ._maps import maps
 from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
+from ._resumable import resumable
 from ._sliced import sliced
 from ._stacked_layers import stacked_layers
 from ._while import whiles
@@ -127,6 +128,12 @@ GROUPS: Mapping[str, Group] = {
         "A stack of equal transformer layers, beside a Python loop over them. Both are "
         "given a list of layers, so that the stacking is part of what is measured.",
         stacked_layers,
+    ),
+    "resumable": Group(
+        "Loops in segments",
+        "A loop that is stored every second, so that it can go on in another process, "
+        "beside one that is not. Both compile what they run within the time shown.",
+        resumable,
     ),
     "progress": Group(
         "Progress bars",
