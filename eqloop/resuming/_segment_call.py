@@ -11,6 +11,7 @@ from jax import lax
 
 from .._array_types import is_weak
 from .._axes import Axis, axes_tree
+from .._effects import is_ref
 from .._partition import Arrays, as_array, flatten, is_dynamic, pick, put, split
 from .._typecheck import enforce_annotations
 from ..loops import AbstractScan
@@ -72,7 +73,8 @@ class SegmentCall:
                 out = call_scan(whole, init, xs.form.join(x_arrays), keys, steps)
                 found.extend(map(TreeForm.of, out, ("carry", "ys")))
 
-            jax.eval_shape(run, scan.types(steps), xs.types(steps), keys(steps))
+            types = scan.types(steps), xs.types(steps), keys(steps)
+            _refuse_captured_refs(jax.make_jaxpr(run)(*types))
             return found[0], found[1]
 
         # What is stacked is as long as the loop; the axis is the one that grows.
@@ -245,6 +247,15 @@ def _keyed(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` as a step that is given its key among the `xs`."""
     f = enforce_annotations(f)
     return lambda carry, x: f(carry, x[0], key=x[1])
+
+
+def _refuse_captured_refs(program: Any) -> None:
+    if any(map(is_ref, program.consts)):
+        raise TypeError(
+            "Resumable: f closes over a reference (`jax.new_ref`), of which nothing is "
+            "stored: what it holds would be lost with the process. Have the carry hold "
+            "it instead."
+        )
 
 
 def _kept_in_place(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:

@@ -167,6 +167,20 @@ def test_arguments(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
+def test_references(tmp_path):
+    ref = jax.new_ref(jnp.zeros(3))
+
+    def writes(h, x):
+        ref[...] = x
+        return h, None
+
+    run = el.Resumable(el.Scan(writes), tmp_path / "d", every=EVERY)
+    with pytest.raises(TypeError, match="f closes over a reference"):
+        run(jnp.zeros(3), data())
+    with pytest.raises(TypeError, match=r"\(init, xs\)\[0\] is a reference"):
+        run(ref, data())
+
+
 def test_a_function_that_makes_too_few_or_others(tmp_path):
     run = el.Resumable(el.Scan(step), tmp_path / "d", every=EVERY)
     few = lambda start, stop: data()[start : stop - 1]
