@@ -157,10 +157,10 @@ def test_how_many_carries_are_kept(tmp_path):
 
 
 def test_keys_of_many_steps_are_those_of_split():
-    for key in (jr.key(3), jr.PRNGKey(3)):
-        keys = StepKeys.of(key, 1000, True)
-        assert keys.table is None
-        assert numbers(keys.take(400, 420)) == numbers(jr.split(key, 1000)[400:420])
+    key = jr.key(3)
+    keys = StepKeys.of(key, 1000, True)
+    assert keys.table is None
+    assert numbers(keys.take(400, 420)) == numbers(jr.split(key, 1000)[400:420])
 
 
 def test_status(tmp_path):
