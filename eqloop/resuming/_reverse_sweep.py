@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._partition import pick, put, split
@@ -95,7 +96,7 @@ class ReverseSweep:
         read = inputs.read(which, self._source_of_ys())
         for k, (scan, xs, ys, keys) in zip(which, read, strict=True):
             carry = self.forward.carry_before(k)
-            ct_ys = put([None] * len(given), given, ys)
+            ct_ys = put([None] * len(given), given, self._of_segment(k, ys))
             ct_carry, sums = split(now, len(self.last))
             size = call.segments.size(k)
             ct_carry, sums, rows = call.reverse_program(
@@ -115,6 +116,20 @@ class ReverseSweep:
         pairs = zip(self.ys, axes, strict=True)
         axes = [None if ct is None else axis for ct, axis in pairs]
         return StoredSource(self.ys, "ys", axes)
+
+    def _of_segment(self, k: int, ys: Sequence[Any]) -> list[Any]:
+        """The cotangents that segment `k` gets, of those that are not zero.
+
+        What is the same for all steps was returned once: it is the last segment's.
+        """
+        call = self.forward.call
+        axes = pick(call.y_axes, call.ys.inexact)
+        axes = pick(axes, [ct is not None for ct in self.ys])
+        is_last = k == len(call.segments) - 1
+        return [
+            ct if is_last or axis is not None else jnp.zeros_like(ct)
+            for ct, axis in zip(ys, axes, strict=True)
+        ]
 
     def _zeros(self) -> list[Any]:
         """The sums before anything was added."""

@@ -79,7 +79,7 @@ def loss(carry: Any, ys: Any) -> jax.Array:
     leaves = jax.tree.leaves(eqx.filter((carry, ys), eqx.is_inexact_array))
     weigh = lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape))
     return sum(
-        (jnp.sum(jnp.abs(x.astype(jnp.float32)) * weigh(x)) for x in leaves),
+        (jnp.sum(jnp.abs(x).astype(jnp.float32) * weigh(x)) for x in leaves),
         jnp.zeros(()),
     )
 
@@ -160,9 +160,12 @@ def examples() -> dict[str, Callable[[], Example]]:
     narrow = lambda h, x: (h * jnp.bfloat16(0.9) + x, h)
     across = dict(in_axes={"a": 1, "b": None}, out_axes=({"c": -1}, None))
 
-    def axes(carry, x):
-        carry = jnp.tanh(carry + x["a"] * x["b"])
-        return carry, ({"c": jnp.stack([carry, -carry], 1)}, jnp.ones(2))
+    class Axes(eqx.Module):
+        rate: jax.Array
+
+        def __call__(self, carry, x):
+            carry = jnp.tanh(carry + self.rate * x["a"] * x["b"])
+            return carry, ({"c": jnp.stack([carry, -carry], 1)}, jnp.sin(self.rate))
 
     def cast(f):
         return jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, f)
@@ -190,7 +193,9 @@ def examples() -> dict[str, Callable[[], Example]]:
             el.Scan(lambda h, x: (h * 1.5, h)), jnp.ones(2), None, {"length": LENGTH}
         ),
         "axes": lambda: Example(
-            el.Scan(axes, **across), zero, {"a": data().T.copy(), "b": np.float32(0.3)}
+            el.Scan(Axes(jnp.array([0.5, 1.0, 1.5])), **across),
+            zero,
+            {"a": data().T.copy(), "b": np.float32(0.3)},
         ),
         "axes of f": lambda: Example(
             el.Scan(layers, f_axes=f_axes), jnp.ones(3), data()
