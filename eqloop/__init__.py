@@ -70,6 +70,7 @@ from .loops import (
 )
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
+from .resuming import Resumable
 from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
 
 # Where JAX says where an operation comes from, it should name the user's line.
@@ -116,6 +117,7 @@ __all__ = [
     "ProgressBar",
     "Recursive",
     "Remat",
+    "Resumable",
     "Reversible",
     "Scan",
     "ScanWhile",

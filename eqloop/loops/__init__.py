@@ -7,6 +7,7 @@ from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
 from ._backward import ClipCotangent, Truncate
 from ._for_loop import CheckpointedForLoop, ForLoop
+from ._open_loop import check_one_key
 from ._scan import AbstractScan, CheckpointedScan, Scan
 from ._scan_while import ScanWhile
 from ._sliced_scan import SlicedScan
@@ -35,5 +36,6 @@ __all__ = [
     "StackedLayers",
     "Truncate",
     "WhileLoop",
+    "check_one_key",
     "frontier",
 ]

@@ -249,7 +249,7 @@ class LoopOpener:
         length = common_length(self.name, sizes, length, self.words.length)
         key_axis = None
         if key is not None:
-            _check_key(self.name, key)
+            check_one_key(self.name, key)
             if self.split_keys:
                 need = "a key for each step"
                 instead = "Use `split_keys=False`, and fold something into the key"
@@ -337,7 +337,8 @@ def _pair(owner: str, out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def _check_key(owner: str, key: Any) -> None:
+def check_one_key(owner: str, key: Any) -> None:
+    """Checks that a `key=` that a user passed is one key."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         ndim = 0
     elif key.dtype == jnp.uint32:

@@ -7,6 +7,7 @@ does not know how a loop is stored or reversed.
 from ._bar import ProgressBar, as_progress, check_progress
 from ._changes import Again, BarChange, Guarded
 from ._counted import counted, told_while, with_count
+from ._host_bar import host_bar
 from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
 from ._telling import hops, told_back, told_scan, watched_step
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_progress",
     "counted",
     "hops",
+    "host_bar",
     "make_meter",
     "tied",
     "told_back",

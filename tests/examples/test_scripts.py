@@ -26,8 +26,13 @@ SAYS = {
         r"error \S+ mV, then (\S+) mV": 2.1,
     },
     "quickstart": {r"the model errs by +(\S+) m": 2},
+    "resumed_ocean": {r"the same to the last bit: True\n.* the last (\d+) days": 60},
     "sofo": {r"SOFO +step +99: error (\S+)": 0.2, r"Adam +step +99: error (\S+)": 0.4},
     "spiking_network": {r"update 20: error (\S+),": 0.4},
+    "text_stream": {
+        r"the whole text: error (\S+) nats": 1.5,
+        r"memory grew by (\d+) MiB": 24,
+    },
     "transformer": {r"step 249: +(\S+) nats": 1.5},
 }
 

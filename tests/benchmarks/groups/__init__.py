@@ -15,6 +15,7 @@ from ._maps import maps
 from ._progress import progress
 from ._recurrent import batched, compilation, heavy, modes, recurrent, scaling
 from ._regret import regret
+from ._resumable import resumable
 from ._sliced import sliced
 from ._slots import slots
 from ._stacked_layers import stacked_layers
@@ -158,6 +159,12 @@ GROUPS: Mapping[str, Group] = {
         "as tracing and compiling. Last, the first plan for a step of many leaves, and "
         "later ones for a function that is new and does the same.",
         calls,
+    ),
+    "resumable": Group(
+        "Loops in segments",
+        "A loop that is stored every second, so that it can go on in another process, "
+        "beside one that is not. Both compile what they run within the time shown.",
+        resumable,
     ),
     "progress": Group(
         "Progress bars",

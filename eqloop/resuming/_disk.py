@@ -1,0 +1,153 @@
+"""Writes that are either made or not: what was on disk before is never touched.
+
+Files are written aside, brought to the disk (`fsync`), and only then renamed into
+place. A folder is renamed as a whole, so that its files come to be there all at once.
+The folder above is brought to the disk as well, or a crash of the machine could undo
+the renaming.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._processes import is_leader, wait_for_all
+
+# What starts so was being written when a process died.
+ASIDE = ".writing-"
+
+
+@contextlib.contextmanager
+def told(doing: str, path: Path) -> Iterator[None]:
+    """Says of an error of the disk what was being done, and that nothing is lost.
+
+    Args:
+        doing: What could not be done, as in "could not be written".
+        path: The file or folder.
+
+    Raises:
+        OSError: In place of the one that was raised, and of the same class.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"Resumable: {path} could not be {doing}: {error.strerror or error}. What "
+            f"was finished before is on disk and was not touched. Once this is "
+            f"mended, call it again with the same arguments, and it goes on from there",
+        ) from error
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, unless they are there."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    with told("made", path):
+        for folder in reversed(missing):
+            os.mkdir(folder)
+            _sync(folder.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file, so that it is there as a whole or not at all."""
+    aside = path.with_name(ASIDE + path.name)
+    with told("written", path):
+        write_bytes(aside, [json.dumps(content, indent=1).encode()])
+        os.replace(aside, path)
+        _sync(path.parent)
+
+
+def begin_folder(path: Path) -> Path:
+    """Makes a folder for what is to be a folder, beside its place.
+
+    Args:
+        path: The place, where nothing is yet.
+
+    Returns:
+        The folder to write to; `finish_folder` puts it into its place.
+    """
+    aside = path.with_name(ASIDE + path.name)
+    if is_leader():
+        with told("written", path):
+            remove(aside)
+            os.mkdir(aside)
+    wait_for_all(f"{aside} was made")
+    return aside
+
+
+def finish_folder(aside: Path, path: Path) -> None:
+    """Puts a folder into its place, with all that was written to it."""
+    with told("written", path):
+        _sync(aside)
+        os.replace(aside, path)
+        _sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder: it is gone at once, and its files with it."""
+    aside = path.with_name(ASIDE + path.name)
+    with told("removed", path):
+        remove(aside)
+        os.replace(path, aside)
+        remove(aside)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what was being written when an earlier process died."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name.startswith(ASIDE):
+                with told("removed", path):
+                    remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    elif path.exists():
+        os.unlink(path)
+
+
+def write_bytes(path: Path, parts: list[Any]) -> None:
+    """Writes a new file, and waits until it is on the disk."""
+    with open(path, "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The first bytes of a `.npy` file; the numbers come after them, in C's order."""
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    content = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(header, content)
+    return header.getvalue()
+
+
+def raw_bytes(array: np.ndarray) -> memoryview:
+    """The numbers of an array, in C's order."""
+    return np.require(array, requirements="C").reshape(-1).view(np.uint8).data
+
+
+def checksum(array: np.ndarray) -> int:
+    """A number that is another one if the array is damaged."""
+    return zlib.crc32(raw_bytes(array))
+
+
+def _sync(folder: Path) -> None:
+    """Brings to the disk which files a folder has."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

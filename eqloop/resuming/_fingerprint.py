@@ -1,0 +1,129 @@
+"""What a run is called with, in words that can be written down and compared."""
+
+import dataclasses
+import hashlib
+import math
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._partition import describe, flatten, is_dynamic, paths
+from ._code_digest import callable_name, captured, code_digest, functions_in
+from ._disk import raw_bytes
+from ._processes import digest_of_all
+from ._sources import forget_pages
+from ._tree_form import is_key
+
+# Arrays are read in blocks of so many bytes. Of those that are larger than so much in
+# all only evenly spaced blocks are: they may be files that take hours to read.
+_BLOCK, _BYTES = 2**18, 64 * 2**20
+
+# What of JAX's settings changes the numbers without changing any type.
+_JAX_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_threefry_partitionable",
+)
+
+Described = dict[str, Any]
+
+
+def fingerprint(array: Any, axis: int = 0) -> str:
+    """A digest of the numbers in an array.
+
+    Args:
+        array: Whatever has a shape, a dtype and slices.
+        axis: The axis that slices are taken along, if it is large.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(array, axis):
+        digest.update(raw_bytes(piece))
+    return digest_of_all(digest.digest()).hex()
+
+
+def _pieces(array: Any, axis: int) -> Iterator[np.ndarray]:
+    if isinstance(array, jax.Array):
+        data = jax.random.key_data(array) if is_key(array) else array
+        yield from (np.asarray(s.data) for s in data.addressable_shards)
+    elif not math.prod(array.shape) or not array.shape:
+        yield np.asarray(array[...])
+    else:
+        for start, stop in _looked_at(array, array.shape[axis]):
+            yield np.array(array[(slice(None),) * axis + (slice(start, stop),)])
+            forget_pages(array)
+
+
+def _looked_at(array: Any, length: int) -> Iterator[tuple[int, int]]:
+    """The parts of an axis that are read: all of it, if the array is not too large."""
+    size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+    block = max(1, length * _BLOCK // size)
+    starts = range(0, length, block)
+    most = max(1, _BYTES // max(block * size // length, 1))
+    if len(starts) > most:
+        starts = np.linspace(0, length - block, most).astype(int)
+    yield from ((int(start), min(int(start) + block, length)) for start in starts)
+
+
+def leaves_in_words(tree: Any, name: str, axes: Sequence[int | None]) -> Described:
+    """The leaves of a tree: of arrays their types and digests, of others their values.
+
+    Args:
+        tree: The tree.
+        name: What it is called.
+        axes: For each leaf the axis that it may be sliced along.
+    """
+    leaves, _ = flatten(tree)
+    words: Described = {}
+    for path, leaf, axis in zip(paths(tree, name), leaves, axes, strict=True):
+        if is_dynamic(leaf) or hasattr(leaf, "shape"):
+            words[path] = [describe(leaf), fingerprint(leaf, axis or 0)]
+        elif callable(leaf):
+            words[path] = [f"function {callable_name(leaf)}", ""]
+        else:
+            words[path] = [text_of(leaf), ""]
+    return words
+
+
+def functions_in_words(tree: Any, name: str) -> Described:
+    """The functions in a tree, and what they close over, by digests."""
+    words: Described = {}
+    for path, node in _nodes(tree, name):
+        if functions := functions_in(node):
+            words[path] = [f"code of {callable_name(node)}", code_digest(functions)]
+            for captive, array in captured(functions).items():
+                place = f"{path}, which closes over {captive}"
+                words[place] = [describe(array), fingerprint(array)]
+    return words
+
+
+def _nodes(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """All that is in a tree, from the top down, and what static fields hold."""
+    yield path, tree
+    children, _ = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    for key, child in children:
+        if child is not tree:
+            yield from _nodes(child, path + jtu.keystr(key))
+    for field in dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ():
+        if field.metadata.get("static"):
+            yield f"{path}.{field.name}", getattr(tree, field.name, None)
+
+
+def text_of(value: Any) -> str:
+    """A value as text that is the same in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def jax_settings() -> Described:
+    """What of JAX's settings changes numbers."""
+    return {name: text_of(getattr(jax.config, name)) for name in _JAX_SETTINGS}
+
+
+def python_version() -> str:
+    """The version that code was compiled by, which is the same for all `3.11.x`."""
+    return ".".join(platform.python_version_tuple()[:2])

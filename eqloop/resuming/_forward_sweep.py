@@ -1,0 +1,181 @@
+"""Runs the segments of a loop that were not run yet, and stores what they make."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .._axes import Axis
+from ._disk import make_folder
+from ._processes import as_the_leader
+from ._row_file import RowFile
+from ._segment_call import SegmentCall
+from ._segments import Segments
+from ._sources import AbstractSource, read_ahead
+from ._state_folder import StateFolder, pieces_of
+from ._status import CARRIES, YS
+from ._step_keys import StepKeys
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentInputs:
+    """What the segments of a loop get.
+
+    Attributes:
+        segments: The segments.
+        scan: The scan.
+        xs: What is scanned.
+        keys: The keys.
+    """
+
+    segments: Segments
+    scan: AbstractSource
+    xs: AbstractSource
+    keys: StepKeys
+
+    def read(
+        self, which: Iterable[int], *others: AbstractSource
+    ) -> Iterator[tuple[Any, ...]]:
+        """What each of these segments gets, which is read a segment ahead.
+
+        Args:
+            which: The segments.
+            *others: What else they get.
+
+        Yields:
+            The arrays of the scan, of `xs` and of the others, and the keys.
+        """
+        bounds = [self.segments.bounds(k) for k in which]
+        parts = read_ahead([self.scan, self.xs, *others], bounds)
+        for at, part in zip(bounds, parts, strict=True):
+            yield *part, self.keys.take(*at)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ForwardSweep:
+    """The loop itself.
+
+    Attributes:
+        call: A segment of it.
+        inputs: What segments get.
+        directory: Where everything is stored.
+        moved: Called with the number of steps that were run, the arrays of the carry
+            and those of the last `ys`.
+    """
+
+    call: SegmentCall
+    inputs: SegmentInputs
+    directory: Path
+    moved: Callable[[int, Any, Any], None]
+
+    @property
+    def carries(self) -> StateFolder:
+        """Where the carries are that segments start with."""
+        form = self.call.carry
+        path = self.directory / CARRIES
+        return StateFolder(path, form.names, form.types, self.call.shardings)
+
+    @property
+    def ys(self) -> list[RowFile]:
+        """The files of what the steps returned."""
+        return row_files(self.directory / YS, self.call.ys.types)
+
+    def carry_before(self, k: int) -> list[Any]:
+        """The arrays of the carry that segment `k` starts with."""
+        steps = self.call.segments.done(k)
+        return self.carries.read(steps) if steps else self.call.start
+
+    def run(self, keep: int | None) -> None:
+        """Runs what is left.
+
+        Args:
+            keep: How many carries are kept; `None` for all of them, those before the
+                last one that is there included.
+        """
+        segments, carries = self.call.segments, self.carries
+        stored = set(carries.steps)
+        is_stored = [segments.done(k + 1) in stored for k in range(len(segments))]
+        is_stored = list(map(bool, as_the_leader(is_stored)))
+        left = [k for k, flag in enumerate(is_stored) if not flag]
+        if keep is not None and any(is_stored):
+            last = max(k for k, flag in enumerate(is_stored) if flag)
+            left = [k for k in left if k > last]
+        for k, carry, ys in one_behind(self._computed(left)):
+            write_rows(self.ys, self.call.y_axes, segments.bounds(k)[0], ys)
+            done = segments.done(k + 1)
+            carries.write(done, carry)
+            if keep is not None:
+                carries.forget(carries.steps[:-keep])
+            self.moved(done, carry, ys)
+
+    def _computed(self, left: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+        """What each of these segments makes, which may still be being computed."""
+        program = self.call.program
+        carry, before = [], -2
+        inputs = self.inputs.read(left)
+        for k, (scan, xs, keys) in zip(left, inputs, strict=True):
+            if k != before + 1:
+                carry = self.carry_before(k)
+            size = self.call.segments.size(k)
+            carry, ys = program(size, scan, xs, carry, keys)
+            before = k
+            yield k, carry, ys
+
+
+def one_behind(items: Iterable[_Item]) -> Iterator[_Item]:
+    """The items, each when the one after it has been made.
+
+    So the device has something to do while what it did before is written to the disk.
+
+    >>> list(one_behind("abc"))
+    ['a', 'b', 'c']
+    """
+    waiting: list[_Item] = []
+    try:
+        for item in items:
+            waiting.append(item)
+            if len(waiting) > 1:
+                yield waiting.pop(0)
+    except Exception:  # what was computed before is not lost
+        yield from waiting
+        raise
+    yield from waiting
+
+
+def row_files(folder: Path, types: Sequence[Any]) -> list[RowFile]:
+    """The files in a folder for arrays of these types."""
+    return [
+        RowFile(folder / f"{i}.npy", tuple(aval.shape), np.dtype(aval.dtype))
+        for i, aval in enumerate(types)
+    ]
+
+
+def write_rows(
+    files: Sequence[RowFile], axes: Sequence[Axis], start: int, arrays: Sequence[Any]
+) -> None:
+    """Writes what a segment has made, and waits until it is on the disk.
+
+    Args:
+        files: The files.
+        axes: For each the axis along which segments follow each other; `None` for what
+            all of them have in common.
+        start: Where the segment starts.
+        arrays: What it has made; of each, this process has a part.
+    """
+    for file, axis, array in zip(files, axes, arrays, strict=True):
+        with file.writing() as rows:
+            for place, piece in pieces_of(array):
+                if axis is not None:
+                    place[axis] += start
+                rows.write(place, piece)
+
+
+def make_files(folder: Path, files: Sequence[RowFile]) -> None:
+    """Makes a folder with these files, unless they are there."""
+    make_folder(folder)
+    for file in files:
+        file.make()

@@ -1,0 +1,225 @@
+"""The gradient of a run: by what, from which cotangents, and put back into trees."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._partition import describe, flatten, is_scalar, pick, put
+from .._tangents import is_inexact
+from .._tree_differences import structure_differences
+from ..progress import ProgressBar, host_bar
+from ._disk import make_folder, remove_leftovers, write_json
+from ._fingerprint import fingerprint
+from ._forward_sweep import make_files
+from ._loss import Loss
+from ._open_run import OpenedRun
+from ._processes import is_leader, wait_for_all
+from ._reverse_sweep import ReverseSweep
+from ._run_record import read_json
+from ._segment_call import Wanted
+from ._status import COTANGENTS, GRADIENT, OF_SCANNED
+from ._tree_form import TreeForm
+
+_NAME = "Resumable"
+_ARGUMENTS = {"f": "f", "init": "init", "xs": "xs", 0: "init", 1: "xs"}
+
+
+def as_wrt(argnums: Any) -> str | tuple[str, ...]:
+    """The names of what is differentiated, from what a user gave as `argnums`.
+
+    >>> as_wrt("f"), as_wrt(("f", 0))
+    ('f', ('f', 'init'))
+    """
+    several = argnums if isinstance(argnums, tuple | list) else (argnums,)
+    for argnum in several:
+        if isinstance(argnum, bool) or argnum not in _ARGUMENTS:
+            raise ValueError(
+                f'Resumable: `argnums` must be "f" for the parameters of the scan, '
+                f'"init" or 0, "xs" or 1, or a tuple of these, not {argnums!r}.'
+            )
+    names = tuple(_ARGUMENTS[argnum] for argnum in several)
+    if len(set(names)) < max(len(names), 1):
+        raise ValueError(
+            f"Resumable: `argnums` is {argnums!r}: each argument can be given once, "
+            f"and at least one must be."
+        )
+    return names if isinstance(argnums, tuple | list) else names[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GradientCall:
+    """The gradient of a run whose loop has come to its end.
+
+    Attributes:
+        run: The run.
+        wrt: By what it is differentiated: one of `"f"`, `"init"`, `"xs"`, or several.
+    """
+
+    run: OpenedRun
+    wrt: str | tuple[str, ...]
+
+    def differentiate(
+        self, loss: Callable[..., Any], has_aux: bool
+    ) -> tuple[Any, tuple[list[Any], list[Any]]]:
+        """What a loss returns, and its cotangents of what the loop returns."""
+        forward = self.run.forward
+        call = forward.call
+        last = forward.carry_before(len(call.segments))
+        read = lambda i: jnp.array(forward.ys[i].read())
+        made = Loss(loss, has_aux, call.last_carry, call.ys).differentiate(last, read)
+        out, ct_carry, ct_ys = made
+        return out, (ct_carry, ct_ys)
+
+    def take(self, cotangents: Any) -> tuple[list[Any], list[Any]]:
+        """The cotangents of the inexact arrays of the carry and the `ys`.
+
+        Raises:
+            TypeError: If one is not of the type of its array.
+            ValueError: If they are other trees than what the loop returned.
+        """
+        if not isinstance(cotangents, tuple | list) or len(cotangents) != 2:
+            raise ValueError(
+                f"Resumable: `pull` takes a pair `(ct_carry, ct_ys)`, not "
+                f"{describe(cotangents)}. Give None for what has no cotangent."
+            )
+        call = self.run.forward.call
+        carry = _taken(cotangents[0], call.last_carry, "ct_carry")
+        ys = _taken(cotangents[1], call.ys, "ct_ys")
+        types = pick(call.last_carry.types, call.last_carry.inexact)
+        zeros = lambda ct, aval: jnp.zeros(aval.shape, aval.dtype) if ct is None else ct
+        full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
+        return [jnp.asarray(ct) for ct in full], ys
+
+    def back(self, last: list[Any], ys: list[Any], progress: ProgressBar | None) -> Any:
+        """Takes cotangents back through the loop, and returns what was asked for."""
+        segments = self.run.forward.call.segments
+        sweep = ReverseSweep(
+            self.run.forward, self._wanted, last, ys, lambda done: None
+        )
+        self._begin(sweep)
+        left = min(sweep.states.steps, default=segments.length)
+        done = segments.length - left
+        with host_bar(_NAME, progress, segments.length, done, "backward") as move:
+            sweep = dataclasses.replace(sweep, moved=move)
+            init, scan, xs = sweep.run()
+        return self._close(init, scan, xs)
+
+    @property
+    def _wanted(self) -> Wanted:
+        names = self.wrt if isinstance(self.wrt, tuple) else (self.wrt,)
+        scan, xs = self.run.forward.inputs.scan, self.run.forward.inputs.xs
+        of_scan = tuple("f" in names and flag for flag in scan.form.inexact)
+        of_xs = tuple("xs" in names and flag for flag in xs.form.inexact)
+        axes = [*pick(scan.axes, of_scan), *pick(xs.axes, of_xs)]
+        return Wanted(of_scan, of_xs, tuple(axis is not None for axis in axes))
+
+    def _begin(self, sweep: ReverseSweep) -> None:
+        """Makes the folder of this gradient, or sees that it is the one of it.
+
+        Raises:
+            ValueError: If it is that of another gradient.
+        """
+        folder = self.run.directory / GRADIENT
+        path = folder / "gradient.json"
+        content = self._in_words(sweep)
+        if path.exists():
+            _check_same(read_json(path), content, folder)
+        if is_leader():
+            make_folder(self.run.directory / COTANGENTS)
+            remove_leftovers(self.run.directory / COTANGENTS)
+            if not path.exists():
+                write_json(path, content)
+            if sweep.states.steps:
+                for file in sweep.rows:
+                    file.check()
+            else:
+                make_files(self.run.directory / OF_SCANNED, sweep.rows)
+        wait_for_all(f"{folder} was begun")
+
+    def _in_words(self, sweep: ReverseSweep) -> dict[str, Any]:
+        call = self.run.forward.call
+        forms = (call.last_carry, sweep.last), (call.ys, sweep.ys)
+        words = {}
+        for form, cts in forms:
+            for name, ct in zip(pick(form.names, form.inexact), cts, strict=True):
+                none = ["None", ""]
+                words[name] = none if ct is None else [describe(ct), fingerprint(ct)]
+        names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
+        return {"argnums": names, "cotangents": words}
+
+    def _close(self, init: list[Any], scan: list[Any], xs: list[Any]) -> Any:
+        forward = self.run.forward
+        made = {
+            "f": lambda: forward.inputs.scan.form.like(scan),
+            "xs": lambda: forward.inputs.xs.form.like(xs),
+            "init": lambda: self._init_gradient(init),
+        }
+        if isinstance(self.wrt, str):
+            return made[self.wrt]()
+        return tuple(made[name]() for name in self.wrt)
+
+    def _init_gradient(self, found: list[Any]) -> Any:
+        carry = self.run.forward.call.carry
+        leaves = pick(flatten(self.run.init)[0], carry.rest.taken)
+        full = put([None] * len(leaves), carry.inexact, found)
+        pairs = zip(leaves, full, strict=True)
+        return carry.like([_as_gradient(leaf, ct) for leaf, ct in pairs])
+
+
+def _as_gradient(leaf: Any, ct: Any) -> Any:
+    """The cotangent of a leaf of `init`, from that of the array made of it."""
+    if ct is None or is_scalar(leaf):
+        return ct if isinstance(leaf, float | complex) or ct is None else None
+    return ct.astype(leaf.dtype) if is_inexact(leaf) else None
+
+
+def _taken(tree: Any, form: TreeForm, name: str) -> list[Any]:
+    """The cotangents in a tree, for the inexact arrays of one of this form."""
+    if tree is None:
+        return [None] * sum(form.inexact)
+    leaves, treedef = flatten(tree)
+    if treedef != form.rest.treedef:
+        differences = structure_differences(form.like(form.types), tree, name)
+        listing = "\n".join(
+            f"  at {d.path}: {d.one or 'nothing'} was returned, the cotangent is "
+            f"{d.other or 'nothing'}"
+            for d in differences
+        )
+        raise ValueError(
+            f"Resumable: cotangents must be trees as what the loop returned:\n"
+            f"{listing}\nGive None for a leaf that has none."
+        )
+    found = pick(pick(leaves, form.rest.taken), form.inexact)
+    names = pick(form.names, form.inexact)
+    types = pick(form.types, form.inexact)
+    for ct, path, aval in zip(found, names, types, strict=True):
+        if ct is None:
+            continue
+        if (np.shape(ct), jnp.result_type(ct)) != (aval.shape, aval.dtype):
+            raise TypeError(
+                f"Resumable: the cotangent of {path}, which is {describe(aval)}, "
+                f"cannot be {describe(ct)}. A cotangent has the shape and dtype of its "
+                f"array; for what has none it is None."
+            )
+    return found
+
+
+def _check_same(found: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    if found == now:
+        return
+    there, here = found.get("cotangents", {}), now["cotangents"]
+    names = sorted(name for name in there | here if there.get(name) != here.get(name))
+    what = (
+        f"from other cotangents of {', '.join(names)}"
+        if names
+        else (f"by {', '.join(found.get('argnums', []))}")
+    )
+    raise ValueError(
+        f"Resumable: {folder} holds another gradient, {what}. Nothing in it was "
+        f"changed. Remove that folder to take this one: the loop itself is not run "
+        f"again for it."
+    )

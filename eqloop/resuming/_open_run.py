@@ -1,0 +1,230 @@
+"""Opens a call of `Resumable`: what segments get, and what is written down of it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._axes import as_length, axis_sizes, common_length, resolve_axes
+from .._effects import refuse_refs
+from .._partition import as_arrays, flatten
+from ..loops import AbstractScan, check_one_key
+from ..progress import ProgressBar, host_bar
+from ._disk import make_folder, remove_leftovers
+from ._fingerprint import functions_in_words, jax_settings, leaves_in_words, text_of
+from ._forward_sweep import ForwardSweep, SegmentInputs, make_files
+from ._lock import locked
+from ._processes import is_leader, wait_for_all
+from ._run_record import RunRecord
+from ._segment_call import SegmentCall
+from ._segments import Segments
+from ._sources import (
+    AbstractSource,
+    CalledSource,
+    StoredSource,
+    scanned_axes,
+    stand_ins,
+)
+from ._status import CARRIES, GRADIENT, YS
+from ._step_keys import StepKeys
+
+_NAME = "Resumable"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A call, all of whose arguments are known to be right.
+
+    Attributes:
+        forward: The loop.
+        record: What it is called with, in words.
+        init: The carry that the user gave.
+    """
+
+    forward: ForwardSweep
+    record: RunRecord
+    init: Any
+
+    @property
+    def directory(self) -> Path:
+        """Where everything is stored."""
+        return self.forward.directory
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Has the directory for this run alone.
+
+        Raises:
+            ValueError: If it is one of another run.
+            RuntimeError: If another run is in it.
+        """
+        RunRecord.read(self.directory)  # before anything is made in somebody else's
+        if not is_leader():
+            self._begin()
+            yield
+            return
+        make_folder(self.directory)
+        with locked(self.directory):
+            self._begin()
+            yield
+
+    def _begin(self) -> None:
+        """Makes the directory one of this run, if it is empty.
+
+        Raises:
+            ValueError: If it is one of another run.
+        """
+        found = RunRecord.read(self.directory)
+        if found is not None:
+            found.check(self.record, self.directory)
+        if is_leader():
+            for folder in ("", CARRIES, YS, GRADIENT):
+                remove_leftovers(self.directory / folder)
+            if found is None:
+                self.record.write(self.directory)
+            make_folder(self.directory / CARRIES)
+            if self.forward.carries.steps:
+                for file in self.forward.ys:
+                    file.check()
+            else:
+                make_files(self.directory / YS, self.forward.ys)
+        wait_for_all(f"{self.directory} was begun")
+
+    def run_forward(
+        self, keep: int | None, progress: ProgressBar | None, *, in_memory: bool
+    ) -> tuple[Any, Any]:
+        """Runs what is left of the loop, and returns what it returns."""
+        call = self.forward.call
+        segments, done = call.segments, max(self.forward.carries.steps, default=0)
+        with host_bar(_NAME, progress, segments.length, done) as move:
+            moved = lambda done, *made: move(done, self._label(done, *made))
+            dataclasses.replace(self.forward, moved=moved).run(keep)
+        return self.last_carry, call.ys.join(self.read_ys(in_memory=in_memory))
+
+    @property
+    def last_carry(self) -> Any:
+        """The carry after the last step."""
+        call = self.forward.call
+        return call.last_carry.join(self.forward.carry_before(len(call.segments)))
+
+    def read_ys(self, *, in_memory: bool) -> list[Any]:
+        """What the steps returned: arrays of JAX, or memory maps."""
+        arrays = [file.read() for file in self.forward.ys]
+        return list(map(jnp.array, arrays)) if in_memory else arrays
+
+    def _label(self, done: int, carry: Any, ys: Any) -> Callable[[Any], str]:
+        """What makes the text before a bar from the user's function."""
+        call = self.forward.call
+        last = 0 if call.segments.reverse else -1
+
+        def label(desc: Callable[[int, Any, Any], str]) -> str:
+            pairs = zip(map(np.asarray, ys), call.y_axes, strict=True)
+            y = [x if axis is None else x.take(last, axis) for x, axis in pairs]
+            tree = call.carry.rest.join(list(map(np.asarray, carry)))
+            return desc(done - 1, tree, call.ys.rest.join(y))
+
+        return label
+
+
+def open_run(
+    scan: AbstractScan[Any, Any],
+    init: Any,
+    xs: Any,
+    *,
+    length: Any,
+    key: Any,
+    every: int,
+    directory: Path,
+    settings: Mapping[str, Any],
+) -> OpenedRun:
+    """Opens a call.
+
+    Args:
+        scan: The scan, without a bar.
+        init: The first carry.
+        xs: What is scanned, or a function that makes it.
+        length: The number of steps, if it was given.
+        key: The key, if one was given.
+        every: How many steps a segment has.
+        directory: Where everything is stored.
+        settings: Settings of the run that must stay what they are.
+    """
+    refuse_refs(_NAME, (init, xs), "(init, xs)")
+    if key is not None:
+        check_one_key(_NAME, key)
+    scan, init = as_arrays(scan), as_arrays(init)
+    f_axes = resolve_axes(_NAME, scan.f, scan.f_axes, tree_name="f", spec_name="f_axes")
+    sizes = axis_sizes(scan.f, "f", f_axes)
+    segments, x_source = _opened_xs(scan, xs, sizes, as_length(_NAME, length), every)
+    leaves, _ = flatten(scan)
+    others = [None] * (len(leaves) - len(f_axes))
+    inputs = SegmentInputs(
+        segments,
+        StoredSource(scan, "scan", [*f_axes, *others]),
+        x_source,
+        StepKeys.of(key, segments.length, scan.split_keys),
+    )
+    call = SegmentCall.open(segments, inputs.scan, init, inputs.xs, inputs.keys.type)
+    nothing = lambda *_: None
+    record = RunRecord(
+        length=segments.length,
+        settings={**settings, **_settings_in_words(scan)},
+        arguments=leaves_in_words(scan.f, "f", f_axes)
+        | leaves_in_words(init, "init", [None] * len(flatten(init)[0]))
+        | leaves_in_words(x_source.tree, "xs", x_source.tree_axes)
+        | leaves_in_words(key, "key", [None]),
+        code=functions_in_words(scan.f, "f")
+        | functions_in_words(scan.f_transform, "f_transform")
+        | functions_in_words(x_source.made_by, "xs"),
+        ys=_described(call),
+    )
+    return OpenedRun(ForwardSweep(call, inputs, directory, nothing), record, init)
+
+
+def _opened_xs(
+    scan: AbstractScan[Any, Any],
+    xs: Any,
+    sizes: Mapping[str, int],
+    length: int | None,
+    every: int,
+) -> tuple[Segments, AbstractSource]:
+    """The segments, and where they have their `xs` from.
+
+    Args:
+        scan: The scan.
+        xs: What is scanned, or a function that makes it.
+        sizes: How long what is scanned of `f` is, by paths.
+        length: The number of steps, if it was given.
+        every: How many steps a segment has.
+    """
+    if callable(xs):
+        steps = common_length(_NAME, sizes, length)
+        segments = Segments(steps, every, scan.reverse)
+        return segments, CalledSource(xs, segments.bounds(0), scan.in_axes)
+    axes = scanned_axes(xs, scan.in_axes)
+    sizes = {**sizes, **axis_sizes(stand_ins(xs), "xs", axes)}
+    segments = Segments(common_length(_NAME, sizes, length), every, scan.reverse)
+    return segments, StoredSource(xs, "xs", axes)
+
+
+def _settings_in_words(scan: AbstractScan[Any, Any]) -> dict[str, Any]:
+    own = {
+        f"scan.{field.name}": text_of(getattr(scan, field.name))
+        for field in dataclasses.fields(scan)
+        if field.name not in ("f", "progress")
+    }
+    return {"scan": type(scan).__name__} | own | jax_settings()
+
+
+def _described(call: SegmentCall) -> list[dict[str, Any]]:
+    """The files of the `ys`, for whoever reads them without eqloop."""
+    whole = zip(call.ys.names, call.ys.types, call.y_axes, strict=True)
+    return [
+        {"path": name, "file": f"{YS}/{i}.npy", "dtype": str(aval.dtype)}
+        | {"shape": [*aval.shape], "axis": axis}
+        for i, (name, aval, axis) in enumerate(whole)
+    ]

@@ -1,0 +1,139 @@
+"""Takes cotangents back through the segments of a loop, the last one first."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._partition import pick, put, split
+from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
+from ._processes import as_the_leader
+from ._row_file import RowFile
+from ._segment_call import Wanted
+from ._sources import AbstractSource, StoredSource
+from ._state_folder import StateFolder, placed, sharding_of
+from ._status import COTANGENTS, OF_SCANNED
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReverseSweep:
+    """The way back.
+
+    Attributes:
+        forward: The loop, all of whose carries are stored.
+        wanted: Which cotangents are wanted.
+        last: The cotangents of the inexact arrays of the last carry.
+        ys: Those of the inexact arrays that the steps returned; `None` for zeros.
+        moved: Called with the number of steps that were reversed.
+    """
+
+    forward: ForwardSweep
+    wanted: Wanted
+    last: list[Any]
+    ys: list[Any]
+    moved: Callable[[int], None]
+
+    @property
+    def states(self) -> StateFolder:
+        """The cotangents of the carry and the sums, by the number of steps left."""
+        carry = self.forward.call.carry
+        scan, xs = self._sources
+        _, names = self.wanted.split(self.wanted.pick(scan.form.names, xs.form.names))
+        arrays = [*self.last, *self._zeros()]
+        return StateFolder(
+            self.forward.directory / COTANGENTS,
+            [*pick(carry.names, carry.inexact), *names],
+            [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays],
+            list(map(sharding_of, arrays)),
+        )
+
+    @property
+    def rows(self) -> list[RowFile]:
+        """The files of the cotangents of what is scanned."""
+        length = self.forward.call.segments.length
+        types = self.wanted.pick(*(source.types(length) for source in self._sources))
+        own, _ = self.wanted.split(types)
+        return row_files(self.forward.directory / OF_SCANNED, own)
+
+    def run(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Reverses what is left.
+
+        Returns:
+            The cotangents of the inexact arrays of the first carry, and those of the
+            arrays that are marked as wanted: of the scan, and of `xs`, with `None` for
+            each other one.
+        """
+        segments, states = self.forward.call.segments, self.states
+        stored = set(states.steps)
+        is_stored = [segments.done(k) in stored for k in range(len(segments))]
+        is_stored = list(map(bool, as_the_leader(is_stored)))
+        left = next((k for k, flag in enumerate(is_stored) if flag), len(segments))
+        now = [*self.last, *self._zeros()]
+        if left < len(segments):
+            now = states.read(segments.done(left))
+        axes = self.wanted.pick(*(source.axes for source in self._sources))
+        own_axes, _ = self.wanted.split(axes)
+        for k, new, rows in one_behind(self._computed(range(left)[::-1], now)):
+            write_rows(self.rows, own_axes, segments.bounds(k)[0], rows)
+            states.write(segments.done(k), new)
+            now = new
+            states.forget(states.steps[2:])
+            self.moved(segments.length - segments.done(k))
+        before, shared = split(now, len(self.last))
+        own = [file.read() for file in self.rows]
+        return before, *self.wanted.join(own, shared)
+
+    def _computed(
+        self, which: Sequence[int], now: list[Any]
+    ) -> Iterator[tuple[int, list[Any], list[Any]]]:
+        call, inputs = self.forward.call, self.forward.inputs
+        shardings = tuple(self.states.shardings)
+        wanted = dataclasses.replace(self.wanted, shardings=shardings)
+        given = [ct is not None for ct in self.ys]
+        read = inputs.read(which, self._source_of_ys())
+        for k, (scan, xs, ys, keys) in zip(which, read, strict=True):
+            carry = self.forward.carry_before(k)
+            ct_ys = put([None] * len(given), given, self._of_segment(k, ys))
+            ct_carry, sums = split(now, len(self.last))
+            size = call.segments.size(k)
+            ct_carry, sums, rows = call.reverse_program(
+                size, wanted, (scan, xs, carry), keys, (ct_carry, ct_ys), sums
+            )
+            now = [*ct_carry, *sums]
+            yield k, now, rows
+
+    @property
+    def _sources(self) -> tuple[AbstractSource, AbstractSource]:
+        return self.forward.inputs.scan, self.forward.inputs.xs
+
+    def _source_of_ys(self) -> StoredSource:
+        """The cotangents of what the steps returned, to be read by segments."""
+        call = self.forward.call
+        axes = pick(call.y_axes, call.ys.inexact)
+        pairs = zip(self.ys, axes, strict=True)
+        axes = [None if ct is None else axis for ct, axis in pairs]
+        return StoredSource(self.ys, "ys", axes)
+
+    def _of_segment(self, k: int, ys: Sequence[Any]) -> list[Any]:
+        """The cotangents that segment `k` gets, of those that are not zero.
+
+        What is the same for all steps was returned once: it is the last segment's.
+        """
+        call = self.forward.call
+        axes = pick(call.y_axes, call.ys.inexact)
+        axes = pick(axes, [ct is not None for ct in self.ys])
+        is_last = k == len(call.segments) - 1
+        return [
+            ct if is_last or axis is not None else jnp.zeros_like(ct)
+            for ct, axis in zip(ys, axes, strict=True)
+        ]
+
+    def _zeros(self) -> list[Any]:
+        """The sums before anything was added."""
+        arrays = self.wanted.pick(*(source.whole() for source in self._sources))
+        _, shared = self.wanted.split(arrays)
+        zeros = [np.zeros(x.shape, x.dtype) for x in shared]
+        return [placed(z, sharding_of(x)) for z, x in zip(zeros, shared, strict=True)]

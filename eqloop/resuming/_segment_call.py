@@ -1,0 +1,287 @@
+"""One segment of a scan as a compiled function of arrays, and its gradient."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._array_types import is_weak
+from .._axes import Axis, axes_tree
+from .._effects import is_ref
+from .._partition import Arrays, as_array, flatten, is_dynamic, pick, put, split
+from .._typecheck import enforce_annotations
+from ..loops import AbstractScan
+from ._segments import Segments
+from ._sources import AbstractSource, resized
+from ._state_folder import sharding_of
+from ._tree_form import TreeForm, plain
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentCall:
+    """A segment of a scan, as a function of plain arrays.
+
+    Attributes:
+        segments: The segments of the loop.
+        scan: The form of the scan, of which some arrays may be scanned.
+        xs: The form of `xs`.
+        start: The carry that the loop starts with.
+        carry: The form of the carry where a segment starts.
+        last_carry: The form of the carry that is returned.
+        ys: The form of what the steps return; its types are those of the whole loop.
+        y_axes: The axes along which they are stacked; `None` for what is the same for
+            all steps, and is not.
+    """
+
+    segments: Segments
+    scan: TreeForm
+    xs: TreeForm
+    start: list[jax.Array]
+    carry: TreeForm
+    last_carry: TreeForm
+    ys: TreeForm
+    y_axes: tuple[Axis, ...]
+
+    @classmethod
+    def open(
+        cls,
+        segments: Segments,
+        scan: AbstractSource,
+        init: Any,
+        xs: AbstractSource,
+        keys: Callable[[int], Any],
+    ) -> Self:
+        """Traces a segment, and finds out what it carries and returns.
+
+        Args:
+            segments: The segments.
+            scan: The scan.
+            init: The carry of the first step.
+            xs: What is scanned.
+            keys: From a number of steps to the type of their keys.
+        """
+
+        def forms(steps: int) -> tuple[TreeForm, TreeForm]:
+            found: list[Any] = []
+
+            def run(scan_arrays: Any, x_arrays: Any, keys: Any) -> None:
+                whole = scan.form.join(scan_arrays)
+                out = call_scan(whole, init, xs.form.join(x_arrays), keys, steps)
+                found.extend(map(TreeForm.of, out, ("carry", "ys")))
+
+            types = scan.types(steps), xs.types(steps), keys(steps)
+            _refuse_captured_refs(jax.make_jaxpr(run)(*types))
+            return found[0], found[1]
+
+        # What is stacked is as long as the loop; the axis is the one that grows.
+        steps = max(1, min(segments.every, segments.length))
+        (empty, none), (after, some) = forms(0), forms(steps)
+        carry = after if segments.length else empty
+        pairs = zip(none.types, some.types, strict=True)
+        axes = tuple(_stacked_axis(a.shape, b.shape) for a, b in pairs)
+        whole = tuple(
+            resized(aval, axis, segments.length)
+            for aval, axis in zip(some.types, axes, strict=True)
+        )
+        start, weak = _starting(init, carry)
+        return cls(
+            segments,
+            scan.form,
+            xs.form,
+            start,
+            dataclasses.replace(carry, weak=weak),
+            carry,
+            dataclasses.replace(some, types=whole),
+            axes,
+        )
+
+    @property
+    def shardings(self) -> list[Any]:
+        """How each array of the carry is spread; `None` for one device."""
+        return list(map(sharding_of, self.start))
+
+    def run(
+        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, keys: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Runs a segment of so many steps.
+
+        Args:
+            steps: How many.
+            scan: The arrays of the scan.
+            xs: Those that these steps get.
+            carry: Those of the carry.
+            keys: The keys of the steps, or the key of all of them, or `None`.
+
+        Returns:
+            The arrays of the carry after it, and those that the steps returned.
+        """
+        trees = (self.scan.join(scan), self.carry.join(carry), self.xs.join(xs))
+        new_carry, ys = call_scan(*trees, keys, steps)
+        after = _kept_in_place(self.last_carry.take(new_carry), self.shardings)
+        return after, self.ys.take(ys)
+
+    @functools.cached_property
+    def program(self) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """`run`, compiled for each number of steps."""
+        return jax.jit(self.run, static_argnums=0)
+
+    @functools.cached_property
+    def reverse_program(self) -> Callable[..., Any]:
+        """`reverse`, compiled for each number of steps."""
+        return jax.jit(self.reverse, static_argnums=(0, 1))
+
+    def reverse(
+        self,
+        steps: int,
+        wanted: "Wanted",
+        inputs: tuple[Arrays, Arrays, Arrays],
+        keys: Any,
+        cts: tuple[Arrays, Arrays],
+        sums: Arrays,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Takes cotangents back through a segment of so many steps.
+
+        Args:
+            steps: How many.
+            wanted: Which cotangents are wanted besides that of the carry.
+            inputs: The arrays of the scan, of `xs` and of the carry before it.
+            keys: The keys of the steps.
+            cts: The cotangents of the inexact arrays of the carry after it, and of
+                those that the steps returned, with `None` for one that is zero.
+            sums: The cotangents so far of what all segments share.
+
+        Returns:
+            The cotangents of the carry before it, the sums with what this segment adds,
+            and the cotangents of what only this segment gets.
+        """
+        scan, xs, carry = inputs
+
+        def run(carry_part: Arrays, parts: Arrays) -> tuple[Arrays, Arrays]:
+            new_scan, new_xs = wanted.put(scan, xs, parts)
+            new_carry = put(carry, self.carry.inexact, carry_part)
+            carry_out, ys = self.run(steps, new_scan, new_xs, new_carry, keys)
+            return pick(carry_out, self.carry.inexact), pick(ys, self.ys.inexact)
+
+        parts = pick(carry, self.carry.inexact), wanted.pick(scan, xs)
+        (_, ys), pull = jax.vjp(run, *parts)
+        ct_carry, ct_ys = cts
+        pairs = zip(ct_ys, ys, strict=True)
+        full = [jnp.zeros_like(y) if ct is None else ct for ct, y in pairs]
+        before, found = pull((list(ct_carry), full))
+        own, shared = wanted.split(found)
+        added = [total + ct for total, ct in zip(sums, shared, strict=True)]
+        places, shared_places = split(wanted.shardings, len(before))
+        return _kept_in_place(before, places), _kept_in_place(added, shared_places), own
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which arrays of a scan and of `xs` cotangents are wanted of.
+
+    Attributes:
+        scan: A mark for each array of the scan.
+        xs: A mark for each array of `xs`.
+        own: For each marked array, whether each segment gets a part of its own.
+        shardings: How the cotangents of the carry are spread over devices, and the
+            sums of what all segments share.
+    """
+
+    scan: tuple[bool, ...]
+    xs: tuple[bool, ...]
+    own: tuple[bool, ...]
+    shardings: tuple[Any, ...] = ()
+
+    def pick(self, scan: Arrays, xs: Arrays) -> list[Any]:
+        """The arrays that are marked."""
+        return [*pick(scan, self.scan), *pick(xs, self.xs)]
+
+    def put(self, scan: Arrays, xs: Arrays, marked: Arrays) -> tuple[Any, Any]:
+        """The arrays, with the marked ones replaced."""
+        count = sum(self.scan)
+        return put(scan, self.scan, marked[:count]), put(xs, self.xs, marked[count:])
+
+    def split(self, marked: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Of the marked arrays those of one segment, and those that all share."""
+        return pick(marked, self.own), pick(marked, [not flag for flag in self.own])
+
+    def join(self, own: Arrays, shared: Arrays) -> tuple[list[Any], list[Any]]:
+        """From what `split` gives to lists for the scan and `xs`, `None` elsewhere."""
+        blank = [None] * len(self.own)
+        marked = put(blank, self.own, own)
+        marked = put(marked, [not flag for flag in self.own], shared)
+        nothing = [None] * len(self.scan), [None] * len(self.xs)
+        return self.put(*nothing, marked)
+
+
+def call_scan(
+    scan: AbstractScan[Any, Any], carry: Any, xs: Any, keys: Any, steps: int
+) -> tuple[Any, Any]:
+    """Calls a scan for some steps, to which their keys are given.
+
+    Args:
+        scan: The scan.
+        carry: The carry before them.
+        xs: What they get.
+        keys: Their keys; if the scan does not split keys, the key of all; or `None`.
+        steps: How many.
+    """
+    if keys is None or not scan.split_keys:
+        return scan(carry, xs, length=steps, key=keys)
+    keyed = dataclasses.replace(
+        scan,
+        in_axes=(axes_tree(scan.in_axes), 0),
+        f_transform=lambda f: _keyed(_transformed(scan, f)),
+    )
+    return keyed(carry, (xs, keys), length=steps)
+
+
+def _transformed(scan: AbstractScan[Any, Any], f: Any) -> Callable[..., Any]:
+    return f if scan.f_transform is None else scan.f_transform(f)
+
+
+def _keyed(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` as a step that is given its key among the `xs`."""
+    f = enforce_annotations(f)
+    return lambda carry, x: f(carry, x[0], key=x[1])
+
+
+def _refuse_captured_refs(program: Any) -> None:
+    if any(map(is_ref, program.consts)):
+        raise TypeError(
+            "Resumable: f closes over a reference (`jax.new_ref`), of which nothing is "
+            "stored: what it holds would be lost with the process. Have the carry hold "
+            "it instead."
+        )
+
+
+def _kept_in_place(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
+    """Arrays that are where they were, or each segment might need another program."""
+    return [
+        x if sharding is None else lax.with_sharding_constraint(x, sharding)
+        for x, sharding in zip(arrays, shardings, strict=True)
+    ]
+
+
+def _starting(init: Any, carry: TreeForm) -> tuple[list[jax.Array], tuple[bool, ...]]:
+    """The arrays of the first carry, and which of them the steps know as weakly typed.
+
+    Of the leaves of `init` some are numbers that steps change, and so are arrays; and
+    weakly typed ones may have to be of a wider dtype.
+    """
+    leaves = pick(flatten(init)[0], carry.rest.taken)
+    arrays, weak = [], []
+    for leaf, aval in zip(leaves, carry.types, strict=True):
+        array = as_array(leaf) if is_dynamic(leaf) else jnp.asarray(leaf)
+        first = plain(array)
+        weak.append(is_weak(array) and first.dtype == aval.dtype)
+        arrays.append(first if first.dtype == aval.dtype else first.astype(aval.dtype))
+    return arrays, tuple(weak)
+
+
+def _stacked_axis(none: tuple[int, ...], some: tuple[int, ...]) -> Axis:
+    grown = [i for i, (a, b) in enumerate(zip(none, some, strict=True)) if a != b]
+    return grown[0] if grown else None

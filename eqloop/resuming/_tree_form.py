@@ -1,0 +1,93 @@
+"""A tree without its arrays, and the arrays as they are on disk.
+
+What runs segments, and what stores them, knows lists of plain arrays alone. Keys are
+among these as the integers that they hold, and nothing is weakly typed: neither
+survives in a file. `TreeForm` gives both back where the user's function is called.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from .._array_types import is_weak, strongly_typed, with_weak_types
+from .._partition import Rest, as_array, partition, paths, pick
+from .._tangents import is_inexact
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array is one of PRNG keys."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeForm:
+    """What there is to a tree besides its arrays.
+
+    Attributes:
+        rest: The tree without them.
+        names: The path of each.
+        types: Their types as plain arrays.
+        weak: Which of them are weakly typed.
+        keys: For those that are PRNG keys, of which kind.
+    """
+
+    rest: Rest
+    names: tuple[str, ...]
+    types: tuple[jax.ShapeDtypeStruct, ...]
+    weak: tuple[bool, ...]
+    keys: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tree: Any, name: str) -> Self:
+        """The form of a tree, which may be that of tracers.
+
+        Args:
+            tree: The tree.
+            name: What it is called where paths of its leaves start.
+        """
+        arrays, rest = partition(tree)
+        return cls(
+            rest,
+            tuple(pick(paths(tree, name), rest.taken)),
+            tuple(_type_of(plain(x)) for x in arrays),
+            tuple(is_weak(as_array(x)) for x in arrays),
+            tuple(jax.random.key_impl(x) if is_key(x) else None for x in arrays),
+        )
+
+    @property
+    def inexact(self) -> list[bool]:
+        """Which of the arrays can have a derivative."""
+        return [is_inexact(aval) for aval in self.types]
+
+    def join(self, arrays: Sequence[Any]) -> Any:
+        """The tree with these arrays, which are plain ones."""
+        pairs = zip(self.keys, arrays, strict=True)
+        typed = [x if kind is None else _as_keys(x, kind) for kind, x in pairs]
+        return self.rest.join(with_weak_types(typed, self.weak))
+
+    def take(self, tree: Any) -> list[Any]:
+        """The arrays of a tree of this form, as plain ones."""
+        return [plain(x) for x in partition(tree, self.rest.taken)[0]]
+
+    def like(self, leaves: Sequence[Any]) -> Any:
+        """A tree as this one, with `leaves` for the arrays, and `None` elsewhere."""
+        blank = (None,) * len(self.rest.leaves)
+        rest = dataclasses.replace(self.rest, leaves=blank)
+        return rest.join(with_weak_types(leaves, self.weak))
+
+
+def plain(leaf: Any) -> Any:
+    """An array as one that can be in a file."""
+    leaf = as_array(leaf)
+    return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
+
+
+def _as_keys(array: Any, kind: Any) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
+
+
+def _type_of(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

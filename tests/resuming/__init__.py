@@ -1,0 +1,1 @@
+"""Loops that outlive the process."""
