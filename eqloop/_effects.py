@@ -55,13 +55,18 @@ def refuse_refs(owner: str, tree: Any, name: str) -> None:
         )
 
 
+def has_checks(effects: Iterable[Any]) -> bool:
+    """Whether there is a `checkify.check` in a step."""
+    return _any_of(effects, _OF_CHECKS)
+
+
 def refuse_checks(effects: Iterable[Any]) -> None:
     """Checks that there is no `checkify.check` in a step.
 
     Raises:
         ValueError: If there is one.
     """
-    if _any_of(effects, _OF_CHECKS):
+    if has_checks(effects):
         raise ValueError(
             "There is a `checkify.check` in the step, of which `checkify` would not "
             "learn: a loop that plans its gradient is one operation to it. Use "

@@ -23,7 +23,7 @@ from .._axes import (
     refuse_symbolic,
     resolve_axes,
 )
-from .._effects import refuse_refs, without_derivatives
+from .._effects import has_checks, refuse_refs, without_derivatives
 from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
@@ -189,7 +189,7 @@ class LoopOpener:
             self._refuse_cuts()
             step, consts = self._with_inverse(step, consts, carry, inputs)
         loop = dataclasses.replace(loop, carry_paths=carry.paths)
-        head = self._steps_before_reversal(loop, bool(step.y_types))
+        head = self._steps_before_reversal(loop, step)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
             return settled.final(carry), outputs.join_stacked(ys, same)
@@ -262,13 +262,15 @@ class LoopOpener:
         axes = [*f_axes, *x_axes, key_axis, cut_axis]
         return AlongAxes.of((f, xs, key, cuts), axes, length)
 
-    def _steps_before_reversal(self, loop: Loop, has_outputs: bool) -> int:
+    def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
         """How many steps, up to a cut, come before all that has a derivative."""
         is_known = not is_symbolic(loop.length) and loop.length > 0
         if not (isinstance(self.backward, Truncate) and is_known):
             return 0
+        if has_checks(step.jaxpr.effects):
+            return 0  # the loop of these steps would be one that plans its gradient
         before, _, _ = loop.gaps
-        needed = before if has_outputs else loop.length - 1
+        needed = before if step.y_types else loop.length - 1
         return min(needed, loop.length - 1) // self.backward.every * self.backward.every
 
     def _refuse_symbolic(self, inputs: AlongAxes, need: str, instead: str) -> None:

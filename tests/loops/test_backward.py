@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 import eqloop as el
 
@@ -232,6 +233,30 @@ def test_the_program_of_a_cut_scan_does_not_grow_with_it():
         return grad.lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
     assert stored(8 * 512) <= stored(8 * 64) + 8 * 448  # the marks of the cuts
+
+
+def test_steps_before_the_last_cut_may_have_checks_and_references():
+    def checked(h, x):
+        checkify.check(h < 5, "too large")
+        return h + x, None
+
+    scan = el.Scan(checked, backward=el.Truncate(2))
+    error, _ = checkify.checkify(lambda xs: scan(0.0, xs))(jnp.ones(9))
+    assert "too large" in error.get()
+
+    def count(xs):
+        steps = jax.new_ref(jnp.zeros(()))
+
+        def step(h, x):
+            steps[...] += 1
+            return h * x, None
+
+        h, _ = el.Scan(step, backward=el.Truncate(4))(1.0, xs)
+        return h, steps[...]
+
+    (_, steps), grads = jax.value_and_grad(count, has_aux=True)(jnp.full(10, 2.0))
+    assert steps == 10
+    assert grads.tolist() == [0.0] * 8 + [512.0] * 2
 
 
 def test_the_plan_is_that_of_the_steps_that_are_reversed():
