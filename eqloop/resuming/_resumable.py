@@ -1,6 +1,7 @@
 """`Resumable`: a scan that goes on where an earlier process was when it ended."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,10 @@ from ..progress import ProgressBar, as_progress, check_progress
 from ._gradient_call import GradientCall, as_wrt
 from ._open_run import OpenedRun, open_run
 from ._status import RunStatus
+
+
+def _counted_by(name: str, what: str) -> Callable[[SupportsIndex], int]:
+    return functools.partial(as_count, "Resumable", name, what)
 
 
 def _path(directory: Any) -> Any:
@@ -66,8 +71,14 @@ class Resumable(AbstractTransform):
 
     f: AbstractScan[Any, Any]  # pyright: ignore[reportIncompatibleMethodOverride]
     directory: str = eqx.field(static=True, converter=_path)
-    every: int = eqx.field(static=True, kw_only=True)
-    keep: int = setting(default=2)
+    every: int = eqx.field(
+        static=True,
+        kw_only=True,
+        converter=_counted_by("every", "the steps of a segment"),
+    )
+    keep: int = setting(
+        default=2, converter=_counted_by("keep", "the carries that are kept")
+    )
     ys: str = setting(default="memory")
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
@@ -242,8 +253,6 @@ class Resumable(AbstractTransform):
             raise TypeError(
                 f"Resumable: `directory` must be a path, not {self.directory!r}."
             )
-        as_count("Resumable", "every", "the steps of a segment", self.every)
-        as_count("Resumable", "keep", "the carries that are kept", self.keep)
         if self.ys not in ("memory", "directory"):
             raise ValueError(
                 f'Resumable: `ys` must be "memory" or "directory", not {self.ys!r}.'

@@ -164,7 +164,7 @@ def test_keys_of_many_steps_are_those_of_split():
 
 
 def test_status(tmp_path):
-    run = el.Resumable(el.Scan(cell()), tmp_path / "run", every=EVERY)
+    run = el.Resumable(el.Scan(cell()), tmp_path / "run", every=np.int64(EVERY))
     assert str(run.status()) == "not begun"
     assert not (tmp_path / "run").exists()
     run(jnp.zeros(3), data())
