@@ -162,13 +162,14 @@ class _Finder:
         """The loops in an equation, their bytes, and its slots if it is such a loop."""
         formula = formula_of(eqn)
         loop = getattr(formula, "formula", formula)
-        saves = loop.saves if isinstance(loop, PlannedLoop) else None
-        if saves is not None and isinstance(saves.layout, Layout):
-            saved = len(loop.out_aval[2])
-            shown = getattr(formula, "shown", (True,) * saved)
-            count = sum(shown[len(shown) - saved :])
-            slots = list(eqn.outvars)[len(eqn.outvars) - count :]
-            return [self._loop(eqn, loop, saves.layout, depth)], 0, slots
+        if isinstance(loop, PlannedLoop) and loop.saves is not None:
+            layout = loop.saves.layout
+            if isinstance(layout, Layout):
+                saved = len(loop.out_aval[2])
+                shown = getattr(formula, "shown", (True,) * saved)
+                count = sum(shown[len(shown) - saved :])
+                slots = list(eqn.outvars)[len(eqn.outvars) - count :]
+                return [self._loop(eqn, loop, layout, depth)], 0, slots
         loops: list[LoopPlan] = []
         if formula is not None:
             # What it runs is traced here, and inner loops are planned as it is.
