@@ -114,6 +114,7 @@ def test_what_is_not_differentiated_has_no_plan():
     assert str(el.plans(forward)(XS)).endswith("at once: 0 B")
 
 
+@pytest.mark.slow
 def test_loops_in_loops_branches_and_derivatives():
     def inner(h, x):
         return el.Scan(step, schedule=el.Binomial(3))(h, jnp.ones((9, 1)) * x[None])[

@@ -99,7 +99,7 @@ def gradients(solve):
 CASES = [
     ("default", "last", "adaptive"),
     slow("checkpoints", "times", "adaptive"),
-    ("schedule", "times", "constant"),
+    slow("schedule", "times", "constant"),
     slow("schedule", "steps", "adaptive"),
     slow("default", "steps", "constant"),
 ]

@@ -21,9 +21,9 @@ SCHEDULES = (
     None,
     el.Recursive(2),
     el.Chunked(3, block=3),
-    el.Binomial(2),
-    el.Binomial(3, block=2),
-    el.Offload(el.Chunked(2)),
+    slow(el.Binomial(2)),
+    slow(el.Binomial(3, block=2)),
+    slow(el.Offload(el.Chunked(2))),
 )
 name = lambda f: getattr(f, "__name__", str(f))
 
@@ -88,6 +88,7 @@ LIKE_OTHERS = (
     "forward_over_reverse",
     "reverse_over_forward",
     "reverse_over_reverse",
+    "hessian",
 )
 
 
@@ -285,7 +286,7 @@ def test_cotangents_under_all_schedules(schedule, backward):
 
 
 @pytest.mark.parametrize(
-    "mode", ["jacrev", slow("forward_over_reverse"), slow("reverse_over_reverse")]
+    "mode", [slow("jacrev"), slow("forward_over_reverse"), slow("reverse_over_reverse")]
 )
 @pytest.mark.parametrize(
     "backward",

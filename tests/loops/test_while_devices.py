@@ -11,6 +11,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
+from ..marks import slow
+
 LOOPS = {
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=9, base=2),
     "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=3),
@@ -93,3 +95,46 @@ def test_the_advice_of_that_error_helps():
     loss = lambda p: jnp.sum(over_devices(varied)(p, COUNTS, XS))
     expected = jax.grad(lambda p: jnp.sum(by_hand(p, XS)))(P)
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(P), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [el.Binomial(3), slow(el.Recursive(2)), slow(el.Chunked(3, block=2))],
+    ids=str,
+)
+def test_a_scan_ends_at_its_own_time_on_each_device(schedule):
+    mesh = jax.make_mesh((4,), ("device",), axis_types=(AxisType.Auto,))
+    h = jnp.array([3.0, 0.9, 0.5, 2.0])
+
+    def on_device(w, h):
+        w = jax.lax.pcast(w, ("device",), to="varying")
+        far = lambda c: jnp.abs(c).sum() > 0.6
+        step = lambda c, _: (jnp.tanh(w * c), c)
+        last, ys, steps = el.ScanWhile(far, step, max_steps=9, schedule=schedule)(h)
+        return last, ys, steps[None]
+
+    at = PartitionSpec
+    specs = at("device"), at(None, "device"), at("device")
+    on_all = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(at(), specs[0]), out_specs=specs
+    )
+
+    def loss(w, h):
+        last, ys, steps = on_all(w, h)
+        return (last**2).sum() + ys.sum(), steps
+
+    def by_hand(w, h):
+        def step(c, _):
+            runs = jnp.abs(c) > 0.6
+            return jnp.where(runs, jnp.tanh(w * c), c), (jnp.where(runs, c, 0), runs)
+
+        last, (ys, runs) = jax.lax.scan(step, h, length=9)
+        return (last**2).sum() + ys.sum(), runs.sum(0)
+
+    one, other = (
+        jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(0.8, h)
+        for f in (loss, by_hand)
+    )
+    assert one[0][1].tolist() == [3, 2, 0, 3]
+    for a, e in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5)

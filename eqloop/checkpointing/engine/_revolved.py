@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import axes_of, vary
 from ..._constant import constant
 from . import _binomial
 from ._costs import StepCost
@@ -137,7 +138,10 @@ class Revolved(AbstractSlotOrder):
         longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
         # What is left of the last segment may be so short that its rank is less.
         rank = jnp.sum(longest < blocks - start, dtype=jnp.int32)
-        return stack._replace(top=top, start=start, rank=rank), blocks - 1
+        # Each device may have run as many steps as it needed.
+        table = vary(stack.table, axes_of(count))
+        stack = stack._replace(top=top, start=start, rank=rank, table=table)
+        return stack, blocks - 1
 
     # What it costs.
 

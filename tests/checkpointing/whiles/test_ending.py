@@ -28,7 +28,7 @@ SCHEDULES = (
     el.Offload(el.Binomial(3)),
 )
 LESS = (el.Recursive(2), el.Chunked(3), el.Binomial(1))
-QUICK_IN_A_BATCH = (el.Recursive(2, block=2), el.Binomial(2, block=2))
+QUICK_IN_A_BATCH = (el.Binomial(2, block=2),)
 # Unrolled it cannot be.
 STANDING = [context for context in CONTEXTS if context.__name__ != "unrolled"]
 # On each device a loop with collectives has to run as many steps as on the others, and
@@ -38,7 +38,6 @@ QUICKLY = (
     derivatives.backwards,
     derivatives.vmap,
     derivatives.collectives,
-    derivatives.shard_map,
 )
 
 name = lambda f: getattr(f, "__name__", str(f))
@@ -133,8 +132,10 @@ LIKE_OTHERS = (
     derivatives.vjp,
     derivatives.jvp,
     derivatives.linearize,
+    derivatives.hessian,
     derivatives.forward_over_reverse,
     derivatives.reverse_over_forward,
+    derivatives.reverse_over_reverse,
 )
 
 
