@@ -197,13 +197,13 @@ of_a_scan = (
 of_a_while = kinds_of_leaves, st.sampled_from(WHILES), st.sampled_from(MODES)
 
 
-@hypothesis.settings(max_examples=8)
+@hypothesis.settings(max_examples=4)
 @hypothesis.given(*of_a_scan)
 def test_scans_with_leaves_of_all_kinds(kinds, at, mode, is_mapped):
     check_scan(kinds, at, mode, is_mapped)
 
 
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=2)
 @hypothesis.given(*of_a_while)
 def test_while_loops_with_leaves_of_all_kinds(kinds, loop, mode):
     check_while(kinds, loop, mode)

@@ -86,10 +86,9 @@ def in_a_loop(f):
 
 
 MODES = [
-    grad,
     vmap_of_grad,
     in_a_loop,
-    *map(slow, (pulled_twice, hessian, vmap_of_vmap, grad_of_vmap)),
+    *map(slow, (grad, pulled_twice, hessian, vmap_of_vmap, grad_of_vmap)),
     slow(reverse_over_reverse),
 ]
 SCHEDULES = [
