@@ -8,6 +8,8 @@ import datetime
 import sys
 from pathlib import Path
 
+import jax
+
 from . import _report as report
 from ._comparison import Comparison
 from ._machine import environment, watch
@@ -18,6 +20,8 @@ from .groups import GROUPS
 def main() -> int:
     """Runs the groups asked for; with `--check`, fails if one misses its bounds."""
     options = _options()
+    if options.device:
+        _use(options.device)
     if not options.write:
         return _run(options)
     # Needs matplotlib: better missed now than when all is measured.
@@ -32,6 +36,21 @@ def main() -> int:
         ):
             print(line)
     return status
+
+
+def _use(device: str) -> None:
+    """Runs all that follows on a kind of device.
+
+    Raises:
+        SystemExit: If there is none.
+    """
+    jax.config.update("jax_platforms", device)
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise SystemExit(f"--device {device}: {error}") from None
+    if found != device:
+        raise SystemExit(f"--device {device}: JAX has found no such device, but {found}")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -77,6 +96,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 if a bound is missed"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu", "tpu"),
+        help="run on this kind of device, and fail if there is none; by default on the "
+        "one that JAX chooses",
     )
     options = parser.parse_args()
     if unknown := [name for name in options.only if name not in GROUPS]:
