@@ -77,7 +77,7 @@ OTHERS = (
         "one GRU of width 128, 1000 steps",
         "cells",
         "Gradient of weights, h0 and xs: GRU of width 128, 1000 steps",
-        "Recursive(16, 1)",
+        "Recursive(16)",
         "Recursive(16)",
     ),
 )

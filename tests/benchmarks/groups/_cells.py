@@ -1,50 +1,61 @@
 """Recurrent cells whose steps are reversed together."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import eqloop as el
 
 from .. import _loops as loops
-from .._claims import memory_ratio, time_ratio
+from .._claims import memory, memory_ratio, time_ratio
 from .._comparison import Comparison
 from .._problems import gradient, gru, lstm, tanh_rnn
 
 
 def cells() -> Sequence[Comparison]:
-    """Each cell by `lax.scan`, step by step, and in blocks."""
+    """Each cell by `lax.scan`, step by step, in blocks, and within budgets."""
     return [
-        _cell("GRU of width 128, 1000 steps", gru(1000, 128)),
-        _cell("tanh RNN of width 512, 2000 steps", tanh_rnn(2000, 512)),
-        _cell("4 LSTMs of width 512, 200 steps", lstm(200, 512, 4)),
-        _cell("16 LSTMs of width 256, 200 steps", lstm(200, 256, 16)),
+        _cell("GRU of width 128, 1000 steps", gru(1000, 128), (0.85, 1.0, 1.05)),
+        _cell(
+            "tanh RNN of width 512, 2000 steps", tanh_rnn(2000, 512), (0.8, 0.95, 1.05)
+        ),
+        _cell("4 LSTMs of width 512, 200 steps", lstm(200, 512, 4), (0.75, 0.9, 1.0)),
+        _cell(
+            "16 LSTMs of width 256, 200 steps", lstm(200, 256, 16), (0.95, 1.1, 1.15)
+        ),
     ]
 
 
-def _cell(title: str, args: tuple) -> Comparison:
-    length = len(args[2])
-    plain = loops.lax_scan()
-    single, levels, every = (
-        dataclasses.replace(loops.ours(schedule), line=line)
-        for line, schedule in (
-            ("Recursive(16)", el.Recursive(16)),
-            ("Recursive, in blocks", el.Recursive(32, block=32)),
-            ("Chunked, in blocks", el.Chunked(length, block=32)),
+def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Comparison:
+    """A cell, with bounds on its time.
+
+    Args:
+        title: What it is called.
+        args: The cell, the initial carry and the inputs.
+        bounds: The time over that of `lax.scan` within a half of its memory, within a
+            quarter, and by default.
+    """
+    cell, init, xs = args
+    length, plain = len(xs), loops.lax_scan()
+    whole = el.Scan(cell).plan(init, xs).peak_bytes
+    half, quarter = (loops.ours(el.Budget(whole // part)) for part in (2, 4))
+    default, levels, every = (
+        loops.ours(schedule)
+        for schedule in (
+            el.Recursive(),
+            el.Recursive(32, block=32),
+            el.Chunked(length, block=32),
         )
     )
-    rows = [
-        plain,
-        loops.lax_scan_of_remat(),
-        single,
-        levels,
-        every,
-    ]
+    rows = [plain, loops.lax_scan_of_remat(), default, levels, every, half, quarter]
     return Comparison(
         f"Gradient of weights, h0 and xs: {title}",
         [loop.case(gradient, args) for loop in rows],
         [
+            time_ratio(half.name, plain.name, bounds[0]),
+            time_ratio(quarter.name, plain.name, bounds[1]),
+            time_ratio(default.name, plain.name, bounds[2]),
             time_ratio(every.name, plain.name, 0.95),
+            memory(half.name, whole // 2),
+            memory(quarter.name, whole // 4),
             memory_ratio(every.name, plain.name, 0.6),
-            time_ratio(levels.name, plain.name, 1.3),
         ],
     )
