@@ -12,7 +12,7 @@ until no leaf is added.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -20,7 +20,7 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._partition import Flags, pick, put, union
+from ..._partition import Flags, pick, put, split, union
 from ..._programs import inputs_read
 from ._back import Back, Ends, Inputs, Pull, Taken, one
 from ._loop import Loop, stack_type
@@ -48,6 +48,13 @@ class Saves:
     def given(self) -> Flags | None:
         """Which leaves the slots hold that a way back is given, if it is given any."""
         return self.held if self.layout.slots.outlast_primal else None
+
+    def of_these(self, saved: Sequence[Any], fewer: "Saves") -> list[Any]:
+        """What others get of what is saved: they hold some of the same leaves."""
+        if self.at_primal is None:
+            return []
+        numbers, slots = split(saved, len(saved) - sum(self.held))
+        return [*numbers, *pick(slots, pick(fewer.held, self.held))]
 
     def with_tangents(self, count: int) -> "Saves":
         """The same for a carry with so many tangents behind it, which are not held."""

@@ -112,7 +112,7 @@ class PlannedLoop(Formula):
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
-        saves = self.saves or _saves_of(problem, active, y_active)
+        saves = _saves_of(problem, active, y_active, self.saves)
         if saves.layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
             moves = active, y_active
@@ -131,7 +131,8 @@ class PlannedLoop(Formula):
             run = type(self)(primal, saves.at_primal, self.in_avals)
             carry, ys, slots = run(*inputs)
             residuals = (inputs, slots)
-        out = (carry, ys, slots if self.saves else [])
+        asked_for = saves.of_these(slots, self.saves) if self.saves else []
+        out = (carry, ys, asked_for)
         moves_out = (list(active.carry), list(y_active), self._no_slots())
         return out, (Static((saves, active, y_active)), residuals), moves_out
 
@@ -439,13 +440,23 @@ class Reverse(Formula):
         return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 
-def _saves_of(problem: Problem, active: Active, y_active: Flags) -> Saves:
-    """What the forward sweep of a gradient leaves for the way back."""
-    layout = listed(problem.layout(active), active)
+def _saves_of(
+    problem: Problem, active: Active, y_active: Flags, asked_for: Saves | None
+) -> Saves:
+    """What the forward sweep of a gradient leaves for the way back.
+
+    If the loop is asked to leave slots for another way back as well, then these are in
+    the same layout, and hold what either of the two reads.
+    """
+    layout = asked_for.layout if asked_for else problem.layout(active)
+    layout = listed(layout, active)
     if layout.stores_residuals:
         return Saves(layout, ())
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
-    return Saves(layout, held_leaves(problem, active, wanted, layout.block))
+    held = held_leaves(problem, active, wanted, layout.block)
+    if asked_for is not None:
+        held = tuple(union(held, asked_for.held))
+    return Saves(layout, held)
 
 
 def _types_of(inputs: Any) -> Any:
