@@ -16,6 +16,11 @@ from jax import lax
 from jax.experimental import hijax
 
 
+def jax_version() -> str:
+    """The version itself ("0.12.0" for JAX 0.12.0), to be written down with results."""
+    return jax.__version__
+
+
 def _without_literals(expand: Callable[..., Any]) -> Callable[..., Any]:
     """Stages what is a literal: JAX 0.10 cannot lower it as the output of a primitive.
 

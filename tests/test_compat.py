@@ -15,7 +15,7 @@ from eqloop import _compat, ir
 HOME = Path(el.__file__).parent
 COMPAT = HOME / "_compat.py"
 # Imported where they are used, since they need not be there.
-OPTIONAL = {"import tqdm", "import pydot", "from matplotlib"}
+OPTIONAL = {"import tqdm", "import pydot", "from matplotlib", "import diffrax"}
 # Whose attributes differ between versions, by the names that they go by here.
 FOREIGN = {"eqx", "hijax", "jax", "jex", "jnp", "lax", "mlir", "primitives"}
 

@@ -30,6 +30,11 @@ Stepping = (
 )
 
 
+def _needs_no_values(scan: Any, *_: Any, **__: Any) -> bool:
+    """Whether a call may be compiled: a schedule may check values, as `Reversible`."""
+    return not getattr(scan.schedule, "check", False)
+
+
 class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     """A loop over the leading axis of arrays, that carries a state along.
 
@@ -70,7 +75,7 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     def _kept(self) -> slice | None:
         """Which of the `ys` are kept; `None` for all of them."""
 
-    @compiled_once
+    @compiled_once(when=_needs_no_values)
     @typed
     def __call__(
         self,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._array_types import axes_of, vary
+from .._eager import compiled_once
 from .._generics import Carry, NewCarry, NewY, Y
 from .._partition import describe, split
 from .._settings import as_count
@@ -90,6 +91,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "ScanWhile[NewCarry, NewY]": ...
 
+    @compiled_once
     @typed
     def __call__(
         self, init: PyTree, xs: PyTree = None, *, key: PRNGKey | None = None
@@ -149,8 +151,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         Examples:
             >>> import jax.numpy as jnp
             >>> import eqloop as el
-            >>> halve = lambda h, _: (h / 2, None)
-            >>> loop = el.ScanWhile(lambda h: h.sum() > 1, halve, max_steps=4096)
+            >>> shrink = lambda h, _: (jnp.sin(h) / 2, None)
+            >>> loop = el.ScanWhile(lambda h: h.sum() > 1, shrink, max_steps=4096)
             >>> loop.plan(jnp.zeros(64)).levels
             ((16, 16, 16),)
         """

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import jax
-
+from .._compat import jax_version
 from .._version import __version__
 from ._disk import ASIDE, told, write_json
 from ._fingerprint import python_version
@@ -41,7 +40,7 @@ class RunRecord:
 
     def write(self, directory: Path) -> None:
         """Writes it."""
-        by = {"eqloop": __version__, "jax": jax.__version__, "python": python_version()}
+        by = {"eqloop": __version__, "jax": jax_version(), "python": python_version()}
         head = {"format": FORMAT, "version": VERSION, "written_by": by}
         write_json(directory / _RECORD, head | dataclasses.asdict(self))
 

@@ -50,7 +50,7 @@ def _use(device: str) -> None:
     except RuntimeError as error:
         raise SystemExit(f"--device {device}: {error}") from None
     if found != device:
-        raise SystemExit(f"--device {device}: JAX has found no such device, but {found}")
+        raise SystemExit(f"--device {device}: JAX has none, and uses a {found}")
 
 
 def _run(options: argparse.Namespace) -> int:

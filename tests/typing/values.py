@@ -30,7 +30,11 @@ def schedules() -> None:
         el.Chunked(4),
         el.Binomial(8, block=2),
         el.Budget("1GiB"),
+        el.Budget("1GiB", measure=False),
         el.Offload(el.Binomial(8)),
+        el.Cast(el.Binomial(8), "bfloat16"),
+        el.Spill(el.Chunked(8), "directory"),
+        el.Reversible(lambda h, x: h - x, checkpoints=3),
     ):
         el.Scan(step, schedule=schedule)
     assert_type(el.Budget(1024).nbytes, int)
@@ -42,6 +46,10 @@ def plans(x: Array) -> None:
     assert_type(plan.peak_bytes, int)
     assert_type(plan.evaluations, int)
     assert_type(plan.relative_time, float)
+    assert_type(plan.is_measured, bool)
+    assert_type(plan.pinned, el.Pinned)
+    el.Scan(step, schedule=plan.pinned)
+    el.measurements("times.json")
     frontier = el.frontier(el.Scan(step), x, x, length=3)
     assert_type(frontier[0], el.Plan)
     assert_type([plan.length for plan in frontier], list[int])
@@ -106,3 +114,10 @@ def wrong(x: Array) -> None:
     el.frontier(f, x, x)  # pyright: ignore[reportArgumentType]
     el.ProgressBar("100")  # pyright: ignore[reportArgumentType]
     el.ir.optimize(f)  # pyright: ignore[reportArgumentType]
+
+
+def resumed(x: Array) -> None:
+    """A run in segments is called as the scan is, and says how far it is."""
+    run = el.Resumable(el.Scan(step), "directory", every=10)
+    assert_type(run(x, x), tuple[Any, Any])
+    assert_type(run.status().steps, int)

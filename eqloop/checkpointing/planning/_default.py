@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ..._axes import is_symbolic
 from ..._partition import pick
 from ..engine._layout import Layout
 from ..engine._levels import nests
@@ -36,6 +37,9 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
     """
     problem, active = loop.problem, loop.active
     consts = pick(problem.step.const_types, active.consts)
+    sizes = [size for t in problem.step.jaxpr.in_avals for size in t.shape]
+    if any(map(is_symbolic, sizes)):
+        return plain
     enough = max(_PARAMETERS, _PER_CARRY * loop.carry_bytes)
     if loop.length < 4 or nbytes(consts) < enough or not can_join(problem.step):
         return plain

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from ..._compat import jax_version
+
 _FILE_FORMAT = 1
 _guard = threading.Lock()
 _times_known: dict[str, float] = {}
@@ -71,7 +73,7 @@ def remember(found: Mapping[str, float]) -> None:
 def key_of(parts: Iterable[Any]) -> str:
     """A name for what is measured, the same in every process of this machine's kind."""
     device = jax.devices()[0]
-    about = [jax.__version__, device.platform, device.device_kind, *parts]
+    about = [jax_version(), device.platform, device.device_kind, *parts]
     # What a function is called stays the same; where it lies in memory does not.
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
