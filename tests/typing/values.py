@@ -22,6 +22,10 @@ def step(h: Array, x: Array) -> tuple[Array, Array]:
     return h + x, x
 
 
+def undo(h: Array, x: Array) -> Array:
+    return h - x
+
+
 def schedules() -> None:
     """Schedules may stand wherever one is taken."""
     for schedule in (
@@ -34,7 +38,7 @@ def schedules() -> None:
         el.Offload(el.Binomial(8)),
         el.Cast(el.Binomial(8), "bfloat16"),
         el.Spill(el.Chunked(8), "directory"),
-        el.Reversible(lambda h, x: h - x, checkpoints=3),
+        el.Reversible(undo, checkpoints=3),
     ):
         el.Scan(step, schedule=schedule)
     assert_type(el.Budget(1024).nbytes, int)
