@@ -31,12 +31,14 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
         title: What it is called.
         args: The cell, the initial carry and the inputs.
         bounds: The time over that of `lax.scan` within a half of its memory, within a
-            quarter, and by default.
+            quarter or the least that is feasible, and by default.
     """
     cell, init, xs = args
     length, plain = len(xs), loops.lax_scan()
     whole = el.Scan(cell).plan(init, xs).peak_bytes
-    half, quarter = (loops.ours(el.Budget(whole // part)) for part in (2, 4))
+    least = el.frontier(el.Scan(cell), init, xs)[0].peak_bytes
+    fourth = max(whole // 4, least)
+    half, quarter = (loops.ours(el.Budget(size)) for size in (whole // 2, fourth))
     default, levels, every = (
         loops.ours(schedule)
         for schedule in (
@@ -55,7 +57,7 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
             time_ratio(default.name, plain.name, bounds[2]),
             time_ratio(every.name, plain.name, 0.95),
             memory(half.name, whole // 2),
-            memory(quarter.name, whole // 4),
+            memory(quarter.name, fourth),
             memory_ratio(every.name, plain.name, 0.6),
         ],
     )
