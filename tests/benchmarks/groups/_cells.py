@@ -31,13 +31,14 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
         title: What it is called.
         args: The cell, the initial carry and the inputs.
         bounds: The time over that of `lax.scan` within a half of its memory, within a
-            quarter or the least that is feasible, and by default.
+            quarter or a little more than is feasible at the least, and by default.
     """
     cell, init, xs = args
     length, plain = len(xs), loops.lax_scan()
     whole = el.Scan(cell).plan(init, xs).peak_bytes
     least = el.frontier(el.Scan(cell), init, xs)[0].peak_bytes
-    fourth = max(whole // 4, least)
+    # With the least alone, a single carry is stored.
+    fourth = max(whole // 4, least + whole // 20)
     half, quarter = (loops.ours(el.Budget(size)) for size in (whole // 2, fourth))
     default, levels, every = (
         loops.ours(schedule)
