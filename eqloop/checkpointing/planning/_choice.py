@@ -18,8 +18,6 @@ from ._search import layouts
 # that was found, or this often.
 _WORTHWHILE = 0.97
 _MOST_TRIALS = 12
-# The guess counts what is stored, and is not wrong by more than this.
-_MOST_WRONG = 2
 
 
 @functools.lru_cache(maxsize=128)
@@ -34,11 +32,12 @@ def fastest(
         promising = [layout for time, layout in left if time < limit]
         layout = next((one for one in promising if guess(one) <= nbytes), None)
         if layout is None:
-            # The guess may be too high: compiling one of another kind will tell.
+            # The guess may be too high: compiling one of another kind will tell, unless
+            # what it stores is too much already.
             others = [
                 one
                 for one in promising
-                if not guess.knows_kind(one) and guess(one) <= _MOST_WRONG * nbytes
+                if not guess.knows_kind(one) and guess.counted(one) <= nbytes
             ]
             layout = min(others, key=guess, default=None)
         if layout is None:

@@ -22,16 +22,20 @@ class Guess:
         """The bytes of a layout: those that were measured, or the guess."""
         if layout in self._known:
             return self._known[layout]
-        stored = layout.stored_bytes(self._cost)
+        stored = self.counted(layout)
         counted, measured = self._like(layout)
         if measured < counted:
             return stored * measured // max(counted, 1)
         return stored + measured - counted
 
+    def counted(self, layout: Layout) -> int:
+        """The bytes of what a layout stores, which is not all that it takes."""
+        return layout.stored_bytes(self._cost)
+
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
         self._known[layout] = measured
-        seen = (layout.stored_bytes(self._cost), measured)
+        seen = (self.counted(layout), measured)
         # The latest finding is the nearest to what is looked for.
         self._seen[layout.kind] = seen
 
