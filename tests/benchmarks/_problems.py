@@ -94,25 +94,6 @@ class Pendulum(eqx.Module):
         return u + self.dt / 6 * (a + 2 * b + 2 * c + d), None
 
 
-class Convolution(eqx.Module):
-    """A residual layer of an image, with the weights of all other layers."""
-
-    conv: eqx.nn.Conv2d
-
-    def __call__(self, image: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
-        return image + jax.nn.gelu(self.conv(image) + x), None
-
-
-class Attention(eqx.Module):
-    """A layer of attention over a sequence, with the weights of all other layers."""
-
-    attention: eqx.nn.MultiheadAttention
-
-    def __call__(self, tokens: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
-        tokens = tokens + 0.1 * self.attention(tokens, tokens, tokens) + x
-        return tokens / (1 + 0.1 * jnp.abs(tokens)), None
-
-
 class Relaxation(eqx.Module):
     """A step with a loop in it: a few sweeps towards a fixed point."""
 
@@ -190,20 +171,6 @@ def pendulum(length: int, width: int = 64) -> tuple[Pendulum, jax.Array, jax.Arr
     inner, outer = jr.normal(keys[0], (width, 4)), jr.normal(keys[1], (4, width))
     forces = 0.1 * jr.normal(keys[2], (length, 4))
     return Pendulum(inner, outer / width), jnp.ones(4), forces
-
-
-def convolution(length: int, channels: int, size: int) -> tuple[Any, jax.Array, Any]:
-    """An image with so many channels; `xs` is `(length,)`."""
-    conv = eqx.nn.Conv2d(channels, channels, 3, padding=1, key=jr.key(11))
-    image = jr.normal(jr.key(12), (channels, size, size))
-    return Convolution(conv), image, 0.1 * jr.normal(jr.key(13), (length,))
-
-
-def attention(length: int, tokens: int, width: int) -> tuple[Any, jax.Array, Any]:
-    """So many tokens, and four heads; `xs` is `(length,)`."""
-    layer = eqx.nn.MultiheadAttention(4, width, key=jr.key(14))
-    start = jr.normal(jr.key(15), (tokens, width))
-    return Attention(layer), start, 0.1 * jr.normal(jr.key(16), (length,))
 
 
 def relaxation(length: int, width: int) -> tuple[Any, jax.Array, jax.Array]:

@@ -79,7 +79,12 @@ class Measured(AbstractPace):
     def block(self, reversal: AbstractReversal, count: int) -> float:
         estimated = Estimated(self.cost, self.rate).block(reversal, count)
         batch, kind = reversal.batch(count), reversal.kind
-        seen = [(size, factor) for name, size, factor in self.blocks if name == kind]
+        # A block of one step has no loop of its own, and tells nothing of larger ones.
+        seen = [
+            (size, factor)
+            for name, size, factor in self.blocks
+            if name == kind and (size == 1) == (batch == 1)
+        ]
         return estimated * _between(seen or [(1, 1.0)], batch)
 
 

@@ -10,8 +10,6 @@ from .. import _loops as loops
 from .._claims import Claim, Measurements, memory
 from .._comparison import Comparison
 from .._problems import (
-    attention,
-    convolution,
     gradient,
     gru,
     lorenz,
@@ -19,7 +17,6 @@ from .._problems import (
     pendulum,
     recurrent,
     relaxation,
-    tanh_rnn,
     wave,
 )
 
@@ -31,14 +28,11 @@ def regret() -> Sequence[Comparison]:
     """Steps of all kinds, light and heavy, single and batched."""
     problems = {
         "GRU of width 128, 1024 steps": gru(1024, 128),
-        "tanh RNN of width 256, 1024 steps": tanh_rnn(1024, 256),
         "8 LSTMs of width 128, 256 steps": lstm(256, 128, 8),
         "recurrent step of width 64, 4096 steps": recurrent(4096),
         "neural ODE by Runge and Kutta, 1024 steps": pendulum(1024),
         "wave equation on 32 x 32, 1024 steps": wave(1024, 32),
         "Lorenz, 16384 steps": lorenz(16384),
-        "convolution of 8 channels, 24 x 24, 144 layers": convolution(144, 8, 24),
-        "attention over 32 tokens, 144 layers": attention(144, 32, 32),
         "five sweeps of width 32 in a step, 1024 steps": relaxation(1024, 32),
     }
     return [_comparison(name, args) for name, args in problems.items()]
@@ -70,7 +64,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
         [one.case(gradient, args) for one in (*others, *budgets)],
         claims,
         tolerance=2e-3,
-        rounds=5,
+        rounds=3,
     )
 
 
@@ -86,19 +80,16 @@ def _by_hand(length: int) -> list[loops.Loop]:
 def _schedules(length: int) -> list[Any]:
     root = math.isqrt(length)
     return [
-        el.Recursive(4, block=1),
         el.Recursive(16, block=1),
         el.Recursive(root, block=8),
         el.Recursive(root, block=32),
         el.Chunked(root, block=1),
         el.Chunked(root, block=32),
         el.Chunked(length, block=1),
-        el.Chunked(length, block=8),
         el.Chunked(length, block=32),
         el.Binomial(8),
         el.Binomial(root),
         el.Binomial(8, block=8),
-        el.Binomial(root, block=8),
         el.Binomial(root, block=root),
     ]
 
