@@ -1,5 +1,6 @@
 """Recurrent cells whose steps are reversed together."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import eqloop as el
@@ -41,11 +42,11 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
     fourth = max(whole // 4, least + whole // 20)
     half, quarter = (loops.ours(el.Budget(size)) for size in (whole // 2, fourth))
     default, levels, every = (
-        loops.ours(schedule)
-        for schedule in (
-            el.Recursive(),
-            el.Recursive(32, block=32),
-            el.Chunked(length, block=32),
+        dataclasses.replace(loops.ours(schedule), line=line)
+        for line, schedule in (
+            ("Recursive(16)", el.Recursive(16)),
+            ("Recursive, in blocks", el.Recursive(32, block=32)),
+            ("Chunked, in blocks", el.Chunked(length, block=32)),
         )
     )
     rows = [plain, loops.lax_scan_of_remat(), default, levels, every, half, quarter]
