@@ -33,7 +33,8 @@ class Reversible(AbstractSchedule):
     Args:
         inverse: `(carry, x) -> carry`, from the carry after a step and its `x` to the
             carry before it. It is called with `key=` if the loop is given a key. Leaves
-            that no reversal reads, such as sums, it may return as they are.
+            that no reversal reads, such as sums, it may return as they are. In
+            `StackedLayers` it is called as `inverse(x, layer, *args)`.
         checkpoints: How many carries are stored, at the starts of as many parts of
             about equal length, the initial one included. The last one is kept besides.
         check: Whether to compare the inverse with the step, at the first step of each

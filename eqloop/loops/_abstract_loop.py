@@ -134,6 +134,11 @@ class AbstractLoop(AbstractTransform):
             )
 
 
+def checks_no_values(loop: Any, *_: Any, **__: Any) -> bool:
+    """Whether a call may be compiled: an inverse may be compared with the step."""
+    return loop.schedule is None or loop.schedule.undo is None
+
+
 def check_schedule(owner: str, schedule: Any) -> None:
     """Checks that `schedule` is one, or `None`."""
     if not isinstance(schedule, AbstractSchedule | None):

@@ -102,6 +102,14 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
         return opener.open(self.f, None, xs, length=length, key=key)
 
+    def __check_init__(self) -> None:
+        if self._schedule().undo is not None:
+            raise ValueError(
+                f"{type(self).__name__}: `schedule={self.schedule!r}` undoes steps by "
+                f"an inverse, and these steps carry nothing that could be undone. Use "
+                f"another schedule, such as `el.Recursive(16)`."
+            )
+
 
 def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` as the step of a scan whose carry is nothing."""

@@ -19,7 +19,7 @@ from .._generics import Carry, NewCarry, NewY, Y
 from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._abstract_loop import AbstractLoop
+from ._abstract_loop import AbstractLoop, checks_no_values
 from ._backward import Backward, check_backward
 from ._open_loop import OpenedLoop
 
@@ -28,11 +28,6 @@ Stepping = (
     Callable[Concatenate[Carry, Any, ...], tuple[Carry, Y]]
     | Callable[Concatenate[Any, Carry, Any, ...], tuple[Carry, Y]]
 )
-
-
-def _needs_no_values(scan: Any, *_: Any, **__: Any) -> bool:
-    """Whether a call may be compiled: a schedule may check values, as `Reversible`."""
-    return not getattr(scan.schedule, "check", False)
 
 
 class AbstractScan(AbstractLoop, Generic[Carry, Y]):
@@ -75,7 +70,7 @@ class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     def _kept(self) -> slice | None:
         """Which of the `ys` are kept; `None` for all of them."""
 
-    @compiled_once(when=_needs_no_values)
+    @compiled_once(when=checks_no_values)
     @typed
     def __call__(
         self,

@@ -17,7 +17,7 @@ from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
-from ._abstract_loop import AbstractLoop
+from ._abstract_loop import AbstractLoop, checks_no_values
 from ._backward import Backward, check_backward
 from ._carry import OF_A_SCAN
 from ._open_loop import OpenedLoop
@@ -91,7 +91,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         @staticmethod
         def _of(f: Stepping[NewCarry, NewY], /) -> "ScanWhile[NewCarry, NewY]": ...
 
-    @compiled_once
+    @compiled_once(when=checks_no_values)
     @typed
     def __call__(
         self, init: PyTree, xs: PyTree = None, *, key: PRNGKey | None = None

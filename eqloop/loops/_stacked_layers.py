@@ -20,7 +20,7 @@ from .._typecheck import (
     typed,
 )
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan
-from ._abstract_loop import check_schedule, check_unroll
+from ._abstract_loop import check_schedule, check_unroll, checks_no_values
 from ._carry import Words
 from ._layer_state import Layer, check_returned, state_of, with_array_state
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
@@ -218,7 +218,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             )
         return layer_at(self.layers, number)
 
-    @compiled_once
+    @compiled_once(when=checks_no_values)
     @typed
     def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> Any:
         """Applies the layers.
@@ -242,7 +242,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         """
         return self._run(False, x, args, key)[0]
 
-    @compiled_once
+    @compiled_once(when=checks_no_values)
     @typed
     def scan(
         self, x: PyTree, *args: PyTree, key: PRNGKey | None = None
@@ -305,8 +305,10 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return (x, args[apply.state_at].update(state)), every_x
 
     def _how(self) -> dict[str, Any]:
-        schedule = StoreAll() if self.schedule is None else self.schedule
-        return {"schedule": schedule, "policy": as_policy(self.policy)}
+        return {"schedule": self._schedule(), "policy": as_policy(self.policy)}
+
+    def _schedule(self) -> AbstractSchedule:
+        return StoreAll() if self.schedule is None else self.schedule
 
     def _open(
         self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any
@@ -315,12 +317,14 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         if apply.state_at is not None:
             state = state_of(_NAME, self.layers, args[apply.state_at], len(self))
         args = tuple(None if i == apply.state_at else a for i, a in enumerate(args))
+        undo = self._schedule().undo
         opener = LoopOpener(
             name=_NAME,
             in_axes=(eqx.if_array(0), None, eqx.if_array(0)),
             out_axes=eqx.if_array(0),
             unroll=self.unroll,
             words=_WORDS,
+            undo=undo and apply.undone_by(undo),
         )
         inputs = (self.layers, args, state)
         return opener.open(apply, x, inputs, length=None, key=key)
@@ -350,11 +354,22 @@ class _Apply:
 
     def __call__(self, x: Any, inputs: Any, **keywords: Any) -> Any:
         layer, args, state = inputs
-        args = tuple(state if i == self.state_at else a for i, a in enumerate(args))
-        x = enforce_annotations(layer)(x, *args, **keywords)
+        x = enforce_annotations(layer)(x, *self._with(state, args), **keywords)
         if self.state_at is not None:
             x, state = check_returned(_NAME, x)
         return x, (state, x if self.keep else None)
+
+    def undone_by(self, inverse: Callable[..., Any]) -> Callable[..., Any]:
+        """The inverse of a layer as that of a step."""
+
+        def undo(x: Any, inputs: Any, **keywords: Any) -> Any:
+            layer, args, state = inputs
+            return inverse(x, layer, *self._with(state, args), **keywords)
+
+        return undo
+
+    def _with(self, state: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(state if i == self.state_at else a for i, a in enumerate(args))
 
 
 def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,6 +215,55 @@ def test_an_inverse_that_is_none(name):
         jax.block_until_ready(jax.jit(functools.partial(vmap_of_grad, f))(*ARGS))
     unchecked = lambda _: el.Reversible(WRONG[name], check=False)
     jax.grad(functools.partial(run, unchecked))(*ARGS)
+
+
+def test_an_inverse_in_another_schedule_is_checked_on_the_values():
+    wrong = el.Cast(el.Reversible(WRONG["nothing undone"]), "float16")
+    with pytest.raises(ValueError, match="does not undo the first step"):
+        jax.grad(functools.partial(run, lambda _: wrong))(*ARGS)
+
+
+class Coupling(eqx.Module):
+    w: jax.Array
+
+    def __call__(self, x, scale, *, key):
+        a, b = x
+        a = a + jnp.tanh(self.w @ b) * jax.random.uniform(key)
+        return a, b - jnp.sin(scale * a)
+
+
+def uncouple(x, layer, scale, *, key):
+    a, b = x
+    b = b + jnp.sin(scale * a)
+    return a - jnp.tanh(layer.w @ b) * jax.random.uniform(key), b
+
+
+def test_layers():
+    """The inverse of a layer gets what the layer gets."""
+
+    def loss(schedule, w, x, scale):
+        layers = el.StackedLayers(Coupling(w), schedule=schedule)
+        a, b = layers((x, jnp.cos(x)), scale, key=jax.random.key(1))
+        return jnp.sum(a * b)
+
+    args = 0.3 * jax.random.normal(jax.random.key(0), (6, 4, 4)), ARGS[1], 0.7
+    found = grad(functools.partial(loss, el.Reversible(uncouple)), *args)
+    expected = grad(functools.partial(loss, None), *args)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+    jax.tree.map(close, found, expected)
+    wrong = el.Reversible(lambda x, layer, scale, *, key: x)
+    with pytest.raises(ValueError, match=r"At x\[0\]"):
+        grad(functools.partial(loss, wrong), *args)
+    layers = el.StackedLayers(Coupling(args[0]), schedule=el.Reversible(uncouple))
+    plan = layers.plan((args[1], args[1]), 1.0, key=jax.random.key(0))
+    assert plan.evaluations == 18
+
+
+def test_loops_that_carry_nothing():
+    for schedule in (el.Reversible(undo), el.Offload(el.Reversible(undo))):
+        for loop in (el.ForLoop, el.CheckpointedForLoop):
+            with pytest.raises(ValueError, match="steps carry nothing that could be"):
+                loop(jnp.sin, schedule=schedule)
 
 
 def test_what_reversible_takes():

@@ -120,6 +120,25 @@ def test_carries_of_every_kind(tmp_path, is_jitted):
     jax.tree.map(close, found, expected)
 
 
+@pytest.mark.parametrize("limit", [1.5, slow(-9.0), slow(99.0)])
+def test_loops_that_end_early(tmp_path, limit):
+    """No step is run, and no carry is written, behind the last one."""
+    spill = el.Spill(el.Chunked(2), tmp_path)
+
+    def loss(schedule, h, xs):
+        again = lambda h: jnp.sum(h) < limit
+        body = lambda h, x: (h + 0.1 * jnp.cos(h * x), jnp.sin(h))
+        loop = el.ScanWhile(again, body, max_steps=22, schedule=schedule)
+        h, ys, _ = loop(h, xs)
+        return jnp.sum(h**2) + jnp.sum(ys)
+
+    for mode in (grad, vmap_of_grad):
+        found = jax.jit(mode(functools.partial(loss, spill)))(H, XS)
+        expected = jax.jit(mode(functools.partial(loss, el.Chunked(2))))(H, XS)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(close, found, expected)
+
+
 @pytest.mark.slow
 def test_with_others_around():
     pair = el.Spill(el.Cast(el.Chunked(4), "bfloat16"), os.curdir)

@@ -15,11 +15,10 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ..._compat import is_widened
-from ..._partition import Arrays, Flags, pick
-from ._forward import Walk
-from ._loop import Loop, opaque
+from ..._partition import Arrays, Flags
+from ._loop import Loop
 from ._order import AbstractSlotOrder
-from ._slots import AbstractSlots, Carries, bits_of, sweep_by_segments
+from ._slots import AbstractSlots, Carries, bits_of
 from ._spill_files import SpillFiles
 from ._step import Step
 
@@ -94,13 +93,7 @@ class FileSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        count = len(order.starts)
-        carries = self.filled(pick(init, held), count + 1)
-        walk = Walk(step, loop, opaque(consts), opaque(xs))
-        carry, carries = sweep_by_segments(walk, order, held, init, carries)
-        if order.keeps_last:
-            carries = carries.write(pick(carry, held), count)
-        return carry, [], carries.arrays
+        return self.sweep_by_segments(step, loop, order, held, consts, init, xs)
 
     def released(self, arrays: Arrays, outputs: Any) -> Any:
         if not arrays:

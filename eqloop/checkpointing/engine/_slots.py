@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import axes_of, vary
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
@@ -97,6 +98,52 @@ class AbstractSlots(abc.ABC):
             one more for carries that are not kept. The last carry is there if the order
             asks for it.
         """
+
+    def sweep_by_segments(
+        self,
+        step: Step,
+        loop: Loop,
+        order: AbstractSlotOrder,
+        held: Flags,
+        consts: Arrays,
+        init: Arrays,
+        xs: Arrays,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The same where there are no `ys`: between two slots nothing but steps is run.
+
+        So the rows need not be found at every step.
+        """
+        walk = Walk(step, loop, opaque(consts), opaque(xs))
+        carries = self.filled(pick(init, held), len(order.starts) + 1)
+        starts, stops = constant([*order.starts, order.length]), loop.stops
+
+        def run(state: tuple[Any, list[Any]], stop: Any) -> tuple[Any, list[Any]]:
+            if not stops:
+                return stop, walk.advance_to(state[1], state[0], stop)
+            move = lambda state: (state[0] + 1, walk.next(state[1], state[0]))
+            goes_on = lambda state: state[1][0] & (state[0] < stop)
+            return lax.while_loop(goes_on, move, state)
+
+        def body(state: tuple[Any, Any, list[Any], Carries]) -> Any:
+            row, number, carry, carries = state
+            carries = carries.write(pick(carry, held), row)
+            start, stop = element(starts, row), element(starts, row + 1)
+            number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
+            return row + 1, number, carry, carries
+
+        gauge, count = loop.meter.here, len(order.starts)
+        after = [*walk.consts, *init, *walk.xs]
+        state = (zero(), gauge.open(after), list(init), carries)
+        if stops:
+            goes_on = lambda state: state[2][0] & (state[0] < count)
+            state = jax.tree.map(lambda x: vary(x, axes_of(init[0])), state)
+            _, _, carry, carries = lax.while_loop(goes_on, body, state)
+        else:
+            state = lax.fori_loop(0, count, lambda _, state: body(state), state)
+            _, _, carry, carries = state
+        if order.keeps_last:
+            carries = carries.write(pick(carry, held), count)
+        return carry, [], carries.arrays
 
     @property
     def near(self) -> "DeviceSlots":
@@ -229,15 +276,10 @@ class DeviceSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        count = len(order.starts)
-        carries = self.filled(pick(init, held), count + 1)
         if not (order.has_cheap_rows or step.y_types or loop.stops):
-            walk = Walk(step, loop, opaque(consts), opaque(xs))
-            carry, carries = sweep_by_segments(walk, order, held, init, carries)
-            if order.keeps_last:
-                carries = carries.write(pick(carry, held), count)
-            return carry, [], carries.arrays
-        row_of = order.row_of()
+            return self.sweep_by_segments(step, loop, order, held, consts, init, xs)
+        count, row_of = len(order.starts), order.row_of()
+        carries = self.filled(pick(init, held), count + 1)
 
         def body(
             read: Any, state: tuple[Any, list[Any], Carries], _: Any
@@ -252,34 +294,6 @@ class DeviceSlots(AbstractSlots):
         if order.keeps_last:
             carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays
-
-
-def sweep_by_segments(
-    walk: Walk,
-    order: AbstractSlotOrder,
-    held: Flags,
-    init: Arrays,
-    carries: Carries,
-) -> tuple[list[Any], Carries]:
-    """The same where there are no `ys`: between two slots nothing but the step is run.
-
-    So the rows need not be found at every step.
-    """
-    starts = constant([*order.starts, order.length])
-
-    def body(row: Any, state: tuple[Any, list[Any], Carries]) -> Any:
-        number, carry, carries = state
-        carries = carries.write(pick(carry, held), row)
-        start, stop = element(starts, row), element(starts, row + 1)
-        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
-        number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
-        return number, carry, carries
-
-    gauge = walk.loop.meter.here
-    after = [*walk.consts, *init, *walk.xs]
-    state = (gauge.open(after), list(init), carries)
-    _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
-    return carry, carries
 
 
 def lowered_dtype(dtype: Any, precision: Any) -> Any:
