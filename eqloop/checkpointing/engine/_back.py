@@ -199,26 +199,55 @@ class Pull(Back):
 
 
 @dataclasses.dataclass(frozen=True)
-class Derived(Back):
-    """What is derived from another one.
+class Around(Back):
+    """What wraps another one; it is given and gives the same, if not said otherwise.
 
     Attributes:
         of: The other one.
-        forward: The step of its loop there, without outputs.
-        active: Which of the inputs of its loop are differentiated.
     """
 
     of: Back
-    forward: Step
-    active: Active
+
+    @property
+    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+        return self.of.types
+
+    @property
+    def end_types(self) -> tuple[list[Any], list[Any]]:
+        return self.of.end_types
+
+    @property
+    def const_of(self) -> tuple[int, ...]:
+        return self.of.const_of
+
+    @property
+    def x_of(self) -> tuple[int, ...]:
+        return self.of.x_of
 
     @property
     def base(self) -> Pull:
         return self.of.base
 
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        of, forward = self.of.mapped(rewrite), rewrite(self.forward)
-        return dataclasses.replace(self, of=of, forward=forward)
+        return dataclasses.replace(self, of=self.of.mapped(rewrite))
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(Around):
+    """What is derived from another one.
+
+    Attributes:
+        forward: The step of its loop there, without outputs.
+        active: Which of the inputs of its loop are differentiated.
+    """
+
+    forward: Step
+    active: Active
+
+    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
+        return dataclasses.replace(
+            super().mapped(rewrite), forward=rewrite(self.forward)
+        )
 
     def _open(
         self, loop: Loop, inputs: Inputs
@@ -332,22 +361,6 @@ class Left(Derived):
     """
 
     reverse: bool
-
-    @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
-        return self.of.types
-
-    @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
-        return self.of.end_types
-
-    @property
-    def const_of(self) -> tuple[int, ...]:
-        return self.of.const_of
-
-    @property
-    def x_of(self) -> tuple[int, ...]:
-        return self.of.x_of
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         def run(*flat: Any) -> list[Any]:

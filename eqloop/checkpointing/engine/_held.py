@@ -22,7 +22,7 @@ from jax.interpreters import partial_eval
 
 from ..._partition import Flags, pick, put, split, union
 from ..._programs import inputs_read
-from ._back import Back, Ends, Inputs, Pull, Taken, one
+from ._back import Around, Back, Ends, Inputs, Taken, one
 from ._loop import Loop, stack_type
 from ._step import Step
 
@@ -145,15 +145,13 @@ def narrowed(step: Step, held: Flags) -> Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slim(Back):
+class Slim(Around):
     """The same reversal, given no more of a carry than slots hold.
 
     Attributes:
-        of: The reversal.
         held: Which leaves slots hold. It reads no others.
     """
 
-    of: Back
     held: Flags
 
     @property
@@ -162,31 +160,12 @@ class Slim(Back):
         return consts, pick(carry, self.held), x
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
-        return self.of.end_types
-
-    @property
-    def const_of(self) -> tuple[int, ...]:
-        return self.of.const_of
-
-    @property
-    def x_of(self) -> tuple[int, ...]:
-        return self.of.x_of
-
-    @property
-    def base(self) -> Pull:
-        return self.of.base
-
-    @property
     def takes_blocks(self) -> bool:
         return self.of.takes_blocks
 
     @property
     def joins_steps(self) -> bool:
         return self.of.joins_steps
-
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        return dataclasses.replace(self, of=self.of.mapped(rewrite))
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         return self._without_others(self.of, self.of.types[1], loop, inputs, ends)
