@@ -10,14 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from ..._array_types import axes_of, vary
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
-from ..._tangents import zero_array
-from ...progress import hops
-from ._forward import iterate, zero
-from ._loop import Loop, element, opaque, stack_type, store
+from ._by_segments import BySegments, Reached
+from ._loop import Loop, element, stack_type, store
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
 from ._step import Step
@@ -69,49 +66,17 @@ class HostSlots(AbstractSlots):
 
         The slots are what a scan stacks, for that is how XLA knows to make them there.
         """
-        consts, xs = opaque(consts), opaque(xs)
+        segments = BySegments.of(step, loop, order, consts, xs)
 
-        def move(state: tuple[Any, list[Any], list[Any]]) -> Any:
-            position, carry, ys = state
-            carry, y = step(consts, carry, loop.x(xs, position))
-            return position + 1, carry, _keep(loop, ys, y, position)
-
-        def run(state: Any, stop: Any) -> Any:
-            if loop.stops:
-                goes_on = lambda state: state[1][0] & (state[0] < stop)
-                return lax.while_loop(goes_on, move, state)
-            return iterate(move, state, lambda state: stop - state[0], loop.unroll)
-
-        def last_y(state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
-            row, _ = loop.row(loop.index(state[0] - 1))
-            return [element(b, row) for b in state[2]] if loop.rows else []
-
-        def segment(told: tuple[Any, Any], stop: Any) -> tuple[Any, list[Any]]:
-            number, state = told
-            stored = self.packed(pick(state[1], held))
+        def run(reached: Reached, stop: Any) -> tuple[Reached, list[Any]]:
+            stored = self.packed(pick(reached.carry, held))
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
-            return hops(gauge, number, state, stop, run, last_y), kept
+            return segments.run_to(reached, stop), kept
 
-        ys = [zero_array(stack_type(y, loop.rows)) for y in step.y_types]
         # The last row is for the carries that find no free slot.
         stops = constant([*order.starts[1:], order.length, order.length])
-        gauge = loop.meter.here
-        number = gauge.open([*consts, *init, *xs])
-        axes = axes_of(init[0]) if loop.stops else frozenset()
-        state = jax.tree.map(lambda x: vary(x, axes), (zero(), list(init), ys))
-        (_, (_, carry, ys)), slots = lax.scan(segment, (number, state), stops)
-        return carry, ys, slots
-
-
-def _keep(loop: Loop, ys: Arrays, y: Arrays, position: Any) -> list[Any]:
-    """`ys` with the outputs of the step at a position, if they are kept."""
-    if not loop.rows:
-        return list(ys)
-    row, is_kept = loop.row(loop.index(position))
-    if is_kept is not True:
-        before = [element(b, row) for b in ys]
-        y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
-    return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
+        reached, slots = lax.scan(run, segments.start(init), stops)
+        return reached.carry, reached.ys, slots
 
 
 # JAX makes gathers and scatters of slices under `vmap`, whose indices would have to be

@@ -4,7 +4,7 @@ Which levels there are is worked out in `_levels.py`, by integers alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -71,24 +71,6 @@ class Nested(AbstractSlotOrder):
         return all(len(nest.levels) == 1 for nest in self.nests)
 
     # How it is run.
-
-    @property
-    def has_cheap_rows(self) -> bool:
-        return True
-
-    def row_of(self) -> Callable[[Any], Any]:
-        """By arithmetic, as the starts of a nest lie at equal distances."""
-
-        def row_at(position: Any) -> Any:
-            row, first_row, start = self._first_slots, 0, 0
-            for nest in self.nests:
-                offset = position - start
-                starts_here = (offset >= 0) & (offset % nest.stride == 0)
-                row = jnp.where(starts_here, first_row + offset // nest.stride, row)
-                first_row, start = first_row + nest.levels[0], start + nest.length
-            return row
-
-        return row_at
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self._first_slots

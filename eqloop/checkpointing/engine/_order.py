@@ -6,16 +6,12 @@ a file of its own; nothing else in the library asks which order it has.
 """
 
 import abc
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import jax.numpy as jnp
-
 from ..._bytes import format_bytes
-from ..._constant import constant
 from ..._partition import Arrays, Flags
 from ._costs import StepCost
-from ._loop import element
 from ._pace import AbstractPace
 
 if TYPE_CHECKING:
@@ -209,34 +205,6 @@ class AbstractSlotOrder(AbstractOrder):
     def is_flat(self) -> bool:
         """Whether blocks are reversed by one loop, which has no other loop in it."""
         return False
-
-    @property
-    def has_cheap_rows(self) -> bool:
-        """Whether `row_of` takes no longer than a light step."""
-        return False
-
-    def row_of(self) -> Callable[[Any], Any]:
-        """Finds the row of the slots that the carry at a position is written to.
-
-        Carries that are not kept are written, too: to a row that is written again
-        before it is read, or to one more row. That is cheaper than a branch, for which
-        a GPU waits for the host; and a row that is a function of the position alone,
-        and not of what was written before, adds nothing to the state of the loop.
-        """
-        # As many starts as there are before the position, by bisection.
-        count = len(self.starts)
-        bits = count.bit_length()
-        padding = [self.length] * (2**bits - count)
-        starts = constant([*self.starts, *padding])
-
-        def row_at(position: Any) -> Any:
-            row = jnp.zeros((), jnp.int32)
-            for bit in reversed(range(bits)):
-                further = row + 2**bit
-                row = jnp.where(element(starts, further - 1) < position, further, row)
-            return row
-
-        return row_at
 
     @abc.abstractmethod
     def reverse(

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
-from ...progress import hops
-from ._forward import Walk, zero
+from ._by_segments import BySegments
+from ._forward import zero
 from ._kept_rows import scan
-from ._loop import Loop, element, opaque, part, stack_of, stack_type, store
+from ._loop import Loop, element, part, stack_of, stack_type, store
 from ._order import AbstractSlotOrder
 from ._step import Step
 
@@ -109,41 +108,20 @@ class AbstractSlots(abc.ABC):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """The same where there are no `ys`: between two slots nothing but steps is run.
+        """The same, one segment at a time."""
+        segments = BySegments.of(step, loop, order, consts, xs)
+        count = len(order.starts)
 
-        So the rows need not be found at every step.
-        """
-        walk = Walk(step, loop, opaque(consts), opaque(xs))
-        carries = self.filled(pick(init, held), len(order.starts) + 1)
-        starts, stops = constant([*order.starts, order.length]), loop.stops
+        def body(segment: Any, stride: int | None, state: Any) -> tuple[Any, Carries]:
+            reached, carries = state
+            carries = carries.write(pick(reached.carry, held), segment)
+            return segments.run(reached, segment, stride), carries
 
-        def run(state: tuple[Any, list[Any]], stop: Any) -> tuple[Any, list[Any]]:
-            if not stops:
-                return stop, walk.advance_to(state[1], state[0], stop)
-            move = lambda state: (state[0] + 1, walk.next(state[1], state[0]))
-            goes_on = lambda state: state[1][0] & (state[0] < stop)
-            return lax.while_loop(goes_on, move, state)
-
-        def body(state: tuple[Any, Any, list[Any], Carries]) -> Any:
-            row, number, carry, carries = state
-            carries = carries.write(pick(carry, held), row)
-            start, stop = element(starts, row), element(starts, row + 1)
-            number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
-            return row + 1, number, carry, carries
-
-        gauge, count = loop.meter.here, len(order.starts)
-        after = [*walk.consts, *init, *walk.xs]
-        state = (zero(), gauge.open(after), list(init), carries)
-        if stops:
-            goes_on = lambda state: state[2][0] & (state[0] < count)
-            state = jax.tree.map(lambda x: vary(x, axes_of(init[0])), state)
-            _, _, carry, carries = lax.while_loop(goes_on, body, state)
-        else:
-            state = lax.fori_loop(0, count, lambda _, state: body(state), state)
-            _, _, carry, carries = state
+        carries = self.filled(pick(init, held), count + 1)
+        reached, carries = segments.each(body, (segments.start(init), carries))
         if order.keeps_last:
-            carries = carries.write(pick(carry, held), count)
-        return carry, [], carries.arrays
+            carries = carries.write(pick(reached.carry, held), count)
+        return reached.carry, reached.ys, carries.arrays
 
     @property
     def near(self) -> "DeviceSlots":
@@ -276,21 +254,29 @@ class DeviceSlots(AbstractSlots):
         init: Arrays,
         xs: Arrays,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        if not (order.has_cheap_rows or step.y_types or loop.stops):
+        # XLA does away with outputs that nobody needs if there is one loop; of loops in
+        # loops, only if all trip counts are static.
+        segments = BySegments.of(step, loop, order, consts, xs)
+        if not step.y_types or (segments.are_static and loop.kept is None):
             return self.sweep_by_segments(step, loop, order, held, consts, init, xs)
-        count, row_of = len(order.starts), order.row_of()
+        # Carries that are not kept are written, too: to the next free row, which is
+        # written again before it is read. A branch would have a GPU wait for the host.
+        starts = constant([*order.starts, order.length])
+        count = len(order.starts)
         carries = self.filled(pick(init, held), count + 1)
 
         def body(
-            read: Any, state: tuple[Any, list[Any], Carries], _: Any
-        ) -> tuple[tuple[Any, list[Any], Carries], list[Any]]:
-            (consts, xs), (position, carry, carries) = read, state
-            carries = carries.write(pick(carry, held), row_of(position))
+            read: Any, state: tuple[Any, list[Any], Any, Carries], _: Any
+        ) -> tuple[tuple[Any, list[Any], Any, Carries], list[Any]]:
+            (consts, xs), (position, carry, row, carries) = read, state
+            carries = carries.write(pick(carry, held), row)
+            is_kept = element(starts, row) == position
+            row = row + is_kept.astype(row.dtype)
             carry, y = step(consts, carry, loop.x(xs, position))
-            return (position + 1, carry, carries), y
+            return (position + 1, carry, row, carries), y
 
-        state = (zero(), list(init), carries)
-        (_, carry, carries), ys = scan(body, (consts, xs), state, [], loop)
+        state = (zero(), list(init), zero(), carries)
+        (_, carry, _, carries), ys = scan(body, (consts, xs), state, [], loop)
         if order.keeps_last:
             carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays

@@ -1,0 +1,182 @@
+"""Runs a loop forward by segments: from each carry that is stored to the next one.
+
+Between two of them nothing but the step is run. So storing a carry takes time once for
+each segment, and not at every step.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._array_types import axes_of, vary
+from ..._constant import constant
+from ..._partition import Arrays
+from ..._tangents import zero_array
+from ...progress import hops
+from ._forward import iterate, zero
+from ._loop import Loop, element, opaque, stack_type, store
+from ._order import AbstractSlotOrder
+from ._step import Step
+
+# A program that has the step in it more often takes longer to compile.
+_MOST_GROUPS = 3
+
+
+class Reached(NamedTuple):
+    """How far a loop has come.
+
+    Attributes:
+        number: That of its bar.
+        position: The position of the next step.
+        carry: The carry before it.
+        ys: The outputs, so far.
+    """
+
+    number: Any
+    position: Any
+    carry: list[Any]
+    ys: list[Any]
+
+
+class Group(NamedTuple):
+    """Segments that follow one another, and are equally long.
+
+    Attributes:
+        first: The number of the first of them.
+        count: How many there are.
+        stride: How many steps each of them has; `None` if they are not equally long.
+    """
+
+    first: int
+    count: int
+    stride: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BySegments:
+    """A loop in segments.
+
+    Attributes:
+        step: The step.
+        loop: The loop.
+        consts: What each step gets.
+        xs: What the steps get one element at a time of.
+        starts: Where the segments start.
+    """
+
+    step: Step
+    loop: Loop
+    consts: Arrays
+    xs: Arrays
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        loop: Loop,
+        order: AbstractSlotOrder,
+        consts: Arrays,
+        xs: Arrays,
+    ) -> Self:
+        """The segments between the carries that an order starts from."""
+        return cls(step, loop, opaque(consts), opaque(xs), tuple(order.starts))
+
+    @property
+    def groups(self) -> list[Group]:
+        """All segments. For each group the step is in the program once."""
+        ends = (*self.starts[1:], self.loop.length)
+        sizes = [end - start for start, end in zip(self.starts, ends, strict=True)]
+        groups, first = list[Group](), 0
+        for size, equal in itertools.groupby(sizes):
+            groups.append(Group(first, len(list(equal)), size))
+            first += groups[-1].count
+        told = self.loop.meter.here.is_shown
+        if told or self.loop.stops or len(groups) > _MOST_GROUPS:
+            return [Group(0, len(sizes), None)]
+        return groups
+
+    @property
+    def are_static(self) -> bool:
+        """Whether all loops have static trip counts."""
+        return all(group.stride is not None for group in self.groups)
+
+    def start(self, init: Arrays) -> Reached:
+        """Before the first step."""
+        loop = self.loop
+        ys = [zero_array(stack_type(y, loop.rows)) for y in self.step.y_types]
+        number = loop.meter.here.open([*self.consts, *init, *self.xs])
+        reached = Reached(number, zero(), list(init), ys)
+        if not loop.stops:
+            return reached
+        return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
+
+    def each(self, body: Callable[[Any, int | None, Any], Any], state: Any) -> Any:
+        """Calls `body(segment, stride, state)` for each segment that is reached.
+
+        Args:
+            body: What is done for one. It returns the state, of the same types.
+            state: What the first one gets. It starts with what has been `Reached`.
+        """
+        if self.loop.stops:
+            count = len(self.starts)
+            goes_on = lambda whole: whole[1][0].carry[0] & (whole[0] < count)
+            move = lambda whole: (whole[0] + 1, body(whole[0], None, whole[1]))
+            number = vary(zero(), axes_of(state[0].carry[0]))
+            return lax.while_loop(goes_on, move, (number, state))[1]
+        for first, count, stride in self.groups:
+            run = lambda i, state, at=first, of=stride: body(at + i, of, state)
+            state = lax.fori_loop(0, count, run, state)
+        return state
+
+    def run(self, reached: Reached, segment: Any, stride: int | None) -> Reached:
+        """Runs a segment, from where the one before it has ended."""
+        if stride is None:
+            ends = constant([*self.starts[1:], self.loop.length])
+            return self.run_to(reached, element(ends, segment))
+        if stride == 1:
+            return self._move(reached)
+        unroll = min(self.loop.unroll, stride)
+        body = lambda _, reached: self._move(reached)
+        return lax.fori_loop(0, stride, body, reached, unroll=unroll)
+
+    def run_to(self, reached: Reached, stop: Any) -> Reached:
+        """Runs steps up to a position, unless the loop ends before."""
+        # The position comes first for a bar, and the carry second.
+        number, *state = reached
+        run = lambda state, stop: self._moves(Reached(number, *state), stop)[1:]
+        gauge = self.loop.meter.here
+        number, state = hops(gauge, number, tuple(state), stop, run, self._last_y)
+        return Reached(number, *state)
+
+    def _moves(self, reached: Reached, stop: Any) -> Reached:
+        if self.loop.stops:
+            goes_on = lambda reached: reached.carry[0] & (reached.position < stop)
+            return lax.while_loop(goes_on, self._move, reached)
+        left = lambda reached: stop - reached.position
+        return iterate(self._move, reached, left, self.loop.unroll)
+
+    def _move(self, reached: Reached) -> Reached:
+        number, position, carry, ys = reached
+        carry, y = self.step(self.consts, carry, self.loop.x(self.xs, position))
+        return Reached(number, position + 1, carry, self._with(ys, y, position))
+
+    def _with(self, ys: Arrays, y: Arrays, position: Any) -> list[Any]:
+        """`ys` with the outputs of the step at a position, if they are kept."""
+        if not self.loop.rows:
+            return list(ys)
+        row, is_kept = self.loop.row(self.loop.index(position))
+        if is_kept is not True:
+            before = [element(b, row) for b in ys]
+            y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
+        return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
+
+    def _last_y(self, state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
+        position, _, ys = state
+        row, _ = self.loop.row(self.loop.index(position - 1))
+        return [element(b, row) for b in ys] if self.loop.rows else []

@@ -1,0 +1,87 @@
+"""The forward sweep that stores carries."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+from eqloop._equations import equations
+from eqloop.checkpointing import Loop
+from eqloop.checkpointing.engine._levels import Nest
+from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine._slots import DeviceSlots
+from eqloop.checkpointing.engine._step import make_step
+
+H, XS = jnp.linspace(-1.0, 1.0, 3), jnp.sin(jnp.arange(31.0))
+LOOP = Loop(31, x_axes=(0,))
+ORDERS = {
+    "every": Nested((Nest((31,)),)),
+    "equal": Nested((Nest((1,), 31),)),
+    "two nests": Nested((Nest((7, 4)), Nest((3,)))),
+    "binomial": Revolved(31, 4),
+}
+LOOPS = {
+    "all": LOOP,
+    "in reverse": dataclasses.replace(LOOP, reverse=True, unroll=2),
+    "some kept": dataclasses.replace(LOOP, kept=range(3, 31, 5)),
+    "none kept": dataclasses.replace(LOOP, kept=range(0)),
+}
+
+
+def make(outputs):
+    def run(consts, carry, x):
+        h = jnp.tanh(carry[0] * consts[0] + x[0])
+        return [h], [jnp.cos(h)] * outputs
+
+    types = [[jax.typeof(H)], [jax.typeof(H)], [jax.typeof(XS[0])]]
+    return make_step(run, *types)
+
+
+@pytest.mark.parametrize("outputs", [0, 1])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_what_a_sweep_leaves(order, loop, outputs):
+    step = make(outputs)
+    inputs = [2 * H], [H], [XS]
+    sweep = lambda *args: DeviceSlots().sweep(step, loop, order, (True,), *args)
+    (carry,), ys, (slots,) = jax.jit(sweep)(*inputs)
+    each = [H]
+    for x in XS[::-1] if loop.reverse else XS:
+        each.append(jnp.tanh(each[-1] * 2 * H + x))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    close(carry, each[-1])
+    close(slots[: len(order.starts)], jnp.stack([each[i] for i in order.starts]))
+    if outputs:
+        after = each[:0:-1] if loop.reverse else each[1:]
+        kept = range(31) if loop.kept is None else loop.kept
+        close(ys[0], np.cos(np.stack(after))[np.array(kept, int)])
+    else:
+        assert not ys
+
+
+@pytest.mark.parametrize("outputs", [0, 1])
+def test_no_carry_is_stored_between_two_that_are_kept(outputs):
+    """A loop over steps that carries the slots would write to them at every step."""
+    order = Nested((Nest((5, 6)), Nest((1,))))
+    step, slots = make(outputs), DeviceSlots()
+    sweep = lambda *args: slots.sweep(step, LOOP, order, (True,), *args)
+    program = jax.make_jaxpr(sweep)([H], [H], [XS])
+    (stored,) = slots.types([jax.typeof(H)], len(order.starts) + 1)
+    loops = [eqn for eqn in equations(program) if eqn.primitive.name == "scan"]
+    carrying = [stored.shape in [v.aval.shape for v in eqn.outvars] for eqn in loops]
+    assert carrying == [True, False, True]
+
+
+def test_outputs_that_nobody_needs_take_no_memory():
+    """Of loops in loops, XLA drops them only where all trip counts are static."""
+    xs = jnp.ones(1000)
+    step = lambda h, x: (jnp.sin(h + x), jnp.outer(h, h))
+    for schedule in (el.Chunked(30), el.Binomial(5), el.Recursive(6)):
+        scan = el.Scan(step, schedule=schedule)
+        run = jax.jit(jax.grad(lambda h, scan=scan: jnp.sum(scan(h, xs)[0])))
+        memory = run.lower(jnp.ones(30)).compile().memory_analysis()
+        assert memory.temp_size_in_bytes < xs.size * 30 * 4
