@@ -10,32 +10,30 @@ if each had a loop of its own, JAX would copy slots and `ys` at every step.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..._across_examples import over_examples
-from ..._array_types import axes_of
 from ..._formula import Formula, Selected
-from ..._partition import Arrays, pick, split
+from ..._partition import Arrays, split
 from ...progress import NO_BARS, told_back, told_while
 from ..engine._forward import Active, primal
 from ..engine._held import Saves, Way
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
-from ..engine._repetition import AbstractRepetition, Counted
+from ..engine._repetition import Counted
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
-from ._until import unconditional
-from ._until_stopped import check_consts, refuse_collectives, refuse_written_out
+from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending(AbstractRepetition):
+class Ending(AbstractStopping):
     """So many steps, or fewer if the first leaf of the carry says so.
 
     Attributes:
@@ -44,11 +42,6 @@ class Ending(AbstractRepetition):
     """
 
     count_at: int = 1
-
-    instead_of_effects: ClassVar[str] = (
-        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
-    )
-    lead: ClassVar[int] = 1
 
     def layout(self, problem: Problem, active: Active) -> Any:
         # JAX differentiates no loop that stops, so there are no residuals to store.
@@ -92,16 +85,6 @@ class Ending(AbstractRepetition):
         run = lambda sweep, carried: sweep.run(way.layout, slots, carried)
         return told_back(run, sweep, carried, [*saved, *zs])
 
-    def reversed_step(self, step: Step) -> Step:
-        return unconditional(step)
-
-    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
-        consts = pick(problem.step.const_types, active.consts)
-        check_consts(axes_of(inputs[1][0]), consts)
-
-    def check_batched(self, formula: Formula, axis_data: Any) -> None:
-        refuse_collectives(formula, axis_data)
-
     def batched(
         self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
@@ -134,11 +117,6 @@ class Ending(AbstractRepetition):
             *slot_dims,
         ]
         return Selected.of(joint, shown), args, out_dims
-
-    def written_out(
-        self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
-    ) -> NoReturn:
-        refuse_written_out()
 
 
 def _of_whole_carry(saves: Saves) -> Saves:

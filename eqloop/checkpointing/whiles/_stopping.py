@@ -1,0 +1,72 @@
+"""What loops that end when their carry says so cannot do, and what to do instead."""
+
+from typing import Any, ClassVar, NoReturn
+
+from ..._array_types import axes_of
+from ..._formula import Formula
+from ..._partition import pick
+from ..._reaching import names_axis
+from ..engine._forward import Active
+from ..engine._problem import Problem
+from ..engine._repetition import AbstractRepetition
+from ..engine._step import Step
+from ._until import unconditional
+
+
+class AbstractStopping(AbstractRepetition):
+    """A loop goes on for as long as the first leaf of its carry says so.
+
+    It is closed under derivatives just as a loop of known length is. The loop of the
+    step's jvp stops when the primal does, since tangents are no part of what the
+    condition reads.
+    """
+
+    instead_of_effects: ClassVar[str] = (
+        "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
+    )
+    lead: ClassVar[int] = 1
+
+    def reversed_step(self, step: Step) -> Step:
+        return unconditional(step)
+
+    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+        """Checks the types of consts that have a cotangent.
+
+        If such a const were the same on all devices, they would add up its cotangents,
+        and so wait for each other, at every step.
+        """
+        axes = axes_of(inputs[1][0])
+        consts = pick(problem.step.const_types, active.consts)
+        if all(axes <= axes_of(const) for const in consts):
+            return
+        names = tuple(sorted(axes))
+        raise ValueError(
+            "A while loop that stops at its own time on each device cannot be "
+            "differentiated in reverse mode with respect to arrays that are the same "
+            "on all of them, if `body` closes over these. Make them leaves of `body`, "
+            "as those of a module are, or pass "
+            f'`jax.lax.pcast(x, {names}, to="varying")`.'
+        )
+
+    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+        """Checks that examples can be reversed each by itself."""
+        if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
+            raise ValueError(
+                f"`jax.vmap` over the gradient of a while loop with collectives over "
+                f"{axis_data.name!r} in it: each example is reversed from its own "
+                f"last step, and so the steps that collectives are to join do not "
+                f"meet. Take the gradient of the batch instead, `jax.grad` of a sum "
+                f"over the `jax.vmap`, or run the steps with `el.Scan`."
+            )
+
+    def written_out(
+        self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
+    ) -> NoReturn:
+        raise ValueError(
+            "A while loop cannot be differentiated twice in reverse mode if there is a "
+            "`jax.custom_vjp` in its body whose backward rule is not linear in the "
+            "cotangent that it is given, as one that clips it is not: the way back "
+            "would have to be stored, and how long it is is not known. Take one of the "
+            "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
+            "with `el.Scan`."
+        )
