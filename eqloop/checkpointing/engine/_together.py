@@ -113,6 +113,7 @@ def together(step: Step, size: int) -> AbstractReversal:
 
 @functools.lru_cache(maxsize=512)
 def can_join(step: Step) -> bool:
+    """Whether a batch of steps does the same as the steps one by one."""
     if step.jaxpr.effects or not all(map(_is_plain, equations(step.jaxpr))):
         return False
     if not has_rules(step.jaxpr, ("custom_jvp_call",)):
