@@ -24,7 +24,7 @@ from ._order import AbstractSlotOrder
 from ._step import Step
 
 # A program that has the step in it more often takes longer to compile.
-_MOST_GROUPS = 3
+_MOST_GROUPS = 2
 
 
 class Reached(NamedTuple):
