@@ -258,8 +258,8 @@ def _float_dtype(dtype: Any) -> Any:
     if not jnp.issubdtype(found, jnp.floating):
         raise ValueError(
             f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
-            f"'float16', not {found.name}. Leaves that are no floating-point numbers "
-            f"are stored as they are."
+            f"'float16', not {found.name}. Leaves that are not floating-point "
+            f"numbers are stored unchanged."
         )
     return found
 

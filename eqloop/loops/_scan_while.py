@@ -189,8 +189,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
         if self.unroll != 1 or self.unroll is True:
             raise ValueError(
-                f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: after each step "
-                f"it is asked whether there is another."
+                f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: `cond` is "
+                f"called after each step."
             )
 
 
