@@ -227,7 +227,7 @@ def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
     """
     if is_symbolic(size):
         raise ValueError(
-            f"{owner}: {need} takes a number that is known when tracing, but here it "
+            f"{owner}: {need} needs a number that is known when tracing, but here it "
             f"is symbolic, {size}. {instead}."
         )
 

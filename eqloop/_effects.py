@@ -68,8 +68,8 @@ def refuse_checks(effects: Iterable[Any]) -> None:
     """
     if has_checks(effects):
         raise ValueError(
-            "There is a `checkify.check` in the step, of which `checkify` would not "
-            "learn: a loop that plans its gradient is one operation to it. Use "
+            "There is a `checkify.check` in the step, which `checkify` would not "
+            "see: a loop that plans its gradient is one operation to it. Use "
             "`el.error_if`, or run the loop as `el.Scan` with `schedule=el.StoreAll()`."
         )
 

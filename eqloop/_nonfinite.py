@@ -14,7 +14,7 @@ else:
 
 
 class NonFiniteError(JaxRuntimeError):
-    """An operation gave a NaN or an infinity, and its operands were none.
+    """An operation gave a NaN or an infinity that its operands did not have.
 
     It is raised by what [`DebugNonFinite`][eqloop.DebugNonFinite] runs.
 

@@ -1,13 +1,14 @@
 """Makes the notebooks of the documentation, with their outputs, from their scripts.
 
-    python -m pip install -e '.[notebooks]' && python examples/notebooks.py
+    python -m pip install -e '.[notebooks]' && python examples/notebooks.py [NAME ...]
 
-It runs each script whose cells start with `# %%` in its own kernel, writes the notebook
-to `docs/examples/`, and prints the path. Of the machine it keeps only the printed
-figures, and of a progress bar only its end.
+It runs each script whose cells start with `# %%` in its own kernel, or those that are
+named, writes the notebooks to `docs/examples/`, and prints their paths. Of the machine
+it keeps only the printed figures, and of a progress bar only its end.
 """
 
 import os
+import sys
 from pathlib import Path
 
 import jupytext
@@ -16,7 +17,7 @@ from nbformat import NotebookNode
 
 SCRIPTS = Path(__file__).parent
 NOTEBOOKS = SCRIPTS.parent / "docs" / "examples"
-NAMES = ("long_simulation", "language_model")
+NAMES = ("long_simulation", "language_model", "killed_twice", "diffrax_memory")
 
 
 def read(name: str) -> NotebookNode:
@@ -48,7 +49,7 @@ def run(notebook: NotebookNode) -> None:
 
 
 def main() -> None:
-    for name in NAMES:
+    for name in sys.argv[1:] or NAMES:
         notebook = read(name)
         run(notebook)
         file = NOTEBOOKS / f"{name}.ipynb"

@@ -1,13 +1,13 @@
-"""A year of an ocean that is killed twice, and its gradient, which comes all the same.
+"""The gradient through a year of an ocean, by a process that is killed twice.
 
 An ocean basin is driven by the wind, whose strength changes from hour to hour. Which
-winds made the currents of New Year's Eve as strong as they are? The gradient of their
-energy with respect to the wind of each hour says it. It goes back through all of the
-year, in segments of ten days. The process that computes it is killed in summer, started
-again, killed on its way back through the year, and started again.
+winds made the currents at the end of the year? The gradient of their energy with
+respect to the wind of each hour answers this. It goes back through the whole year, in
+segments of ten days. The process that computes it is killed in summer, started again,
+killed on its way back through the year, and started again.
 
-It prints when it was killed, that the gradient is to the last bit that of a process
-that nobody has killed, and how long the ocean remembers a wind.
+It prints when the process was killed, that the gradient is equal, to the last bit, to
+that of a process that was not killed, and how long the ocean remembers a wind.
 
     python -m pip install -e . && python examples/resumed_ocean.py
 """
@@ -39,8 +39,8 @@ Field = Float[Array, "_ _"]
 class Ocean(eqx.Module):
     """One moving layer of water: its velocity to the east and north, and its height.
 
-    The carry is on a grid on which velocities are between heights. There are coasts all
-    around, where nothing flows through.
+    On the grid, velocities are between heights. There are coasts all around, through
+    which nothing flows.
     """
 
     wind: Float[Array, "rows 1"]
@@ -50,7 +50,7 @@ class Ocean(eqx.Module):
         flow = (east[:, 1:] - east[:, :-1], north[1:] - north[:-1])
         height = height - STEP / CELL * (flow[0] + flow[1])
         coriolis = CORIOLIS + BETA * CELL * jnp.arange(ROWS)[:, None]
-        # What flows north is turned to the east, and the other way around.
+        # The Earth's rotation turns flow to the north into flow to the east, and back.
         turned = coriolis * (north[1:] + north[:-1]) / 2
         slope = WAVE_SPEED**2 / CELL * (height[:, 1:] - height[:, :-1])
         push = between(turned, 1) - slope + strength * self.wind
@@ -75,7 +75,7 @@ def slow_down(velocity: Field) -> Field:
 
 
 def energy(water: tuple[Field, Field, Field], _: None) -> Float[Array, ""]:
-    """How much the currents have in them."""
+    """The kinetic energy of the currents."""
     east, north, _ = water
     return 1e3 * (jnp.mean(east**2) + jnp.mean(north**2))
 

@@ -1,11 +1,10 @@
 """A model reads a text that is larger than the memory it may use, from end to end.
 
-The text is a file of 48 MiB, mapped into memory and never read whole: a segment is read
-while the model is trained on the one before it. Some of it is learnt by heart quickly,
-some depends on what stood there long before. The model hands its state on from window
-to window, and its gradient goes back as far as the start of a window: truncated
-backpropagation through time. Then the whole text is scored by the model that was
-trained, in a loop that goes on where it was if it is interrupted.
+The text is a file of 48 MiB. It is mapped into memory, and never all of it is read: a
+segment is read while the model is trained on the previous one. The state of the model
+goes from window to window, and the gradient stops at the start of each window:
+truncated backpropagation through time. Then the trained model reads the whole text to
+score it, in a loop that can be interrupted and resumed.
 
 It prints the error as the model learns, the error on all of the text, and by how much
 the memory of the process has grown while the text was read.
@@ -34,7 +33,7 @@ State = Float[Array, "streams width"]
 
 
 class Reader(eqx.Module):
-    """Reads a letter in each stream, and says which comes next."""
+    """Reads a letter in each stream, and predicts the next one."""
 
     letters: Float[Array, "letters width"]
     weights: Float[Array, "width width"]
@@ -55,7 +54,7 @@ class Reader(eqx.Module):
 
 
 class Scorer(eqx.Module):
-    """As the reader, for a loop that adds up what it returns."""
+    """A reader whose errors are summed up in the carry."""
 
     reader: Reader
 

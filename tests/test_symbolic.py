@@ -67,7 +67,7 @@ def key_of_each_step(x: Any) -> Any:
 
 
 REFUSED = {
-    "Recursive: to plan the gradient of a loop .* symbolic, n. .*StoreAll": jax.grad(
+    "Recursive: planning the gradient of a loop .* symbolic, n. .*StoreAll": jax.grad(
         lambda x: scan(el.Recursive(3))(x)[0]
     ),
     "Budget: the size of an array in the step .* Recursive": batched(el.Budget("1MB")),

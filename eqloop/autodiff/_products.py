@@ -27,7 +27,7 @@ class Vjp(AbstractTransform, Generic[P]):
 
     Returns:
         When called, `(value, pull)`, or `(value, pull, aux)` with `has_aux`. `pull`
-        takes a tree as the value, with a cotangent for each floating-point or complex
+        takes a tree like the value, with a cotangent for each floating-point or complex
         array and `None` for all other leaves. It returns a tuple with such a tree for
         each positional argument. Arguments given by keyword are not differentiated.
 
@@ -84,8 +84,8 @@ class Jvp(AbstractTransform, Generic[R]):
         f: The function. Its arguments and its value may be any PyTrees.
 
     Returns:
-        When called, `(value, tangent)`. The tangent is a tree as the value, with `None`
-        for leaves that have none, or that do not depend on what is moved.
+        When called, `(value, tangent)`. The tangent is a tree like the value, with
+        `None` for leaves that have no tangent.
 
     Raises:
         TypeError: When called, if a tangent has another shape or dtype than its array.
@@ -116,8 +116,8 @@ class Jvp(AbstractTransform, Generic[R]):
 
         Args:
             primals: The positional arguments.
-            tangents: The same trees, with the tangents of arrays and of the numbers
-                that are to be moved, and `None` for all other leaves.
+            tangents: The same trees, with the tangents of arrays and numbers, and
+                `None` for all leaves that do not change.
             **kwargs: Passed on, and not differentiated.
 
         Returns:

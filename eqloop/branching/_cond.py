@@ -41,7 +41,7 @@ class Cond(eqx.Module, Generic[R]):
         >>> absolute(x > 0, x)
         Array(2., dtype=float32)
 
-        Leaves that are no arrays come and go as they are:
+        Leaves that are not arrays pass through unchanged:
 
         >>> keep = el.Cond(lambda tree: tree, lambda tree: {**tree, "x": 0.0})
         >>> keep(True, {"x": x, "name": "pole"})

@@ -44,8 +44,8 @@ class Plan:
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
-        holds: For each leaf of the carry its path, and whether slots hold it. Nothing
-            else is stored, or computed again: not what no reversal of a step reads.
+        holds: For each leaf of the carry its path, and whether slots hold it. Leaves
+            that no reversal of a step reads are not stored or computed again.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -14,35 +14,35 @@ from .engine._problem import LoopSpec
 @final
 @dataclasses.dataclass(frozen=True)
 class Reversible(AbstractSchedule):
-    """The way back computes each carry from the one after it: by an inverse.
+    """The backward pass computes each carry from the one after it, by an inverse.
 
     Memory does not grow with the length of the loop, and each step is evaluated three
     times: by the primal, by the inverse, and where it is reversed. Rounding errors of
-    the inverse grow on the way back. With `checkpoints` stored carries they grow over
-    one part of the loop only, and each part starts anew from a stored carry.
+    the inverse grow on the way back. With several `checkpoints` they grow over one part
+    only, because each part starts from a stored carry.
 
-    Integrators that have an inverse are leapfrog and reversible Heun, and so have
-    layers that couple two halves of a state. See [the
+    Leapfrog and reversible Heun are integrators that have an inverse. Layers that
+    couple two halves of a state have one, too. See [the
     guide](../guides/reversible_loops.md).
 
-    Derivatives in forward mode of the gradient use the inverse as well, and so does the
-    gradient of a batch. What reverse mode makes of a gradient has no inverse that is
-    known; it is reversed as by `Recursive(16)`. So is a loop whose step changes
-    references, and a segment that another schedule cuts.
+    Forward-mode derivatives of the gradient use the inverse as well, and so does the
+    gradient of a batch. `Recursive(16)` is used instead for the gradient of a gradient
+    in reverse mode, whose steps have no known inverse, for a loop whose step changes
+    references, and for a segment of another schedule.
 
     Args:
         inverse: `(carry, x) -> carry`, from the carry after a step and its `x` to the
-            carry before it. It is called with `key=` if the loop is given a key. Leaves
-            that no reversal reads, such as sums, it may return as they are. In
+            carry before it. It is called with `key=` if the loop is given a key. It may
+            return leaves that no reversal reads, such as sums, unchanged. In
             `StackedLayers` it is called as `inverse(x, layer, *args)`.
-        checkpoints: How many carries are stored, at the starts of as many parts of
-            about equal length, the initial one included. The last one is kept besides.
+        checkpoints: How many carries are stored, at the starts of parts of about equal
+            length, including the initial carry. The last carry is also kept.
         check: Whether to compare the inverse with the step, at the first step of each
             gradient, on the values of that call.
 
     Raises:
         TypeError: If `inverse` cannot be called, or `checkpoints` is not an int. Where
-            the loop is called, if what `inverse` returns is no such carry.
+            the loop is called, if `inverse` does not return such a carry.
         ValueError: If `checkpoints` is less than 1. While a gradient is computed, if
             the inverse does not undo the first step, with how far it is off. A program
             that is compiled raises JAX's own error, with the same message.

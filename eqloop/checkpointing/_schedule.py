@@ -281,14 +281,14 @@ class Binomial(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Pinned(AbstractSchedule):
-    """One plan, made before: what a [`Plan`][eqloop.Plan] gives as `pinned`.
+    """One plan that was made before: the `pinned` of a [`Plan`][eqloop.Plan].
 
     Args:
         only: The plan's layout.
 
     Raises:
-        TypeError: If that is no layout.
-        ValueError: Where a loop of another length is differentiated.
+        TypeError: If that is not a layout.
+        ValueError: If a loop of another length is differentiated.
 
     Examples:
         >>> import jax.numpy as jnp

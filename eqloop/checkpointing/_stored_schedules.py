@@ -25,9 +25,9 @@ class Offload(AbstractSchedule):
     The primal sends each carry to the host when it stores it, and the backward pass
     fetches them one at a time. So the device needs little more than the working set of
     a step. This pays off if a step takes longer than moving its carry. The carries of
-    the inner levels of `Recursive` and `Chunked`, which are few and soon used, stay on
-    the device. On a CPU this changes only the kind of memory. The time of a plan
-    includes computing, and not moving.
+    the inner levels of `Recursive` and `Chunked` stay on the device, because they are
+    few and needed soon. On a CPU this changes only the kind of memory. The time of a
+    plan does not include moving carries.
 
     Args:
         schedule: Which carries are stored.
@@ -84,19 +84,19 @@ class Offload(AbstractSchedule):
 class Cast(AbstractSchedule):
     """The carries of another schedule are stored in a lower precision.
 
-    The floating-point leaves of its slots are rounded, for half the memory or a quarter
-    of it. Only what is stored is rounded: the loop runs in full precision, its outputs
-    are those without `Cast`, and what is run again starts at a carry that was rounded.
-    So the gradient is that of steps at slightly other carries, and good to about as
-    many digits as the dtype has, where the steps do not amplify errors. Leaves that
-    have as few bits already, integers and complex numbers are stored as they are.
+    The floating-point leaves of its slots are rounded, so they take half or a quarter
+    of the memory. Only stored carries are rounded. The loop runs in full precision, and
+    its outputs are those without `Cast`. Steps that are run again start from a rounded
+    carry, so the gradient is about as precise as the dtype, unless the steps amplify
+    errors. Integers, complex numbers, and leaves that do not have more bits than the
+    dtype are stored unchanged.
 
     Args:
         schedule: Which carries are stored.
         dtype: A floating-point dtype, such as `jnp.bfloat16` or `"float16"`.
 
     Raises:
-        TypeError: If `schedule` is no schedule, or `dtype` no dtype.
+        TypeError: If `schedule` is not a schedule, or `dtype` is not a dtype.
         ValueError: If `schedule` stores no carries, or casts them already; if `dtype`
             is not a floating-point one.
 
@@ -150,25 +150,26 @@ class Cast(AbstractSchedule):
 class Spill(AbstractSchedule):
     """The carries of another schedule are stored in files.
 
-    For loops whose stored carries fit neither the device nor the host. They are written
-    while the loop goes on, and read one ahead on the way back. In memory are a few at a
-    time; those of inner levels of `Recursive` and `Chunked` are on the device, as
-    always. `Binomial` moves carries about more often, and so takes more time.
+    It is for loops whose stored carries do not fit into device memory or host memory.
+    They are written while the loop runs forward, and on the way back the next one is
+    read in advance. Only a few are in memory at a time. The carries of inner levels of
+    `Recursive` and `Chunked` stay on the device. `Binomial` writes and reads carries
+    more often, and so takes more time.
 
-    The files have no names. They are gone when the way back is done, and when the
-    process ends, however it ends. Since nobody knows how often a way back will be gone,
-    the primal stores nothing: the way back runs the loop once more, to write the files,
-    and that is one evaluation of each step besides. Programs with callbacks run where
-    the host can be called from.
+    The files have no names, so they disappear at the end of the backward pass, and when
+    the process ends for any reason. The backward pass may run any number of times, so
+    the primal does not write files. Instead, each backward pass begins by running the
+    loop again, which is one more evaluation of each step. It needs a backend that
+    supports callbacks to the host.
 
     Args:
         schedule: Which carries are stored.
         directory: An existing directory that can be written to, best on a fast disk.
 
     Raises:
-        TypeError: If `schedule` is no schedule, or `directory` no path.
+        TypeError: If `schedule` is not a schedule, or `directory` is not a path.
         ValueError: If `schedule` stores no carries, or stores them elsewhere already.
-        OSError: If `directory` is no directory, or cannot be written to. While a
+        OSError: If `directory` is not a directory, or cannot be written to. While a
             gradient is computed, if the disk is full; a program that is compiled raises
             JAX's own error, with the same message.
 
@@ -257,8 +258,8 @@ def _float_dtype(dtype: Any) -> Any:
     if not jnp.issubdtype(found, jnp.floating):
         raise ValueError(
             f"Cast: `dtype` must be a floating-point dtype, such as `jnp.bfloat16` or "
-            f"'float16', not {found.name}. Leaves that are no floating-point numbers "
-            f"are stored as they are."
+            f"'float16', not {found.name}. Leaves that are not floating-point "
+            f"numbers are stored unchanged."
         )
     return found
 

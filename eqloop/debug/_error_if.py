@@ -45,7 +45,7 @@ def error_if(x: _T, pred: Any, msg: str) -> _T:
     pred = _boolean("error_if", pred)
     if not any(map(is_dynamic, flatten(x)[0])):
         raise TypeError(
-            "error_if: `x` has no array, so that the error could not be tied to what "
+            "error_if: `x` has no array, so the error could not be tied to what "
             "is computed. Pass the array that is used next, and go on with the result."
         )
     return eqx.error_if(x, pred, msg)

@@ -8,8 +8,8 @@ try:
     import diffrax as _diffrax  # noqa: F401
 except ImportError:
     raise ImportError(
-        "eqloop.diffrax: Diffrax is not installed. To install it: python -m pip "
-        "install 'eqloop[diffrax]'."
+        "eqloop.diffrax: Diffrax is not installed. To install it: `python -m pip "
+        "install diffrax`."
     ) from None
 
 from ._adjoint import CheckpointedAdjoint

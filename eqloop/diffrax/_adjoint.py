@@ -34,12 +34,12 @@ _INNER = 8
 class CheckpointedAdjoint(diffrax.AbstractAdjoint):
     """Differentiates the steps of a solver, in every mode and in little memory.
 
-    It takes the place of `diffrax.RecursiveCheckpointAdjoint`, and of `DirectAdjoint`
-    and `ForwardMode` besides: forward mode, Hessians and every other mix of modes are
-    those of the steps that were run. Under `vmap` each example stops at its own time.
+    It replaces `diffrax.RecursiveCheckpointAdjoint`, `DirectAdjoint` and `ForwardMode`:
+    gradients, tangents, Hessians and every other mix of modes are those of the steps
+    that were run. Under `vmap` each example stops at its own time.
 
-    Carries are stored in one of two ways. With `checkpoints` there are so many, however
-    long the solve turns out to be, as in
+    Carries are stored in one of two ways. With `checkpoints`, their number is fixed,
+    for any number of steps, as in
     [`CheckpointedWhileLoop`][eqloop.CheckpointedWhileLoop]. With a `schedule` they are
     those of a [`ScanWhile`][eqloop.ScanWhile] of `max_steps` steps; with a
     [`Budget`][eqloop.Budget] as many as fit.
@@ -51,7 +51,7 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
         schedule: How to store carries instead. It needs `max_steps`.
 
     Raises:
-        TypeError: If `checkpoints` is no int, or `schedule` is no schedule.
+        TypeError: If `checkpoints` is not an int, or `schedule` is not a schedule.
         ValueError: If both are given, or `checkpoints` is less than 1. When called, if
             there is a `schedule` and no `max_steps`, or if there is an
             `UnsafeBrownianPath`.
@@ -112,10 +112,10 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
             throw: Not used, as by other adjoints that differentiate the steps.
             passed_solver_state: The same.
             passed_controller_state: The same.
-            **settings: What else there is to a solve.
+            **settings: The other settings of the solve.
 
         Returns:
-            What Diffrax makes of the steps.
+            The result of the solve, as Diffrax returns it.
         """
         del throw, passed_solver_state, passed_controller_state
         if self.schedule is not None and max_steps is None:

@@ -28,7 +28,7 @@ def inline_jit(
         A closed jaxpr of the same meaning and signature.
 
     Raises:
-        TypeError: `jaxpr` is not a closed jaxpr, or `condition` is no function.
+        TypeError: `jaxpr` is not a closed jaxpr, or `condition` is not a function.
 
     Examples:
         >>> import jax, jax.numpy as jnp

@@ -21,21 +21,21 @@ from .._tree_differences import structure_differences
 class Truncate:
     """Cuts the way back every so many steps: truncated backpropagation through time.
 
-    Before each step whose number, counted from 0 as they are run, is a multiple of
-    `every`, the carry has no derivative, as if by `jax.lax.stop_gradient`. So in
-    forward mode its tangent is zero there, and the initial carry has no derivative at
-    all. The outputs of every step are differentiated, each as far back as the cut
-    before it.
+    Before each step whose number, counted from 0 in the order of running, is a multiple
+    of `every`, `jax.lax.stop_gradient` is applied to the carry. So in forward mode its
+    tangent is zero there, and the initial carry has no derivative at all. Outputs are
+    differentiated at every step, back to the cut before that step.
 
-    Steps before the last cut that comes before any output are not reversed, and take no
-    memory for it: of a scan without outputs that are all but the last `every` or fewer;
-    of a [`SlicedScan`][eqloop.SlicedScan] those before the first output that is kept.
+    Steps that no output needs are not reversed, and take no memory for it. For a scan
+    without outputs, these are all steps before the last cut. For a
+    [`SlicedScan`][eqloop.SlicedScan], these are the steps before the last cut that
+    precedes the first output.
 
     Args:
         every: How many steps lie between two cuts.
 
     Raises:
-        TypeError: If `every` is no int.
+        TypeError: If `every` is not an int.
         ValueError: If it is less than 1.
 
     Examples:
@@ -63,15 +63,15 @@ class Truncate:
 class ClipCotangent:
     """Scales the cotangent of the carry down to a norm, if it is larger.
 
-    Each time that it has been taken back past a step, the norm of all of its leaves
-    together is compared to `max_norm`; so explosion is stopped where it happens, and
-    not at the end of the gradient.
+    This happens each time that the cotangent has been taken back past a step, with the
+    norm of all of its leaves together. So a gradient that explodes is limited at each
+    step, and not only at the end.
 
     Args:
-        max_norm: The largest Euclidean norm that is let through.
+        max_norm: The largest Euclidean norm that a cotangent keeps.
 
     Raises:
-        TypeError: If `max_norm` is no number.
+        TypeError: If `max_norm` is not a number.
         ValueError: If it is not positive.
 
     Examples:

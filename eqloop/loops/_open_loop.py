@@ -224,8 +224,8 @@ class LoopOpener:
         )
         if inverse.carry is not after:
             raise TypeError(
-                f"Reversible: `inverse` must return a carry of the same types as that "
-                f"which it is given, which is\n{eqx.tree_pformat(carry.tree)}\nand not "
+                f"Reversible: `inverse` must return a carry of the types that it was "
+                f"given, which is\n{eqx.tree_pformat(carry.tree)}\nand not "
                 f"\n{eqx.tree_pformat(inverse.carry.tree)}"
             )
         return with_inverse(step, consts, inverse.step, inverse.consts)

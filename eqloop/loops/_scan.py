@@ -33,19 +33,19 @@ Stepping = (
 class AbstractScan(AbstractLoop, Generic[Carry, Y]):
     """A loop over the leading axis of arrays, that carries a state along.
 
-    It is abstract, and for annotations: a field of this type holds any of
+    It is an abstract class, for annotations: a field of this type holds any of
     [`Scan`][eqloop.Scan], [`CheckpointedScan`][eqloop.CheckpointedScan] and
-    [`SlicedScan`][eqloop.SlicedScan], which are called alike.
+    [`SlicedScan`][eqloop.SlicedScan], which are called in the same way.
 
     Args:
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
         backward: What happens to the cotangent of the carry each time that it has been
-            taken back past a step, the first one included:
+            taken back past a step, including the first step:
             [`Truncate(every)`][eqloop.Truncate],
             [`ClipCotangent(max_norm)`][eqloop.ClipCotangent], or a function from it to
             another one. The function gets a tree like the carry, with `None` for leaves
-            that are no arrays of floating-point numbers. As with `jax.custom_vjp`, a
+            that are not arrays of floating-point numbers. As with `jax.custom_vjp`, a
             function excludes forward mode.
 
     Examples:

@@ -39,8 +39,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
 
     While `cond(carry)` holds, and for `max_steps` steps at the most, `f(carry, x)` is
     called for the next element of `xs`. It is differentiable in every mode. Under
-    `vmap` each example ends at its own step. Steps that are not run are not reversed,
-    and nothing of them is stored but rows of zeros in the outputs.
+    `vmap` each example ends at its own step. Steps that are not run are not reversed
+    either, and their rows of the outputs are zeros.
 
     In reverse mode carries are stored as the schedule says for `max_steps` steps.
     [`StoreAll`][eqloop.StoreAll] stores the carry of each step, and no residuals.
@@ -58,12 +58,12 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             are reversed.
         progress: Shows a progress bar, as in [`Scan`][eqloop.Scan]; a `desc` that is a
             function gets `None` for the outputs.
-        unroll: It must be 1: whether there is another step is asked after each.
+        unroll: It must be 1, because the condition is tested after each step.
 
     Raises:
         TypeError: If `cond` or `f` is not callable, or a setting is not of its type.
-        ValueError: If `max_steps` is negative, `unroll` is not 1, or `policy` is the
-            name of no policy. What the call raises is said there.
+        ValueError: If `max_steps` is negative, `unroll` is not 1, or `policy` is not
+            the name of a policy. `__call__` lists what the call raises.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -130,11 +130,11 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         *,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan that a gradient of the call would run by, without running anything.
+        """The plan of a gradient of the call. Nothing is run.
 
-        It is that of a gradient of all inputs, if all `max_steps` steps are run.
-        Arguments are those of the call, where a `jax.ShapeDtypeStruct` can stand for an
-        array.
+        The plan is for a gradient with respect to all inputs, if all `max_steps` steps
+        are run. Pass the arguments of the call; a `jax.ShapeDtypeStruct` can stand for
+        an array.
 
         Args:
             init: The carry of the first step.
@@ -189,8 +189,8 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         as_count("ScanWhile", "max_steps", what, self.max_steps, least=0)
         if self.unroll != 1 or self.unroll is True:
             raise ValueError(
-                f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: after each step "
-                f"it is asked whether there is another."
+                f"ScanWhile: `unroll` must be 1, not {self.unroll!r}: `cond` is "
+                f"called after each step."
             )
 
 

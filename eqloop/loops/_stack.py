@@ -56,8 +56,8 @@ def num_layers(owner: str, layers: Any) -> int:
     }
     if not arrays:
         raise ValueError(
-            f"{owner}: the layers hold no arrays, so that it is unknown how many they "
-            f"are. Call one of them in an `el.Scan` with `length=`."
+            f"{owner}: the layers hold no arrays, so it is unknown how many layers "
+            f"there are. Call one of them in an `el.Scan` with `length=`."
         )
     if lone := [path for path, leaf in arrays.items() if not leaf.shape]:
         raise ValueError(

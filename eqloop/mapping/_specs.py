@@ -26,7 +26,7 @@ def resolve_specs(
     """The arrays of a tree and their specifications, by the path of the array.
 
     Args:
-        tree: Any PyTree. Leaves of it that are no arrays are left out.
+        tree: Any PyTree. Leaves that are not arrays are left out.
         specs: A prefix tree of `jax.sharding.PartitionSpec`.
         axes: The axes of the mesh that they may name.
         tree_name: What the tree is called in error messages.

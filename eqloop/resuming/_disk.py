@@ -41,8 +41,8 @@ def told(doing: str, path: Path) -> Iterator[None]:
         raise OSError(
             error.errno,
             f"Resumable: {path} could not be {doing}: {error.strerror or error}. What "
-            f"was finished before is on disk and was not touched. Once this is "
-            f"mended, call it again with the same arguments, and it goes on from there",
+            f"was finished before is on disk and was not changed. Once this is fixed, "
+            f"call it again with the same arguments, and it continues from there.",
         ) from error
 
 

@@ -190,7 +190,7 @@ def _taken(tree: Any, form: TreeForm, name: str) -> list[Any]:
             for d in differences
         )
         raise ValueError(
-            f"Resumable: cotangents must be trees as what the loop returned:\n"
+            f"Resumable: cotangents must be trees like what the loop returned:\n"
             f"{listing}\nGive None for a leaf that has none."
         )
     found = pick(pick(leaves, form.rest.taken), form.inexact)

@@ -34,28 +34,28 @@ def _path(directory: Any) -> Any:
 class Resumable(AbstractTransform):
     """A scan in segments, with all on disk that is needed to go on with it.
 
-    It is called from Python, not in a function that is compiled. Each segment is one
-    compiled call. After it the carry is on disk, and so are the `ys`. If the process
-    ends, in whatever way, the same call with the same arguments goes on after the last
-    segment that was finished. The result is that of a run that nothing has interrupted,
-    to the last bit; and that of `scan(init, xs, key=key)`, with the same key for each
-    step, up to rounding.
+    Call it from Python, and not in a compiled function. Each segment is one compiled
+    call. After each segment the carry and the `ys` are on disk. If the process ends for
+    any reason, the same call with the same arguments continues after the last segment
+    that was finished. The result is the same as without an interruption, to the last
+    bit. Up to rounding, it is that of `scan(init, xs, key=key)`, with the same key for
+    each step.
 
     Args:
         f: The scan: a [`Scan`][eqloop.Scan] or a
             [`CheckpointedScan`][eqloop.CheckpointedScan].
-        directory: Where it is stored: a directory of this run alone, which is made if
-            it is not there. It holds JSON and `.npy` files.
+        directory: Where it is stored: a directory for this run alone, which is made if
+            it does not exist. It contains JSON and `.npy` files.
         every: How many steps a segment has; the last one may have fewer.
         keep: How many carries are kept on disk. For a gradient, all are.
-        ys: Where the `ys` are in the end: in `"memory"`, as arrays of JAX, or in the
-            `"directory"`, as memory maps of `.npy` files.
-        progress: Shows a progress bar, which moves after each segment and goes on where
-            it was: as for the scan, whose own setting is used if this is not given.
+        ys: What the call returns as `ys`: with `"memory"` arrays of JAX, and with
+            `"directory"` memory maps of `.npy` files.
+        progress: Shows a progress bar, which moves after each segment; a resumed run
+            continues it. By default the setting of the scan is used.
 
     Raises:
-        TypeError: If `f` is no such scan, or a setting is not of its type.
-        ValueError: If `every` or `keep` is less than 1, or `ys` is something else.
+        TypeError: If `f` is not such a scan, or a setting is not of its type.
+        ValueError: If `every` or `keep` is less than 1, or `ys` is neither of the two.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp
@@ -95,10 +95,10 @@ class Resumable(AbstractTransform):
 
         Args:
             init: The carry of the first step.
-            xs: What is scanned: arrays, `numpy.memmap`s or whatever else has a shape, a
-                dtype and slices; or a function `(start, stop) -> xs` that gives the
-                elements for these steps, each time the same. It is read a segment
-                ahead, on a thread, and never whole.
+            xs: What is scanned: arrays, `numpy.memmap`s, or anything else that has a
+                shape and a dtype and can be sliced; or a function `(start, stop) -> xs`
+                that returns the elements for these steps, the same each time. A thread
+                reads it one segment ahead, and never all of it.
             length: How many steps; needed if `xs` does not say it.
             key: A PRNG key, as for the scan.
 
@@ -106,12 +106,13 @@ class Resumable(AbstractTransform):
             The last carry, and `ys`.
 
         Raises:
-            TypeError: As the scan does; and in a function that is compiled or
-                differentiated.
-            ValueError: As the scan does. If the directory holds another run, something
-                else or a damaged file: then nothing in it is changed.
-            RuntimeError: If another run is in the directory.
-            OSError: If something cannot be read or written. What was finished is kept.
+            TypeError: As the scan does, and if it is called in a function that is
+                compiled or differentiated.
+            ValueError: As the scan does, and if the directory contains another run, a
+                damaged file, or something else. Then nothing in it is changed.
+            RuntimeError: If another process is running in the directory.
+            OSError: If something cannot be read or written. Segments that were finished
+                are kept.
         """
         run = self._open(init, xs, length, key)
         with run.held():
@@ -121,31 +122,32 @@ class Resumable(AbstractTransform):
     def value_and_grad(
         self, loss: Callable[..., Any], *, argnums: Any = "f", has_aux: bool = False
     ) -> Callable[..., Any]:
-        """The gradient of a loss of what the loop returns, through all of the loop.
+        """The gradient of a loss of what the loop returns, through the whole loop.
 
-        The carries that segments start with stay on disk. Segments are reversed from
-        the last one to the first, each under the scan's own schedule; after each the
-        cotangents are on disk, so that the way back too goes on where it was.
+        The carries at the starts of the segments stay on disk. Segments are reversed
+        from the last one to the first, each under the scan's own schedule. After each
+        segment the cotangents are on disk, so the backward pass can be resumed, too.
 
         Args:
-            loss: A function `loss(carry, ys) -> value`, which is compiled. `ys` that it
-                uses are held in memory, and so are their cotangents: what the whole of
-                a long loop is to be judged by is best summed up in the carry.
-            argnums: What to differentiate by: `"f"` for the parameters of the scan,
-                `"init"` or 0, `"xs"` or 1, or a tuple of these.
+            loss: A function `loss(carry, ys) -> value`, which is compiled. The `ys`
+                that it uses, and their cotangents, must fit into memory. For a long
+                loop, sum up the loss in the carry instead.
+            argnums: What to differentiate with respect to: `"f"` for the parameters of
+                the scan, `"init"` or 0, `"xs"` or 1, or a tuple of these.
             has_aux: Whether the loss returns a pair of the value and anything else.
 
         Returns:
             A function of the arguments of the call that returns `(value, gradient)`, or
             `((value, aux), gradient)`, as [`jax.value_and_grad`][] does. A gradient is
-            a tree as what it is of, with `None` for leaves that have none. That of what
-            is scanned of `xs` is in memory maps.
+            a tree like its argument, with `None` for leaves that have no derivative;
+            that of `"f"` is a scan. Gradients with respect to leaves of `xs` that are
+            scanned are memory maps.
 
         Raises:
             TypeError: When called, as the loop does, and if the loss does not return a
                 scalar.
-            ValueError: If `argnums` is something else; when called, as the loop does,
-                and if the directory holds the cotangents of another loss.
+            ValueError: If `argnums` is none of these; when called, as the loop does,
+                and if the directory contains the cotangents of another loss.
         """
         wrt = as_wrt(argnums)
 
@@ -176,19 +178,19 @@ class Resumable(AbstractTransform):
         key: PRNGKey | None = None,
         argnums: Any = ("f", "init"),
     ) -> tuple[Any, Callable[[Any], Any]]:
-        """Runs the loop, and returns what pulls cotangents back through it.
+        """Runs the loop, and returns a function that pulls cotangents back.
 
         Args:
             init: As for the call.
             xs: As for the call.
             length: As for the call.
             key: As for the call.
-            argnums: What cotangents are wanted of, as for `value_and_grad`.
+            argnums: What the cotangents are for, as in `value_and_grad`.
 
         Returns:
-            `((carry, ys), pull)`. `pull((ct_carry, ct_ys))` takes trees as the carry
-            and `ys`, with `None` for leaves that have no cotangent, or for all of one
-            of the two. It returns what `argnums` asks for.
+            `((carry, ys), pull)`. `pull((ct_carry, ct_ys))` takes trees like the carry
+            and `ys`, with `None` for leaves that have no cotangent, or for a whole
+            tree. It returns what `argnums` asks for.
 
         Raises:
             TypeError: As the call does.
@@ -210,14 +212,14 @@ class Resumable(AbstractTransform):
         return out, pull
 
     def status(self) -> RunStatus:
-        """How far the run in the directory has come. It may be running.
+        """How far the run in the directory has come. It may still be running.
 
         Returns:
-            A [`RunStatus`][eqloop.resuming.RunStatus]: the number of steps, of those
-            that were run, and of those that were reversed.
+            A [`RunStatus`][eqloop.resuming.RunStatus]: how many steps there are, how
+            many were run, and how many were reversed.
 
         Raises:
-            ValueError: If there is something else in the directory.
+            ValueError: If the directory contains something else.
         """
         return RunStatus.read(Path(self.directory))
 

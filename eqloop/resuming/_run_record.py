@@ -127,7 +127,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict):
         raise ValueError(
-            f"Resumable: {path} is damaged: it is no JSON object. Restore it, or "
+            f"Resumable: {path} is damaged: it is not a JSON object. Restore it, or "
             f"remove the directory to start anew."
         )
     return content

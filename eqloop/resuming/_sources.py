@@ -130,9 +130,9 @@ class CalledSource(AbstractSource):
         if not is_same or of(form.types) != of(wanted):
             made, expected = _arrays_listed(form), _arrays_listed(self.form, wanted)
             raise ValueError(
-                f"Resumable: the function `xs` makes {made} for the steps {start} to "
-                f"{stop}, where {expected} was to come by what it made at first. All "
-                f"segments must be of one type."
+                f"Resumable: the function `xs` returned {made} for the steps "
+                f"{start} to {stop}, but {expected} was expected after what it "
+                f"returned at first. It must return the same types for all segments."
             )
         return self.form.take(found)
 

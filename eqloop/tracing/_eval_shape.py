@@ -22,7 +22,7 @@ class EvalShape(AbstractTransform):
 
     Returns:
         When called, as `f` is: what `f` returns, with a `jax.ShapeDtypeStruct` in place
-        of each array. Leaves that are no arrays are as they are.
+        of each array. Other leaves are unchanged.
 
     Examples:
         >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp

@@ -285,6 +285,6 @@ def test_an_inverse_that_gives_something_else():
         of(lambda h, x: (h - x)[0])(*args)
     halved = el.Reversible(lambda h, x: jnp.float32(0.5))
     double = el.Scan(lambda h, x: (h * 2, None), schedule=halved)
-    refused = pytest.raises(TypeError, match="a carry of the same types")
+    refused = pytest.raises(TypeError, match="a carry of the types")
     with jax.numpy_dtype_promotion("standard"), refused:
         double(1, jnp.ones(5))

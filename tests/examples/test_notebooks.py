@@ -17,7 +17,12 @@ def outputs(cell: dict[str, Any]) -> str:
 
 
 def test_there_are_notebooks():
-    assert [file.stem for file in NOTEBOOKS] == ["language_model", "long_simulation"]
+    assert {file.stem for file in NOTEBOOKS} == {
+        "diffrax_memory",
+        "killed_twice",
+        "language_model",
+        "long_simulation",
+    }
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

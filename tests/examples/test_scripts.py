@@ -14,9 +14,24 @@ FOLDER = ROOT / "examples"
 SCRIPTS = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "notebooks.py"})
 PATIENCE = 900  # seconds, on a machine that has much else to do
 
+# What some need that the tests do not, and the extra that installs it.
+NEEDS = {
+    "diffrax_memory": ("diffrax", "diffrax"),
+    "quickstart": ("astropy_iers_data", "examples"),
+}
+
 # What each must print, with a number that must not be larger.
 SAYS = {
     "adaptive_solver": {r"whole period: (\S+) from the start": 1e-6},
+    "diffrax_memory": {
+        r"checkpoints=20\) +(\S+) MiB": 1,
+        r"the gradients differ by (\S+)": 1e-4,
+        r"error \S+, then (\S+) after": 0.04,
+    },
+    "killed_twice": {
+        r"of a segment +(\S+) MiB": 1,
+        r"the same gradient to the last bit: True\n(?:.*\n)+.*most harm +(\S+)": 150,
+    },
     "language_model": {
         r"four at once, with the policy +(\S+) MiB": 5,
         r"in the end (\S+) nats a word": 1.5,
@@ -52,10 +67,9 @@ def test_says_what_it_prints_and_how_to_run_it(script):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_script(script):
-    if script.stem == "quickstart" and not importlib.util.find_spec(
-        "astropy_iers_data"
-    ):
-        pytest.skip("the quickstart needs astropy-iers-data, of the extra `examples`")
+    package, extra = NEEDS.get(script.stem, ("eqloop", ""))
+    if not importlib.util.find_spec(package):
+        pytest.skip(f"it needs {package}, of the extra `{extra}`")
     # The figures are drawn, and nowhere shown.
     env = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     run = subprocess.run(

@@ -290,7 +290,7 @@ WRONG = {
     "unroll": (
         lambda: el.ScanWhile(below(1), add, max_steps=2, unroll=2),
         ValueError,
-        "ScanWhile: `unroll` must be 1, not 2: after each step it is asked",
+        "ScanWhile: `unroll` must be 1, not 2: `cond` is called after",
     ),
     "schedule": (
         lambda: el.ScanWhile(below(1), add, max_steps=2, schedule=3),

@@ -146,8 +146,8 @@ WRONG = {
     "no arrays": (
         lambda: el.StackedLayers.init(lambda key: eqx.nn.Lambda(jnp.tanh), 2, key=KEY),
         ValueError,
-        "StackedLayers: the layers hold no arrays, so that it is unknown how many they "
-        "are. Call one of them in an `el.Scan` with `length=`.",
+        "StackedLayers: the layers hold no arrays, so it is unknown how many layers "
+        "there are. Call one of them in an `el.Scan` with `length=`.",
     ),
     "depth": (
         lambda: el.StackedLayers.init(Counting, 2.0, key=KEY),

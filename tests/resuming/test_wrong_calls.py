@@ -190,7 +190,7 @@ def test_a_function_that_makes_too_few_or_others(tmp_path):
         run(jnp.zeros(3), few, length=11)
     others = lambda start, stop: data()[start:stop].astype("f4" if start < 8 else "i4")
     with pytest.raises(
-        ValueError, match=r"makes xs: int32\[3,3\] for the steps 8 to 11"
+        ValueError, match=r"returned xs: int32\[3,3\] for the steps 8 to 11"
     ):
         run(jnp.zeros(3), others, length=11)
     # What was computed before the function failed is kept.
@@ -327,7 +327,7 @@ def test_damaged_record(text, finished):
     (finished / "run.json").write_text(text)
     refused(
         ValueError,
-        "is damaged: it is no JSON",
+        "is damaged: it is not a JSON",
         finished,
         lambda: example().run(finished),
     )

@@ -188,9 +188,9 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Any:
             name = f"leaf {i} of the carry" if names is None else names[i]
             raise ValueError(
                 f"Reversible: `inverse` does not undo the first step. At {name}, whose "
-                f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. For "
-                f"`carry, _ = f(before, x)` it must be so that `inverse(carry, x)` is "
-                f"`before`. If that is as near as it can be, pass `check=False`."
+                f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. "
+                f"After `carry, _ = f(before, x)`, `inverse(carry, x)` must be "
+                f"`before`. If it differs by rounding alone, pass `check=False`."
             )
     return np.zeros((), np.int32)
 

@@ -102,7 +102,7 @@ class LoopSpec:
         refuse_symbolic(
             type(self.problem.planner).__name__,
             self.problem.loop.length,
-            "to plan the gradient of a loop",
+            "planning the gradient of a loop",
             "Use `schedule=el.StoreAll()`, or export for each length by itself",
         )
         return self.problem.loop.length

@@ -54,8 +54,8 @@ class AbstractStopping(AbstractRepetition):
             raise ValueError(
                 f"`jax.vmap` over the gradient of a while loop with collectives over "
                 f"{axis_data.name!r} in it: each example is reversed from its own "
-                f"last step, and so the steps that collectives are to join do not "
-                f"meet. Take the gradient of the batch instead, `jax.grad` of a sum "
+                f"last step, so a collective would combine values of different "
+                f"steps. Take the gradient of the batch instead, `jax.grad` of a sum "
                 f"over the `jax.vmap`, or run the steps with `el.Scan`."
             )
 
@@ -65,8 +65,8 @@ class AbstractStopping(AbstractRepetition):
         raise ValueError(
             "A while loop cannot be differentiated twice in reverse mode if there is a "
             "`jax.custom_vjp` in its body whose backward rule is not linear in the "
-            "cotangent that it is given, as one that clips it is not: the way back "
-            "would have to be stored, and how long it is is not known. Take one of the "
+            "cotangent (for example, one that clips it): the backward pass would have "
+            "to be stored, and its number of steps is not known. Take one of the "
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )

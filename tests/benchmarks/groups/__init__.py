@@ -82,7 +82,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "compilation": Group(
         "Tracing and compiling a loop",
-        "Each program is compiled several times from nothing, in turn.",
+        "Each program is compiled several times, in turn, with empty caches.",
         compilation,
         figures_in="frontier",
     ),
@@ -106,17 +106,17 @@ GROUPS: Mapping[str, Group] = {
     ),
     "budget": Group(
         "Budgets",
-        "Budgets that double, on four quite different steps. The claims: each budget "
-        "is kept, the plan knew how much memory the program takes, and more memory is "
-        "never slower.",
+        "Budgets that double from one to the next, on four different steps. The "
+        "claims: each budget is kept, the plan predicts the memory of the program, and "
+        "more memory is never slower.",
         budget,
     ),
     "regret": Group(
         "Budgets beside the best of all plans",
         "Seven kinds of steps, each with budgets of 0.6, 0.2, 0.05 and 0.015 of what "
-        "storing everything takes, or of the least that is feasible. A budget is "
-        "compared to the fastest of all the other loops that fit into the same memory, "
-        "and to the time that its plan foresaw.",
+        "storing everything takes, or the least that is feasible. A budget is compared "
+        "with the fastest of all the other loops that fit into the same memory, and "
+        "with the time that its plan predicted.",
         regret,
     ),
     "million": Group(
@@ -148,22 +148,23 @@ GROUPS: Mapping[str, Group] = {
     ),
     "layers": Group(
         "Stacked layers",
-        "A stack of equal transformer layers, beside a Python loop over them. Both "
+        "A stack of equal transformer layers, and a Python loop over them. Both "
         "start from a list of layers, so the time to stack them is included.",
         stacked_layers,
     ),
     "calls": Group(
         "Calls",
-        "What a call takes beside running its program: small programs, called again "
-        "and again from Python, outside of `jit` and under it. The first call is shown "
-        "as tracing and compiling. Last, the first plan for a step of many leaves, and "
-        "later ones for a function that is new and does the same.",
+        "The overhead of a call: small programs, called over and over from Python, "
+        "outside of `jit` and under it. The first call is shown as tracing and "
+        "compiling. The last table shows the first plan for a step with many leaves, "
+        "and later plans for a new function that does the same.",
         calls,
     ),
     "resumable": Group(
         "Loops in segments",
-        "A loop that is stored every second, so that it can go on in another process, "
-        "beside one that is not. Both compile what they run within the time shown.",
+        "A loop that is written to disk every second, so that another process can "
+        "continue it, and the same loop in one compiled call. The times include "
+        "compiling.",
         resumable,
     ),
     "progress": Group(
