@@ -96,6 +96,10 @@ class Formula(HiPrimitive):
         """Which outputs have a tangent if these inputs have one, both in flat order."""
         return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
 
+    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+        """Which outputs depend on marked inputs, see `reached`, both in flat order."""
+        return [True] * len(self.out_avals_flat)
+
     def batched(
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple["Formula", Any, list[int | None]]:
@@ -353,6 +357,9 @@ class Selected(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return pick(self.formula.moves_out(moves_in), self.shown)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+        return pick(self.formula.reached_out(marks, axis_name), self.shown)
 
     def batched(
         self, axis_data: Any, args: Any, dims: Any

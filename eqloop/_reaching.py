@@ -102,6 +102,8 @@ class _Reach:
         primitive = params.get("_prim")
         if self.is_derivative and hasattr(primitive, "moves_out"):
             return primitive.moves_out(inputs)
+        if hasattr(primitive, "reached_out"):
+            return primitive.reached_out(inputs, self.axis_name)
         return [True] * len(eqn.outvars)
 
     def _names(self, eqn: Any) -> bool:

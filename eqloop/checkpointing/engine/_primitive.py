@@ -48,7 +48,7 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
-from ._step import Step, without_outputs
+from ._step import Step, reaching, without_outputs
 
 
 def planned_loop(
@@ -178,6 +178,16 @@ class PlannedLoop(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         active, y_active = self._activity(moves_in)
         return [*active.carry, *y_active, *self._no_slots()]
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+        problem, groups = self.problem, self.in_tree.unflatten(marks)
+        carry, ys = reaching(problem.step, *groups, axis_name=axis_name)
+        # Where an example runs longer, all that it ends with is another. By an inverse
+        # more may be batched than depends on the inputs.
+        is_known = self.saves is None and problem.step.inverse is None
+        if not is_known or any(carry[: problem.repetition.lead]):
+            return super().reached_out(marks, axis_name)
+        return [*carry, *ys]
 
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
         return activity(self.problem.step, self.in_tree.unflatten(moves))

@@ -5,6 +5,7 @@ The order of the blocks is not in this file.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ._back import Back, Taken
 from ._forward import FROM_START, Walk, shifted
+from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
 from ._reversals import AbstractReversal, carries_within, one_by_one
@@ -150,7 +152,8 @@ class Sweep:
         """Takes cotangents past `count` steps by the `Back`."""
         at, xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
-        taken = self.back(self.loop.part(count), inputs, ends)
+        back = functools.partial(self.back, self.loop.part(count))
+        taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         if self.own is not None and count == 1:
             taken = self._if_run(start, taken, cts)
         return self.added(cts, taken, at)

@@ -20,12 +20,13 @@ from jax import lax
 
 from ..._array_types import where_leading
 from ..._effects import refuse_callbacks
-from ..._partition import split
+from ..._partition import Flags, pick, put, split
 from ..._programs import batched_axes
 from ..._reaching import mixes_examples
 from ..engine._loop import element, stack_of, with_batch_axis
 from ..engine._problem import Problem, batched_problem
-from ..engine._step import make_step
+from ..engine._step import Step, make_step
+from ._masked_writes import with_masked_writes, written_leaves
 
 # The axes of consts, of the carry, and of `xs`.
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
@@ -65,7 +66,8 @@ def joint_loop(
         axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
         x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
         x = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
-        guards = [lax.stop_gradient(borrow(c)) for c in [*init[1:], *x]]
+        read = pick(init[1:], _not_written(problem.step))
+        guards = [lax.stop_gradient(borrow(c)) for c in [*read, *x]]
     problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), bool(guards))
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
@@ -77,8 +79,14 @@ def _joint_problem(
     (const_dims, xs_dims), size = dims, axis_data.size
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
     axes, x_dims = batched_axes(problem.loop.x_axes, xs_dims)
-    in_front = (const_dims, (0,) * num_carry, (0,) * len(xs_dims))
-    batched, _, y_batched = batched_problem(problem, axis_data, in_front)
+    # Buffers that rows are written to: an example that has stopped writes none.
+    is_read = _not_written(problem.step)
+    written = (False, *[not mark for mark in is_read])
+    masked = dataclasses.replace(
+        problem, step=with_masked_writes(problem.step, written)
+    )
+    in_front = ((*const_dims, 0), (0,) * num_carry, (0,) * len(xs_dims))
+    batched, _, y_batched = batched_problem(masked, axis_data, in_front)
 
     def joint(
         consts: list[Any], carry: list[Any], x: list[Any]
@@ -87,12 +95,15 @@ def _joint_problem(
         (_, is_active, *before) = carry
         where_active = functools.partial(where_leading, is_active)
         safe = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
-        safe = [*before, *safe]
+        safe = [*pick(before, is_read), *safe]
         if is_guarded:
             safe = list(map(where_active, safe, guards))
-        safe, x = split(safe, len(before))
-        (goes_on, *after), y = batched.step(consts, [is_active, *safe], x)
-        carry = list(map(where_active, after, before))
+        safe, x = split(safe, sum(is_read))
+        safe = put(before, is_read, safe)
+        inputs = [*consts, is_active], [is_active, *safe], x
+        (goes_on, *after), y = batched.step(*inputs)
+        carry = map(where_active, pick(after, is_read), pick(before, is_read))
+        carry = put(after, is_read, list(carry))
         pairs = zip(y, y_batched, strict=True)
         y = [e if is_batched else stack_of(e, size) for e, is_batched in pairs]
         y = [where_active(e, jnp.zeros_like(e)) for e in y]
@@ -101,20 +112,25 @@ def _joint_problem(
 
     step, one = problem.step, batched.step
     (any_type,) = jax.make_jaxpr(jnp.any)(one.carry_types[0]).out_avals
-    guard_types = [*one.carry_types[1:], *one.x_types] if is_guarded else []
+    guard_types = [*pick(one.carry_types[1:], is_read), *one.x_types]
     x_types = [
         aval if dim is None else jex.unmapped_aval(size, dim, aval)
         for aval, dim in zip(step.x_types, x_dims, strict=True)
     ]
     joint_step = make_step(
         joint,
-        [*one.const_types, *guard_types],
+        [*one.const_types[:-1], *(guard_types if is_guarded else [])],
         [any_type, *one.carry_types],
         x_types,
     )
     meter = batched.loop.meter.moved(1)
     loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes)
     return dataclasses.replace(batched, step=joint_step, loop=loop)
+
+
+def _not_written(step: Step) -> Flags:
+    """The leaves of the carry, but for the first, that are more than written to."""
+    return tuple(not mark for mark in written_leaves(step)[1:])
 
 
 def _borrow(runs: Any, x: Any) -> Any:

@@ -1,0 +1,300 @@
+"""Steps that write rows only if their example is to go on.
+
+In a loop of a batch, examples that have stopped keep their carry. For a buffer that
+steps write rows to, such as the saved outputs of a solver, to select between old and
+new would take as long as all of the buffer does, at every step. So nothing is selected:
+the writes of an example that has stopped are out of bounds, and such writes are
+dropped, in the derivatives of the step as well.
+
+That can be done for a leaf of the carry that steps write to, and whose rows they do not
+compute with: those of an example that has stopped are not what they were when it ran.
+But a row may be read to be written again, as in
+`rows.at[i].set(jnp.where(is_kept, row, rows[i]))`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ..._compat import CALLS, close, is_through
+from ..._equations import formula_of
+from ..._partition import Flags, split
+from ..._programs import run
+from ..engine._in_place import READS, WRITES
+from ..engine._primitive import PlannedLoop
+from ..engine._step import Step
+
+_MODES = (
+    lax.GatherScatterMode.FILL_OR_DROP,
+    lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+)
+# Equations that hand numbers on and do not compute with them, except for the first
+# operand of `select_n`.
+_HANDS_ON = frozenset(
+    {"broadcast_in_dim", "copy", "reshape", "select_n", "squeeze", "transpose"}
+)
+
+
+@functools.lru_cache(maxsize=128)
+def written_leaves(step: Step) -> Flags:
+    """The leaves of a carry that a step writes rows to, and does nothing else with."""
+    first = step.num_consts
+    return tuple(
+        _end(step.jaxpr, first + i) == i and aval.ndim > 0
+        for i, aval in enumerate(step.carry_types)
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def with_masked_writes(step: Step, written: Flags) -> Step:
+    """A step that writes to some leaves only if its last const holds, one that is new.
+
+    Args:
+        step: The step.
+        written: Which leaves these are, of its `written_leaves`.
+    """
+    types = step.const_types, step.carry_types, step.x_types
+    (mask_type,) = jax.make_jaxpr(lambda: jnp.ones((), bool))().out_avals
+    places = [step.num_consts + i for i, mark in enumerate(written) if mark]
+
+    def masked(*flat: Any) -> list[Any]:
+        consts, (mask,), others = split(flat, step.num_consts, 1)
+        return run(_masked(step.jaxpr, tuple(places)), *consts, *others, mask)
+
+    jaxpr = jax.make_jaxpr(masked)(*types[0], mask_type, *types[1], *types[2])
+    return dataclasses.replace(step, jaxpr=jaxpr, num_consts=step.num_consts + 1)
+
+
+def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
+    """Which output a buffer becomes that rows are written to, if nothing else is done.
+
+    Args:
+        program: A program.
+        place: Which of its inputs the buffer is.
+    """
+    jaxpr, var = program.jaxpr, program.jaxpr.invars[place]
+    while True:
+        users = [eqn for eqn in jaxpr.eqns if _uses(eqn, var) and _is_used(eqn, var)]
+        ends = [i for i, atom in enumerate(jaxpr.outvars) if atom is var]
+        reads = [eqn for eqn in users if eqn.primitive.name in READS]
+        if not all(_is_harmless(jaxpr, eqn, var) for eqn in reads):
+            return None
+        users = [eqn for eqn in users if eqn.primitive.name not in READS]
+        if len(users) + len(ends) != 1:
+            return None
+        if ends:
+            return ends[0]
+        var = _after_write(users[0], var)
+        if var is None:
+            return None
+
+
+def _uses(eqn: Any, var: Any) -> bool:
+    return any(atom is var for atom in eqn.invars)
+
+
+def _is_used(eqn: Any, var: Any) -> bool:
+    """Whether an equation that takes a variable computes anything of it."""
+    return not is_through(eqn) or eqn.invars[-1] is var
+
+
+def _after_write(eqn: Any, var: Any) -> Any:
+    """The buffer after an equation that writes to it, or `None`."""
+    (place, *more) = [i for i, atom in enumerate(eqn.invars) if atom is var]
+    end = None if more else _end_of_equation(eqn, place)
+    return None if end is None else eqn.outvars[end]
+
+
+def _end_of_equation(eqn: Any, place: int) -> int | None:
+    if is_through(eqn):
+        return 0
+    if _is_write(eqn):
+        return 0 if place == 0 else None
+    if eqn.primitive.name in CALLS:
+        return _end(close(eqn.params[CALLS[eqn.primitive.name]]), place)
+    loop = formula_of(eqn)
+    if not isinstance(loop, PlannedLoop) or loop.saves is not None:
+        return None
+    step = loop.problem.step
+    is_carry = 0 <= place - step.num_consts < step.num_carry
+    end = _end(step.jaxpr, place) if is_carry and step.inverse is None else None
+    return end if end == place - step.num_consts else None
+
+
+def _is_write(eqn: Any) -> bool:
+    if eqn.primitive.name not in WRITES:
+        return False
+    return eqn.params.get("mode", _MODES[0]) in _MODES and eqn.outvars[0].aval.ndim > 0
+
+
+def _is_harmless(jaxpr: jex.Jaxpr, eqn: Any, var: Any) -> bool:
+    """Whether rows of a buffer are read in order to be written again."""
+    is_buffer = [atom is var for atom in eqn.invars]
+    is_operand = is_buffer[0] and not any(is_buffer[1:])
+    return is_operand and _is_put_back(jaxpr, eqn.outvars[0]) == []
+
+
+def _is_put_back(jaxpr: jex.Jaxpr, var: Any) -> list[int] | None:
+    """The outputs that a value becomes, if it is moved or written and nothing else."""
+    ends = [i for i, atom in enumerate(jaxpr.outvars) if atom is var]
+    for eqn in jaxpr.eqns:
+        places = [i for i, atom in enumerate(eqn.invars) if atom is var]
+        for place in places:
+            values = _values(eqn, place)
+            found = [None if v is None else _is_put_back(jaxpr, v) for v in values]
+            if any(more is None for more in found):
+                return None
+            ends += [end for more in found for end in more or ()]
+    return ends
+
+
+def _values(eqn: Any, place: int) -> list[Any]:
+    """What an equation makes of a value; `None` if it computes with it."""
+    name = eqn.primitive.name
+    if name in _HANDS_ON:
+        return [None if name == "select_n" and place == 0 else eqn.outvars[0]]
+    if (name, place) in (("dynamic_update_slice", 1), ("scatter", 2)):
+        return []
+    if name in CALLS:
+        inner = close(eqn.params[CALLS[name]]).jaxpr
+        ends = _is_put_back(inner, inner.invars[place])
+        return [None] if ends is None else [eqn.outvars[end] for end in ends]
+    return [None]
+
+
+@functools.lru_cache(maxsize=128)
+def _masked(program: jex.ClosedJaxpr, places: tuple[int, ...]) -> jex.ClosedJaxpr:
+    """A program that writes to some buffers only if its last input holds.
+
+    Args:
+        program: A program.
+        places: Which of its inputs are the buffers.
+    """
+    writing = _Masking.of(program, places)
+    for eqn in program.jaxpr.eqns:
+        writing.add(eqn)
+    return writing.result(program)
+
+
+@dataclasses.dataclass
+class _Masking:
+    """A program in which writes are masked, while it is made.
+
+    Attributes:
+        mask: The variable that says whether to write.
+        buffers: The variables of the program before that are written to.
+        names: What variables of the program before are called now.
+        eqns: The equations.
+        consts: The constants of the programs that were put in, by their variables.
+    """
+
+    mask: Any
+    buffers: set[Any]
+    names: dict[Any, Any]
+    eqns: list[Any]
+    consts: dict[Any, Any]
+
+    @classmethod
+    def of(cls, program: jex.ClosedJaxpr, places: Sequence[int]) -> Self:
+        (mask,) = jax.make_jaxpr(lambda mask: mask)(True).jaxpr.invars
+        return cls(mask, {program.jaxpr.invars[i] for i in places}, {}, [], {})
+
+    def add(self, eqn: Any) -> None:
+        """Adds an equation, masked if it writes to one of the buffers."""
+        at = [i for i, x in enumerate(eqn.invars) if _is_in(x, self.buffers)]
+        at = [i for i in at if _is_used(eqn, eqn.invars[i])]
+        ends = {i: _end_of_equation(eqn, i) for i in at}
+        at = [i for i, end in ends.items() if end is not None]
+        self.buffers.update(eqn.outvars[ends[i]] for i in at)
+        atoms = [self._name(x) for x in eqn.invars]
+        if not at or is_through(eqn):
+            self.eqns.append(eqn.replace(invars=atoms))
+        elif eqn.primitive.name.startswith("scatter"):
+            (indices,) = self._put_in(_masked_indices, [atoms[1], self.mask])
+            params = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
+            invars = [atoms[0], indices, *atoms[2:]]
+            self.eqns.append(eqn.replace(invars=invars, params=params))
+        else:
+            f = functools.partial(_masked_call, eqn, tuple(at))
+            outs = self._put_in(f, [*atoms, self.mask])
+            self.names.update(zip(eqn.outvars, outs, strict=True))
+
+    def result(self, program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        """The program, with one more input."""
+        jaxpr = program.jaxpr
+        unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+        masked = jaxpr.replace(
+            constvars=[*jaxpr.constvars, *self.consts],
+            invars=[*jaxpr.invars, self.mask],
+            eqns=self.eqns,
+            outvars=[self._name(x) for x in jaxpr.outvars],
+            debug_info=unnamed,
+        )
+        return jex.ClosedJaxpr(masked, [*program.consts, *self.consts.values()])
+
+    def _name(self, atom: Any) -> Any:
+        return atom if isinstance(atom, jex.Literal) else self.names.get(atom, atom)
+
+    def _put_in(self, f: Callable[..., Any], atoms: Sequence[Any]) -> list[Any]:
+        """Puts in the equations of a function of some variables."""
+        traced = jax.make_jaxpr(f)(*[x.aval for x in atoms])
+        names = dict(zip(traced.jaxpr.invars, atoms, strict=True))
+        name = lambda x: x if isinstance(x, jex.Literal) else names.get(x, x)
+        self.consts.update(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+        self.eqns += [
+            eqn.replace(invars=[*map(name, eqn.invars)]) for eqn in traced.jaxpr.eqns
+        ]
+        return [*map(name, traced.jaxpr.outvars)]
+
+
+def _is_in(atom: Any, variables: set[Any]) -> bool:
+    return not isinstance(atom, jex.Literal) and atom in variables
+
+
+def _masked_call(eqn: Any, places: tuple[int, ...], *operands: Any) -> list[Any]:
+    """What an equation gives that writes to some operands, if the last one holds."""
+    *operands, mask = operands
+    if eqn.primitive.name == "dynamic_update_slice":
+        return [_masked_update(mask, *operands)]
+    if eqn.primitive.name in CALLS:
+        inner = close(eqn.params[CALLS[eqn.primitive.name]])
+        return run(_masked(inner, places), *operands, mask)
+    loop = formula_of(eqn)
+    assert loop is not None
+    problem, step = loop.problem, loop.problem.step
+    written = [step.num_consts + i in places for i in range(step.num_carry)]
+    masked = with_masked_writes(step, tuple(written))
+    consts, init, xs = loop.in_tree.unflatten(operands)
+    args = ([*consts, mask], init, xs)
+    problem = dataclasses.replace(problem, step=masked)
+    loop = loop.remade(problem, args)
+    return loop.flat_out(loop(*args))
+
+
+def _masked_update(mask: Any, buffer: Any, update: Any, *starts: Any) -> Any:
+    """A `dynamic_update_slice` that is dropped unless a mask holds."""
+    last = [n - m for n, m in zip(buffer.shape, update.shape, strict=True)]
+    starts = [jnp.clip(start, 0, end) for start, end in zip(starts, last, strict=True)]
+    axes = tuple(range(buffer.ndim))
+    return lax.scatter(
+        buffer,
+        _masked_indices(jnp.stack(starts), mask),
+        update,
+        lax.ScatterDimensionNumbers(axes, (), axes),
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _masked_indices(indices: Any, mask: Any) -> Any:
+    """Indices that are out of bounds unless a mask holds."""
+    if indices.dtype.itemsize < 4 or jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        indices = indices.astype(jnp.int32)
+    return jnp.where(mask, indices, jnp.full_like(indices, -1))

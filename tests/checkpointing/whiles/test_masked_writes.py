@@ -1,0 +1,240 @@
+"""Rows that examples write, which stop at their own time, beside one by one."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ...marks import slow
+
+ROWS, WIDTH, EXAMPLES = 24, 3, 5
+STOPS = jnp.array([7, 0, 24, 1, 12])
+W = jnp.array([0.9, 0.5, -0.7])
+
+
+def appended(h, rows, i):
+    """A row behind the last one."""
+    return rows.at[i].set(h), i + 1
+
+
+def kept(h, rows, i):
+    """Every other row, as by a solver that rejects steps."""
+    keep = h[0] > 0
+    return rows.at[i].set(jnp.where(keep, h, rows[i])), i + keep.astype(int)
+
+
+def sliced(h, rows, i):
+    """Two rows at once, which are written over, and moved at the end of the buffer."""
+    return lax.dynamic_update_slice(rows, jnp.stack([h, 2 * h]), (i, 0)), i + 1
+
+
+def added(h, rows, i):
+    """Rows that are added to, some of them twice."""
+    return rows.at[jnp.array([i // 2, i])].add(h), i + 1
+
+
+def within_jit(h, rows, i):
+    return jax.jit(appended)(h, rows, i)
+
+
+def in_a_loop(h, rows, i):
+    """Several rows a step, in a loop within it."""
+    more = i + jnp.where(h[0] > 0, 2, 1)
+    body = lambda c: (c[0].at[c[1]].set(h * c[1]), c[1] + 1)
+    loop = el.CheckpointedWhileLoop(lambda c: c[1] < more, body, max_steps=2)
+    return loop((rows, i))
+
+
+def out_of_bounds(h, rows, i):
+    """Some writes of a step that is run are dropped, and some count from the end."""
+    return rows.at[3 * i - 9].set(h), i + 1
+
+
+def computed_with(h, rows, i):
+    """No such buffer: a row that is read decides on the next."""
+    row = rows[jnp.maximum(i - 1, 0)]
+    return rows.at[i].set(h + jnp.sqrt(1 + row**2)), i + 1
+
+
+WRITES = {
+    f.__name__: f
+    for f in (appended, kept, sliced, added, within_jit, in_a_loop, out_of_bounds)
+}
+EVERY = {**WRITES, "computed_with": computed_with}
+
+
+def checkpointed(cond, body, init):
+    return el.CheckpointedWhileLoop(cond, body, checkpoints=4, max_steps=ROWS)(init)
+
+
+def bounded(cond, body, init):
+    return el.BoundedWhileLoop(cond, body, max_steps=ROWS, base=4)(init)
+
+
+def scan_while(cond, body, init):
+    step = lambda carry, _: (body(carry), None)
+    return el.ScanWhile(cond, step, max_steps=ROWS, schedule=el.Binomial(4))(init)[0]
+
+
+def plain(cond, body, init):
+    """Plain JAX: a scan whose steps are selected."""
+
+    def step(carry, _):
+        runs = cond(carry)
+        new = body(carry)
+        return jax.tree.map(lambda a, b: jnp.where(runs, a, b), new, carry), None
+
+    return lax.scan(step, init, length=ROWS)[0]
+
+
+LOOPS = {f.__name__: f for f in (checkpointed, bounded, scan_while)}
+
+
+def loss(loop, write, w, h, stop, rows=None):
+    def body(carry):
+        count, h, rows, i = carry
+        h = jnp.sin(w * h + 1.3 * jnp.roll(h, 1))
+        return (count + 1, h, *write(h, rows, i))
+
+    rows = jnp.full((ROWS, WIDTH), 0.1) if rows is None else rows
+    init = (0, h, rows, 0)
+    _, h, rows, i = loop(lambda carry: carry[0] < stop, body, init)
+    weights = jnp.cos(jnp.arange(1.0 * rows.size)).reshape(rows.shape)
+    return jnp.sum(weights * rows**2) + jnp.sum(h) + 0.1 * i.astype(float)
+
+
+def inputs():
+    hs = jnp.sin(jnp.arange(1.0 * EXAMPLES * WIDTH)).reshape(EXAMPLES, WIDTH)
+    rows = 0.1 + jnp.cos(jnp.arange(1.0 * EXAMPLES * ROWS * WIDTH))
+    return W, hs, rows.reshape(EXAMPLES, ROWS, WIDTH)
+
+
+def of_batch(loop, write):
+    one = functools.partial(loss, loop, write)
+    return lambda w, hs, rows: jax.vmap(one, (None, 0, 0, 0))(w, hs, STOPS, rows)
+
+
+def gradient(f):
+    return jax.grad(lambda *args: f(*args).sum(), (0, 1, 2))
+
+
+def each_gradient(loop, write):
+    one = jax.grad(functools.partial(loss, loop, write), (0, 1, 3))
+    return lambda w, hs, rows: jax.vmap(one, (None, 0, 0, 0))(w, hs, STOPS, rows)
+
+
+def assert_same(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+
+
+@functools.cache
+def expected(mode, write):
+    return jax.jit(MODES[mode](of_batch(plain, EVERY[write])))(*inputs())
+
+
+def tangents(f):
+    return lambda *args: jax.jvp(f, args, args)
+
+
+def forward_over_reverse(f):
+    return lambda *args: jax.jvp(gradient(f), args, args)
+
+
+def reverse_over_reverse(f):
+    total = lambda *args: sum(jnp.sum(ct**2) for ct in gradient(f)(*args))
+    return jax.grad(total, (0, 1, 2))
+
+
+MODES = {
+    f.__name__: f
+    for f in (gradient, tangents, forward_over_reverse, reverse_over_reverse)
+}
+QUICK = [
+    ("gradient", "kept", "scan_while"),
+    ("gradient", "in_a_loop", "checkpointed"),
+    ("gradient", "sliced", "bounded"),
+]
+EVERY_CASE = itertools.product(MODES, EVERY, LOOPS)
+CASES = [*QUICK, *(slow(*case) for case in EVERY_CASE if case not in QUICK)]
+
+
+@pytest.mark.parametrize(("mode", "write", "loop"), CASES)
+def test_batches_are_those_of_plain_jax(mode, write, loop):
+    f = MODES[mode](of_batch(LOOPS[loop], EVERY[write]))
+    assert_same(jax.jit(f)(*inputs()), expected(mode, write))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", EVERY)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_batch_of_gradients(write, loop):
+    actual = jax.jit(each_gradient(LOOPS[loop], EVERY[write]))(*inputs())
+    assert_same(actual, jax.jit(each_gradient(plain, EVERY[write]))(*inputs()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", EVERY)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_batches_of_batches(write, loop):
+    def both(loop):
+        one = functools.partial(loss, loop, EVERY[write])
+        many = jax.vmap(jax.vmap(one, (None, 0, 0, 0)), (None, None, 0, None))
+        total = lambda w, hs, rows: many(
+            w, hs, jnp.stack([STOPS, STOPS[::-1] // 2]), rows
+        ).sum()
+        return jax.jit(jax.grad(total, (0, 1, 2)))(*inputs())
+
+    assert_same(both(LOOPS[loop]), both(plain))
+
+
+def compiled(loop, write, rows):
+    """The program of a gradient, with buffers of so many rows."""
+    w, hs, _ = inputs()
+    one = functools.partial(loss, LOOPS[loop], EVERY[write])
+
+    def total(w, hs):
+        buffer = jnp.zeros((rows, WIDTH))
+        return jax.vmap(lambda h, stop: one(w, h, stop, buffer))(hs, STOPS).sum()
+
+    return jax.jit(jax.grad(total, (0, 1))).lower(w, hs).compile()
+
+
+def kinds_of_operations(program, rows):
+    """What is computed of whole buffers, at any depth, and how often."""
+    shape = rf"f32\[{EXAMPLES},{rows},{WIDTH}\]"
+    found = re.findall(rf"= {shape}\S* ([a-z\-]+)\(", program.as_text())
+    return {kind: found.count(kind) for kind in found}
+
+
+@pytest.mark.parametrize(
+    ("write", "loop"),
+    [
+        ("kept", "checkpointed"),
+        slow("in_a_loop", "checkpointed"),
+        slow("appended", "scan_while"),
+        slow("sliced", "bounded"),
+        slow("within_jit", "checkpointed"),
+        slow("out_of_bounds", "scan_while"),
+    ],
+)
+def test_no_step_selects_a_whole_buffer(write, loop):
+    program = compiled(loop, write, 1000)
+    assert "select" not in kinds_of_operations(program, 1000)
+
+
+def test_buffers_are_not_copied_for_the_way_back():
+    """Buffers and their cotangents are all there is that grows with the rows."""
+    few, many = (
+        compiled("checkpointed", "kept", rows).memory_analysis()
+        for rows in (1000, 2000)
+    )
+    more = many.temp_size_in_bytes - few.temp_size_in_bytes
+    assert more <= 2 * 4 * EXAMPLES * 1000 * WIDTH
