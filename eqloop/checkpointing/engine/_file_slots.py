@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 
 from ..._compat import is_widened
 from ..._partition import Arrays, Flags, pick
+from ._costs import Rates
 from ._forward import Walk
 from ._loop import Loop, opaque
 from ._order import AbstractSlotOrder
@@ -41,6 +42,13 @@ class FileSlots(AbstractSlots):
     @property
     def take_device_memory(self) -> bool:
         return False
+
+    @property
+    def place(self) -> str:
+        return f"in files in {self.directory!r}"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.callback + nbytes * rate.byte_to_file
 
     @property
     def outlast_primal(self) -> bool:

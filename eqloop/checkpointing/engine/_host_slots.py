@@ -16,6 +16,7 @@ from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ..._tangents import zero_array
 from ...progress import hops
+from ._costs import Rates
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_type, store
 from ._order import AbstractSlotOrder
@@ -33,6 +34,13 @@ class HostSlots(AbstractSlots):
     def take_device_memory(self) -> bool:
         # The memory of a CPU is that of its host.
         return jax.default_backend() == "cpu"
+
+    @property
+    def place(self) -> str:
+        return "on the host"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.iteration + nbytes * rate.byte_to_host
 
     def stored_dtype(self, dtype: Any) -> Any:
         # Of keys JAX knows on the host no more than their data.

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import axes_of, vary
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ...progress import hops
+from ._costs import Rates
 from ._forward import Walk, zero
 from ._kept_rows import scan
 from ._loop import Loop, element, opaque, part, stack_of, stack_type, store
@@ -40,6 +42,18 @@ class AbstractSlots(abc.ABC):
     @abc.abstractmethod
     def take_device_memory(self) -> bool:
         """Whether they count among the bytes that a gradient takes."""
+
+    @property
+    @abc.abstractmethod
+    def place(self) -> str:
+        """Where they are, as a plan says it."""
+
+    @abc.abstractmethod
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        """How long it takes to write so many bytes there, or to read them, roughly.
+
+        In nanoseconds.
+        """
 
     @property
     def outlast_primal(self) -> bool:
@@ -203,6 +217,13 @@ class DeviceSlots(AbstractSlots):
     def take_device_memory(self) -> bool:
         return True
 
+    @property
+    def place(self) -> str:
+        return "on the device"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.iteration + nbytes * rate.byte
+
     def stored_dtype(self, dtype: Any) -> Any:
         # XLA would widen some small ones for the whole loop. It keeps their bits.
         return bits_of(dtype) if is_widened(dtype) else dtype
@@ -271,7 +292,7 @@ def sweep_by_segments(
         number, carry, carries = state
         carries = carries.write(pick(carry, held), row)
         start, stop = element(starts, row), element(starts, row + 1)
-        run = lambda state, stop: (stop, walk.advance_to(state[1], state[0], stop))
+        run = lambda state, stop: (stop, _advanced(walk, state[1], state[0], stop))
         number, (_, carry) = hops(gauge, number, (start, carry), stop, run)
         return number, carry, carries
 
@@ -280,6 +301,17 @@ def sweep_by_segments(
     state = (gauge.open(after), list(init), carries)
     _, carry, carries = lax.fori_loop(0, len(order.starts), body, state)
     return carry, carries
+
+
+def _advanced(walk: Walk, carry: Arrays, start: Any, stop: Any) -> list[Any]:
+    """The carry at a position, or where the loop has stopped before."""
+    if not walk.loop.stops:
+        return walk.advance_to(carry, start, stop)
+    goes_on = lambda state: state[1][0] & (state[0] < stop)
+    move = lambda state: (state[0] + 1, walk.next(state[1], state[0]))
+    # Each device may stop at its own time.
+    state = (vary(start, axes_of(carry[0])), list(carry))
+    return lax.while_loop(goes_on, move, state)[1]
 
 
 def lowered_dtype(dtype: Any, precision: Any) -> Any:
