@@ -27,7 +27,7 @@ References:
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,9 +95,10 @@ class Leaves(NamedTuple):
 def cut(length: int, near: int, far: int, write: float, read: float) -> Leaves:
     """Cuts a chain into leaves at the least cost.
 
-    For chains of a few hundred steps it is the least cost there is. In longer ones
-    leaves start at multiples of some number of steps; or they are all equal, and each
-    of them has a far slot, which is nearly as good as can be if there are that many
+    For chains of up to some two hundred steps it is the least cost there is. Longer
+    ones are cut in three ways, of which the best is taken: at multiples of some number
+    of steps by the recurrences; as if moves cost nothing; and into equal leaves, each
+    of which has a far slot, which is nearly as good as can be if there are that many
     (Aupy & Herrmann 2017).
 
     Args:
@@ -108,6 +109,7 @@ def cut(length: int, near: int, far: int, write: float, read: float) -> Leaves:
         read: What it costs to read from one.
     """
     found = [_by_tables(length, near, far, write, read)]
+    found += _by_ranks(length, near, min(far, length))
     fewest = -(-length // min(far, length, _MOST_LEAVES))
     sizes = [n for n in _leaf_sizes(length) if n > fewest]
     costs = {n: _equal_cost(length, n, near, write + read) for n in [fewest, *sizes]}
@@ -141,6 +143,85 @@ def _leaf_sizes(most: int) -> Iterator[int]:
         yield size
         size = max(size + 1, round(size * 1.02))
     yield most
+
+
+class _Part(NamedTuple):
+    """A part of a chain whose first carry is in a far slot.
+
+    Attributes:
+        start: Where it starts.
+        stop: Where it ends.
+        slots: How many far slots there are for it, its own among them.
+        row: Its own.
+        rank: How often a step of it is advanced over at most, if that is given.
+    """
+
+    start: int
+    stop: int
+    slots: int
+    row: int
+    rank: int = 0
+
+
+# For the length of a part, its slots and its rank: how much of it comes before the
+# first cut, or 0; whether the carry there is stored; and the rank of what is before.
+_Split = Callable[[int, int, int], tuple[int, bool, int]]
+
+
+def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
+    """The leaves of consecutive parts, the last one first."""
+    left, pushes = list(parts), list[int]()
+    while left:
+        part = left.pop()
+        first, is_stored, rank = split(part.stop - part.start, part.slots, part.rank)
+        middle = part.start + first
+        if first:
+            left.append(part._replace(stop=middle, rank=rank))
+        if is_stored:
+            more = dict(start=middle, slots=part.slots - 1, row=part.row + 1)
+            left.append(part._replace(**more))
+            pushes.append(middle)
+            continue
+        # What is read is the last carry that was there before the pushes.
+        row = part.row - len(pushes)
+        begin = next((p.start for p in reversed(left) if p.row == row), part.start)
+        yield Leaf(row, begin, tuple(pushes), middle, part.stop)
+        pushes = []
+
+
+def _by_ranks(length: int, near: int, far: int) -> list[Leaves]:
+    """As if moves cost nothing, if that leaves few enough leaves.
+
+    Near and far slots are then alike: a part with `m` far slots is reversed by the
+    binomial order for `near + m`, and it is a leaf if `near` will do at its rank.
+    """
+    # The sum of the reaches of the segments of the primal, by Pascal's triangle.
+    total = lambda rank: (
+        math.comb(near + far + rank + 1, rank + 1) - math.comb(near + rank + 1, near)
+    )
+    rank = next(rank for rank in itertools.count() if total(rank) >= length)
+    if rank == 0:
+        return []  # there is a slot for every step
+    left_over, parts, start = length - total(rank - 1), list[_Part](), 0
+    for row in range(far):
+        slots = near + far - row
+        base = _binomial.reach(slots, rank - 1)
+        extra = min(left_over, _binomial.reach(slots, rank) - base)
+        left_over -= extra
+        parts.append(_Part(start, start + base + extra, far - row, row, rank))
+        start += base + extra
+
+    def split(n: int, slots: int, rank: int) -> tuple[int, bool, int]:
+        reach = _binomial.reach(near, rank)
+        if n <= reach:
+            return 0, False, rank
+        first = _binomial.split_at(n, slots + near, rank)
+        return first, n - first > reach, rank - 1
+
+    leaves = tuple(itertools.islice(_cut_parts(parts, split), _MOST_LEAVES + 1))
+    if len(leaves) > _MOST_LEAVES:
+        return []
+    return [Leaves(tuple(part.start for part in parts), leaves)]
 
 
 def _by_tables(length: int, near: int, far: int, write: float, read: float) -> Leaves:
@@ -206,35 +287,14 @@ class _Tables:
             start, left = start + first, left - first
             starts.append(start)
         ends = [*starts[1:], self.cells]
-        found: list[Leaf] = []
-        for row in reversed(range(slots)):
-            found += self._of_segment(starts[row], ends[row], slots - row, row)
-        return Leaves(tuple(starts), tuple(found))
+        parts = [
+            _Part(starts[row], ends[row], slots - row, row) for row in range(slots)
+        ]
+        return Leaves(tuple(starts), tuple(_cut_parts(parts, self._cut_part)))
 
-    def _of_segment(
-        self, start: int, stop: int, slots: int, row: int
-    ) -> Iterator[Leaf]:
-        """The leaves of a part whose first carry is in a row, the last one first."""
-        left, pushes = [(start, stop, slots, row)], list[int]()
-        while left:
-            start, stop, slots, row = left.pop()
-            first = self._first_part(stop - start, slots)
-            middle = start + first
-            if first:
-                left.append((start, middle, slots, row))
-                if self._is_stored(stop - middle, slots - 1):
-                    left.append((middle, stop, slots - 1, row + 1))
-                    pushes.append(middle)
-                    continue
-            begin, row = start, row - len(pushes)
-            if pushes:
-                begin = self.begin_of(left, row)
-            yield Leaf(row, begin, tuple(pushes), middle, stop)
-            pushes = []
-
-    def begin_of(self, left: list[tuple[int, int, int, int]], row: int) -> int:
-        """The position of the carry in a row, of the parts that are left."""
-        return next(start for start, _, _, at in left if at == row)
+    def _cut_part(self, n: int, slots: int, rank: int) -> tuple[int, bool, int]:
+        first = self._first_part(n, slots)
+        return first, bool(first) and self._is_stored(n - first, slots - 1), rank
 
     def _first_part(self, n: int, slots: int) -> int:
         """How many cells come before the first cut of a stored part, or 0."""
