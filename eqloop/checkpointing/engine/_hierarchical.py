@@ -234,10 +234,13 @@ class _Machine:
         chain: The near slots.
         blocks: How many blocks were run.
         first: The first block that is reversed.
+        axes: The axes of devices along which these may differ.
     """
 
     def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Any, first: int):
         self.sweep, self.blocks, self.first = sweep, blocks, first
+        # Each device may have run as many steps as it needed.
+        self.axes = frozenset() if sweep.count is None else axes_of(sweep.count)
         self.reach = constant(order.reach)
         self.chain = Chain(
             sweep, order.near - 1, self.reach, order.block_size, order.missing
@@ -279,7 +282,7 @@ class _Machine:
             block = jnp.where(is_run, stop, block)
             return block, carry, far.write(carry, way.row + 1 + k)
 
-        state = (way.begin, far.read(way.row), far)
+        state = (vary(way.begin, self.axes), far.read(way.row), far)
         block, carry, far = lax.fori_loop(0, way.pushes, push, state)
         return self._advanced(carry, block, way.start), far
 
@@ -294,10 +297,5 @@ class _Machine:
         longest = self.reach[-1, 1:]
         rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)
         table = jnp.zeros((self.chain.last + 1, 2), jnp.int32)
-        stack = Stack(zero(), way.start, rank, table, near)
-        if self.sweep.count is None:
-            return stack
-        # Each device may have run as many steps as it needed.
-        axes = axes_of(self.sweep.count)
-        numbers = (vary(number, axes) for number in stack[:4])
-        return Stack(*numbers, carries=near)
+        numbers = (zero(), way.start, rank, table)
+        return Stack(*(vary(number, self.axes) for number in numbers), carries=near)
