@@ -71,7 +71,7 @@ class Plan:
     peak_bytes: int
     relative_time: float
     is_measured: bool = False
-    bytes_elsewhere: int = 0
+    bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
 
     @property
