@@ -6,7 +6,7 @@ back.
 """
 
 from . import _policies as policies
-from ._budget import Budget, is_budget
+from ._budget import Budget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._plans import plans
@@ -73,6 +73,7 @@ __all__ = [
     "plan",
     "plans",
     "policies",
+    "refuse_second_place",
     "run_loop",
     "run_while",
     "trace_step",

@@ -1,17 +1,31 @@
 """`Budget`: the schedule that finds the fastest plan within so much memory."""
 
 import dataclasses
+import functools
 import itertools
-from typing import Any, TypeGuard, final
+import os
+from typing import Any, NoReturn, TypeGuard, final
 
 from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedule import AbstractSchedule
+from ._stored_schedules import writable_directory
+from .engine._file_slots import FileSlots
+from .engine._forward import Active
+from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._problem import LoopSpec
+from .engine._pace import AbstractPace
+from .engine._problem import LoopSpec, Problem
+from .engine._spill_files import SpillFiles
 from .planning._choice import fastest, smallest
 from .planning._measured import pace
+from .planning._two_places import (
+    SecondPlace,
+    device_bytes,
+    fastest_in_two_places,
+    smallest_in_two_places,
+)
 
 
 @final
@@ -41,18 +55,30 @@ class Budget(AbstractSchedule):
     might not end on other numbers. [`measurements`][eqloop.measurements] keeps what was
     measured in a file.
 
+    There can be a second place for carries: the memory of the host, or files. Then the
+    search includes plans that store carries in both, where they save the most time. How
+    long it takes to move a carry is measured, too. On a CPU, whose memory is that of
+    its host, the budget holds for each of the two by itself, and the plan's
+    `peak_bytes` counts both. Files are those of [`Spill`][eqloop.Spill]: without
+    names, and written on the way back, for which the loop is run once more.
+
     A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
     Args:
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
+        host: How many bytes of carries may be stored in the memory of the host.
+        disk: How many bytes of carries may be stored in files, instead.
+        directory: Where these are: an existing directory that can be written to.
         measure: Whether to measure. Without, plans are the same on every machine.
 
     Raises:
-        TypeError: If `nbytes` is neither an int nor a string, or `measure` is not a
-            bool.
-        ValueError: If it is not an amount of memory. When the loop is differentiated,
-            if no plan fits; the error says how much memory would be enough, and for
-            which plan.
+        TypeError: If an amount of memory is neither an int nor a string, `measure` is
+            not a bool, or `directory` no path.
+        ValueError: If it is not an amount of memory; if there are both `host` and
+            `disk`, or only one of `disk` and `directory`. When the loop is
+            differentiated, if no plan fits; the error says how much memory would be
+            enough, and for which plan.
+        OSError: If `directory` is no directory, or cannot be written to.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -64,51 +90,135 @@ class Budget(AbstractSchedule):
         >>> plan.peak_bytes <= 64 * 1024
         True
 
+        Gigabytes on the device, and much more on its host:
+
+        >>> el.Budget("4GiB", host="256GiB")
+        Budget(nbytes=4294967296, host=274877906944)
+
     References:
         What is stored beside carries follows J. R. Maddison, *Step-based checkpointing
         with high-level algorithmic differentiation*,
-        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568).
+        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Two places follow
+        J. Herrmann and G. Pallez, *H-Revolve: a framework for adjoint computation on
+        synchronous hierarchical platforms*,
+        [ACM TOMS 46(2), 2020](https://doi.org/10.1145/3378672).
     """
 
     nbytes: int
+    host: int | None = dataclasses.field(default=None, kw_only=True)
+    disk: int | None = dataclasses.field(default=None, kw_only=True)
+    directory: str | os.PathLike[str] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
     measure: bool = dataclasses.field(default=True, kw_only=True)
+    _second: SecondPlace | None = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
 
-    def __init__(self, nbytes: int | str, *, measure: bool = True) -> None:
-        object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
+    def __init__(
+        self,
+        nbytes: int | str,
+        *,
+        host: int | str | None = None,
+        disk: int | str | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        measure: bool = True,
+    ) -> None:
+        put = functools.partial(object.__setattr__, self)
+        put("nbytes", parse_bytes("Budget", nbytes))
+        put("host", None if host is None else parse_bytes("Budget: `host`", host))
+        put("disk", None if disk is None else parse_bytes("Budget: `disk`", disk))
+        put("directory", _directory_for(self.disk, directory))
         if not isinstance(measure, bool):
             raise TypeError(
                 f"Budget: `measure` must be True or False, not {measure!r} of type "
                 f"{type(measure).__name__}."
             )
-        object.__setattr__(self, "measure", measure)
+        put("measure", measure)
+        put("_second", _second_place(self))
 
     def __repr__(self) -> str:
-        measure = "" if self.measure else ", measure=False"
-        return f"Budget(nbytes={self.nbytes}{measure})"
+        names = ("host", "disk", "directory")
+        given = [(name, getattr(self, name)) for name in names]
+        settings = [("nbytes", self.nbytes), *(g for g in given if g[1] is not None)]
+        settings += [("measure", False)] * (not self.measure)
+        return f"Budget({', '.join(f'{name}={value!r}' for name, value in settings)})"
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
         how_long = pace(problem, active, self.measure)
-        layout = fastest(problem, active, self.nbytes, how_long)
-        if layout is not None:
-            return layout
-        smaller = smallest(problem, active, how_long)
+        found = [fastest(problem, active, self.nbytes, how_long)]
+        if self._second is not None:
+            places = self.nbytes, self._second
+            found += [fastest_in_two_places(problem, active, *places, how_long)]
+        layouts = [layout for layout in found if layout is not None]
+        if layouts:
+            return min(layouts, key=lambda layout: layout.duration(how_long))
+        self._refuse(problem, active, how_long)
+
+    def _refuse(
+        self, problem: Problem, active: Active, how_long: AbstractPace
+    ) -> NoReturn:
+        """Says that no plan fits: how much would be enough, and for which plan."""
+        found = [smallest(problem, active, how_long)]
+        if self._second is not None:
+            found += [smallest_in_two_places(problem, active, self._second, how_long)]
+        layouts = [layout for layout in found if layout is not None]
+        takes = functools.partial(device_bytes, problem, active)
+        smaller = min(layouts, key=takes)
+        size = takes(smaller)
         least = plan_of(problem, active, smaller, how_long)
-        needed = Budget(least.peak_bytes, measure=self.measure)
+        needed = dataclasses.replace(self, nbytes=size)
         least = dataclasses.replace(least, schedule=needed)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. The least that would do is "
-            f"{format_bytes(least.peak_bytes)}, which is {least.peak_bytes} bytes, "
-            f"with this plan:\n\n{least}"
+            f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
+        )
+
+
+def refuse_second_place(owner: str, budget: Budget) -> None:
+    """Checks that a budget is of one place, where no carries are stored."""
+    if budget._second is not None:
+        raise ValueError(
+            f"{owner}: the budget of a map is for memory in one place, and {budget!r} "
+            f"has a second one, for the carries of a loop. Leave `host`, `disk` and "
+            f"`directory` out here, and pass them to the schedule of a loop within."
         )
 
 
 def is_budget(setting: Any) -> TypeGuard[Budget]:
     """Whether a setting that may be a number of something is a budget instead."""
     return isinstance(setting, Budget)
+
+
+def _directory_for(disk: int | None, directory: Any) -> str | None:
+    """The directory for the files of a budget, if it has any."""
+    if (disk is None) != (directory is None):
+        raise ValueError(
+            "Budget: `disk` and `directory` belong together: how much may be stored in "
+            "files, and where they are. Pass both, such as `disk='200GiB', "
+            "directory='/scratch'`, or neither."
+        )
+    return None if directory is None else writable_directory("Budget", directory)
+
+
+def _second_place(budget: Budget) -> SecondPlace | None:
+    """Where carries may be stored besides the device."""
+    if budget.host is not None and budget.disk is not None:
+        raise ValueError(
+            "Budget: carries are stored on the device and in one other place. Pass "
+            "`host` or `disk`, and not both."
+        )
+    if budget.host is not None:
+        return SecondPlace(HostSlots(), budget.host)
+    if budget.disk is None:
+        return None
+    directory = str(budget.directory)
+    slots = FileSlots(directory, SpillFiles(directory, "Budget"))
+    return SecondPlace(slots, budget.disk)
 
 
 def _refuse_symbolic_sizes(loop: LoopSpec) -> None:

@@ -44,6 +44,9 @@ class Plan:
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
+        bytes_elsewhere: Bytes of the carries that are stored on the host or in files.
+            On a CPU, host memory is the memory of the device, so `peak_bytes` includes
+            the carries on the host.
         holds: For each leaf of the carry its path, and whether slots hold it. Leaves
             that no reversal of a step reads are not stored or computed again.
 
@@ -68,6 +71,7 @@ class Plan:
     peak_bytes: int
     relative_time: float
     is_measured: bool = False
+    bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
 
     @property
@@ -110,6 +114,9 @@ class Plan:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
         rows += self.layout.order.described(self.cost)
+        if self.bytes_elsewhere:
+            place = self.layout.slots.place
+            rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
         rows += self.layout.reversal.described(self.block)
         if self.slots and not all(held for _, held in self.holds):
             for name, mark in {"each holds": True, "and not": False}.items():
@@ -166,13 +173,15 @@ def plan_of(
 ) -> Plan:
     """The plan that is made of a layout, and of what it takes if that is known."""
     everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
+    cost = layout.stored_cost(how_long.cost)
     return Plan(
         schedule=problem.planner,
         layout=layout,
-        cost=layout.stored_cost(how_long.cost),
+        cost=cost,
         peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
+        bytes_elsewhere=layout.bytes_elsewhere(cost),
         holds=_holds(problem, active, layout),
     )
 

@@ -190,7 +190,7 @@ class Spill(AbstractSchedule):
 
     def __post_init__(self) -> None:
         _check_stored("Spill", self.schedule)
-        directory = _directory(self.directory)
+        directory = writable_directory("Spill", self.directory)
         object.__setattr__(self, "directory", directory)
         object.__setattr__(self, "_files", SpillFiles(directory))
 
@@ -221,25 +221,25 @@ def _elsewhere(
     return dataclasses.replace(layout, slots=slots)
 
 
-def _directory(path: Any) -> str:
+def writable_directory(owner: str, path: Any) -> str:
     """The path of a directory that can be written to."""
     try:
         directory = os.fsdecode(os.fspath(path))
     except TypeError:
         raise TypeError(
-            f"Spill: `directory` must be the path of a directory, not {path!r}."
+            f"{owner}: `directory` must be the path of a directory, not {path!r}."
         ) from None
     if not os.path.isdir(directory):
         what = "is a file" if os.path.exists(directory) else "does not exist"
         raise NotADirectoryError(
-            f"Spill: `directory` must be an existing directory, and {directory!r} "
+            f"{owner}: `directory` must be an existing directory, and {directory!r} "
             f"{what}."
         )
     try:
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise PermissionError(
-            f"Spill: no file can be made in `directory`, {directory!r}: "
+            f"{owner}: no file can be made in `directory`, {directory!r}: "
             f"{error.strerror}."
         ) from error
     return directory

@@ -16,7 +16,7 @@ from .._equations import equations
 from .._partition import pick, put
 from .._settings import as_count
 from .._tangents import is_inexact
-from ..checkpointing import Budget, Saveable, is_budget
+from ..checkpointing import Budget, Saveable, is_budget, refuse_second_place
 from ._chunk_derivatives import MarkPair
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop
@@ -163,7 +163,10 @@ class Within:
 
 def as_chunk_size(owner: str, what: str, size: Any) -> int | Budget:
     """Makes an `int` of a number of rows, and takes a `Budget` as it is."""
-    return size if is_budget(size) else as_count(owner, "chunk_size", what, size)
+    if not is_budget(size):
+        return as_count(owner, "chunk_size", what, size)
+    refuse_second_place(owner, size)
+    return size
 
 
 def planner_for(size: int | Budget, exact: bool) -> ChunkPlanner:

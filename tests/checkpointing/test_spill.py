@@ -158,6 +158,25 @@ def test_the_plan(tmp_path):
     assert plan.evaluations == plain.evaluations + len(XS)
 
 
+def test_a_loop_that_stops(tmp_path):
+    """Of the steps that are left out nothing is stored."""
+
+    def loss(schedule, limit, h):
+        cond = lambda h: jnp.sum(h) < limit
+        f = lambda h, x: (jnp.sin(h) + x, h * x)
+        loop = el.ScanWhile(cond, f, max_steps=9, schedule=schedule)
+        h, ys, _ = loop(h, jnp.linspace(0.1, 0.5, 9))
+        return jnp.sum(h**2) + jnp.sum(jnp.cos(ys))
+
+    spill = el.Spill(el.Chunked(2), tmp_path)
+    for limit in (0.0, 1.0, 2.5, 100.0):
+        found, expected = (
+            jax.jit(jax.grad(functools.partial(loss, one, limit)))(H[-2:])
+            for one in (spill, None)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 rows = st.integers(0, 4)
 actions = st.lists(st.tuples(st.booleans(), st.integers(0, 1), rows), max_size=40)
 

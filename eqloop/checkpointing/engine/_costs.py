@@ -58,6 +58,9 @@ class Rates:
         dynamic_iteration: One iteration of a loop whose trip count is not.
         run: To find out which steps of a binomial sweep come next, and to enter the
             loops that run them.
+        byte_to_host: One byte of a carry that is sent to the host, or fetched from it.
+        byte_to_file: One byte of a carry that is written to a file, or read from one.
+        callback: To call a function on the host.
         entry_of_reads: One entry of an outer product of what was read from stored
             residuals. XLA may fuse the reads into the product, and what is computed
             from them, and then repeats both for every entry.
@@ -72,4 +75,7 @@ class Rates:
     iteration: float
     dynamic_iteration: float
     run: float
+    byte_to_host: float
+    byte_to_file: float
+    callback: float
     entry_of_reads: float

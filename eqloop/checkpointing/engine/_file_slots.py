@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 
 from ..._compat import is_widened
 from ..._partition import Arrays, Flags
+from ._costs import Rates
 from ._loop import Loop
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, Carries, bits_of
@@ -40,6 +41,13 @@ class FileSlots(AbstractSlots):
     @property
     def take_device_memory(self) -> bool:
         return False
+
+    @property
+    def place(self) -> str:
+        return f"in files in {self.directory!r}"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.callback + nbytes * rate.byte_to_file
 
     @property
     def outlast_primal(self) -> bool:

@@ -14,6 +14,7 @@ from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ._by_segments import BySegments, Reached
+from ._costs import Rates
 from ._loop import Loop, element, stack_type, store
 from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, bits_of
@@ -30,6 +31,13 @@ class HostSlots(AbstractSlots):
     def take_device_memory(self) -> bool:
         # The memory of a CPU is that of its host.
         return jax.default_backend() == "cpu"
+
+    @property
+    def place(self) -> str:
+        return "on the host"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.iteration + nbytes * rate.byte_to_host
 
     def stored_dtype(self, dtype: Any) -> Any:
         # Of keys JAX knows on the host no more than their data.

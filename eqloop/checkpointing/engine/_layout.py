@@ -42,6 +42,24 @@ class Layout:
         return self.order.block
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether the primal stores carries in another place than on the device."""
+        return not self.stores_residuals and self.slots != self.slots.near
+
+    def bytes_elsewhere(self, cost: StepCost) -> int:
+        """The bytes of carries in another place than on the device.
+
+        Args:
+            cost: What a step costs, see `stored_cost`.
+
+        Returns:
+            Those of all slots there, and of the row that is for carries without one.
+        """
+        if not self.is_elsewhere:
+            return 0
+        return (len(self.order.by_carries().starts) + 1) * cost.held
+
+    @property
     def evaluations(self) -> int:
         """How often the step is evaluated for one gradient, by the primal included."""
         again = 0 if self.slots.outlast_primal else self.order.length
@@ -90,7 +108,8 @@ class Layout:
         Returns:
             Nanoseconds.
         """
-        return self.order.duration(pace, self.reversal)
+        again = 0 if self.slots.outlast_primal else self.order.length
+        return again * pace.advance + self.order.duration(pace, self.reversal)
 
     def by_carries(self) -> "Layout":
         """The same for a loop whose primal cannot store residuals.

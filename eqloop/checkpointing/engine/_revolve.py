@@ -56,7 +56,7 @@ class Chain:
     order: Any = None
 
     def reverse(
-        self, stack: Stack, block: Any, first: int, cts: Cotangents
+        self, stack: Stack, block: Any, first: Any, cts: Cotangents
     ) -> tuple[Stack, Cotangents]:
         """Reverses the blocks from one down to another."""
 

@@ -67,7 +67,7 @@ class Revolved(AbstractSlotOrder):
 
     @property
     def starts(self) -> Sequence[int]:
-        return [self._position(block) for block in self.block_starts]
+        return [self.position(block) for block in self.block_starts]
 
     @property
     def advances(self) -> int:
@@ -169,31 +169,31 @@ class Revolved(AbstractSlotOrder):
         besides = slots - self.slots
         segments = list(zip(self.block_starts, self.segments, strict=True))
         for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
-            for event in self._chain_history(first, length, rank, row + 1):
+            for event in self.chain_history(first, length, rank, row + 1):
                 yield event._replace(
                     position=event.position + start, slots=event.slots + besides
                 )
 
-    def _chain_history(
+    def chain_history(
         self, start: int, length: int, rank: int, slots: int
     ) -> Iterator[Event]:
         """Reverses blocks of which the first one's carry is the last of the slots."""
         free = self.slots - slots + 1
         if length > 1 and free > 1:
             far = _binomial.split_at(length, free, rank)
-            yield from self._advance_history(start, start + far, slots)
-            yield from self._chain_history(start + far, length - far, rank, slots + 1)
-            yield from self._chain_history(start, far, rank - 1, slots)
+            yield from self.advance_history(start, start + far, slots)
+            yield from self.chain_history(start + far, length - far, rank, slots + 1)
+            yield from self.chain_history(start, far, rank - 1, slots)
             return
         for block in reversed(range(start, start + length)):
-            yield from self._advance_history(start, block, slots)
-            begin, end = self._position(block), self._position(block + 1)
+            yield from self.advance_history(start, block, slots)
+            begin, end = self.position(block), self.position(block + 1)
             yield from block_history(begin, end - begin, slots)
 
-    def _advance_history(self, start: int, stop: int, slots: int) -> Iterator[Event]:
-        for position in range(self._position(start), self._position(stop)):
+    def advance_history(self, start: int, stop: int, slots: int) -> Iterator[Event]:
+        for position in range(self.position(start), self.position(stop)):
             yield Event("again", position, slots)
 
-    def _position(self, block: int) -> int:
+    def position(self, block: int) -> int:
         """The position at which a block starts."""
         return max(block * self.block_size - self.missing, 0)

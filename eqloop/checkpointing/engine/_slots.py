@@ -18,6 +18,7 @@ from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ._by_segments import BySegments
+from ._costs import Rates
 from ._forward import zero
 from ._kept_rows import scan
 from ._loop import Loop, element, part, stack_of, stack_type, store
@@ -40,6 +41,18 @@ class AbstractSlots(abc.ABC):
     @abc.abstractmethod
     def take_device_memory(self) -> bool:
         """Whether they count among the bytes that a gradient takes."""
+
+    @property
+    @abc.abstractmethod
+    def place(self) -> str:
+        """Where they are, as a plan says it."""
+
+    @abc.abstractmethod
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        """How long it takes to write so many bytes there, or to read them, roughly.
+
+        In nanoseconds.
+        """
 
     @property
     def outlast_primal(self) -> bool:
@@ -227,6 +240,13 @@ class DeviceSlots(AbstractSlots):
     @property
     def take_device_memory(self) -> bool:
         return True
+
+    @property
+    def place(self) -> str:
+        return "on the device"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.iteration + nbytes * rate.byte
 
     def stored_dtype(self, dtype: Any) -> Any:
         # XLA would widen some small ones for the whole loop. It keeps their bits.

@@ -22,10 +22,11 @@ class SpillFiles:
 
     Args:
         directory: Where they are.
+        owner: Whose files they are, as errors name it.
     """
 
-    def __init__(self, directory: str):
-        self._directory = directory
+    def __init__(self, directory: str, owner: str = "Spill"):
+        self._directory, self._owner = directory, owner
         self._runs: dict[int, _FilesOfRun] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class SpillFiles:
         except OSError as error:
             self.close(number)
             raise OSError(
-                f"Spill: a carry could not be stored in {self._directory!r}: "
+                f"{self._owner}: a carry could not be stored in {self._directory!r}: "
                 f"{error.strerror or error}. Store fewer carries, in a lower precision "
                 f"(`el.Cast`), or in a directory with more room."
             ) from error

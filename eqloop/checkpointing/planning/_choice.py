@@ -16,7 +16,7 @@ from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
 # that was found, or this often.
-_WORTHWHILE = 0.97
+WORTHWHILE = 0.97
 _MOST_TRIALS = 12
 
 
@@ -44,7 +44,7 @@ def fastest(
             break
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess) <= nbytes:
-            found, limit = layout, _WORTHWHILE * layout.duration(pace)
+            found, limit = layout, WORTHWHILE * layout.duration(pace)
     if found is None:
         least = smallest(problem, active, pace)
         return least if peak_bytes(problem, active, least) <= nbytes else None

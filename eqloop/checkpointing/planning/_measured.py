@@ -21,12 +21,14 @@ from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._levels import Nest
+from ..engine._loop import nbytes
 from ..engine._nested import Nested
 from ..engine._pace import AbstractPace, Estimated
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
 from ..engine._reversals import AbstractReversal, ByResiduals
+from ..engine._slots import AbstractSlots
 from ..engine._step import without_outputs
 from ..engine._together import Together, can_join
 from ._cost import step_cost
@@ -101,6 +103,37 @@ def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
     if not measure or not _is_worthwhile(problem, estimated):
         return estimated
     return _timed(problem, active, estimated) or estimated
+
+
+def move_time(
+    problem: Problem, active: Active, slots: AbstractSlots, pace: AbstractPace
+) -> float:
+    """How long it takes to write a carry to slots, or to read it from there.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        slots: The slots.
+        pace: How long other pieces take. If that was measured, so is this: by a short
+            loop all of whose carries are stored there, and one with near slots.
+
+    Returns:
+        Nanoseconds.
+    """
+    held = nbytes(slots.packed_types(pace.cost.held_types))
+    estimated = slots.move_time(held, pace.rate)
+    if not pace.is_measured:
+        return estimated
+    length = _trial_length(problem, Estimated(pace.cost, pace.rate))
+    order = Nested((Nest((length,)),))
+    layouts = [Layout(order, slots.near), Layout(order, slots)]
+    times = _times_of(problem, active, layouts, length)
+    if times is None:
+        return estimated
+    near, far = (time / length for time in times)
+    again = 0.0 if slots.outlast_primal else pace.advance
+    # Each carry is written once and read once, and so it is near.
+    return max(far - again - near, 0.0) / 2 + slots.near.move_time(held, pace.rate)
 
 
 def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:

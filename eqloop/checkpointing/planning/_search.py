@@ -25,7 +25,7 @@ def orders(length: int) -> Iterator[AbstractOrder]:
     They are not many, as neighbouring ones differ by some per cent.
     """
     yield AllAtOnce(length)
-    for block in _blocks(length):
+    for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
         yield from _revolved(length, block)
 
@@ -55,7 +55,7 @@ def _batches(order: AbstractOrder) -> Iterator[int]:
         size *= 2
 
 
-def _blocks(length: int) -> Iterator[int]:
+def blocks_to_try(length: int) -> Iterator[int]:
     """Powers of two, up to a few times that for which slots are as many as steps."""
     block = 1
     while block <= min(length, max(64, 4 * math.isqrt(length))):

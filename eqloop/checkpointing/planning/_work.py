@@ -42,11 +42,15 @@ CPU = Rates(
     iteration=5.0,
     dynamic_iteration=5.0,
     run=3e3,
+    byte_to_host=0.05,
+    byte_to_file=0.5,
+    callback=2e5,
     entry_of_reads=1.0,
 )
 
 # Not measured: the throughput of a current GPU from its data sheet, some microseconds
-# to start a kernel, and tens of them for the host to see a loop's condition.
+# to start a kernel, and tens of them for the host to see a loop's condition; to the
+# host the 20 GB/s of a PCIe bus, and to files the 2 GB/s of a fast disk.
 ACCELERATOR = Rates(
     flop=5e-5,
     entry=2e-3,
@@ -57,6 +61,9 @@ ACCELERATOR = Rates(
     iteration=2e3,
     dynamic_iteration=3e4,
     run=1e5,
+    byte_to_host=0.05,
+    byte_to_file=0.5,
+    callback=2e5,
     entry_of_reads=0.0,
 )
 

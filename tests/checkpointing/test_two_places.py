@@ -1,0 +1,268 @@
+"""Budgets of two places: they hold in both, and gradients are those of a scan."""
+
+import dataclasses
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing.engine._file_slots import FileSlots
+from eqloop.checkpointing.engine._hierarchical import Hierarchical
+from eqloop.checkpointing.engine._host_slots import HostSlots
+from eqloop.checkpointing.engine._slots import DeviceSlots
+from eqloop.checkpointing.engine._spill_files import SpillFiles
+
+from ..marks import slow, slow_if
+from . import derivatives
+from .derivatives import CONTEXTS, MODES
+from .memory import gradient, temp_bytes
+from .steps import recurrent
+from .test_modes import assert_close, check, evaluate, name, scan
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPlaces(el.AbstractSchedule):
+    """The order of a budget of two places, for loops that are too small for one."""
+
+    near: int
+    far: int
+    move: float
+    block: int = 1
+    slots: str = "host"
+
+    def layout(self, loop):
+        files = FileSlots(".", SpillFiles("."))
+        slots = dict(host=HostSlots(), files=files, device=DeviceSlots())
+        size = (self.near, self.far, self.move, min(self.block, loop.length))
+        return el.Layout(Hierarchical(loop.length, *size), slots[self.slots])
+
+
+SCHEDULES = (
+    TwoPlaces(2, 2, 0.1),
+    TwoPlaces(1, 9, 0.4, slots="files"),
+    TwoPlaces(2, 1, 2.0, block=2),
+    TwoPlaces(1, 2, 0.0, block=3, slots="device"),
+)
+# In JAX 0.10 there are loops that it cannot transpose with slots on the host.
+ON_DEVICE = [dataclasses.replace(one, slots="device") for one in SCHEDULES[:3]]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(
+    "mode",
+    slow_if(lambda mode: mode is not derivatives.grad, MODES),
+    ids=name,
+)
+def test_modes(mode, schedule):
+    check(mode, derivatives.plain, schedule)
+
+
+def test_under_vmap():
+    check(derivatives.vjp, derivatives.vmap, SCHEDULES[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ON_DEVICE, ids=repr)
+@pytest.mark.parametrize("context", CONTEXTS, ids=name)
+@pytest.mark.parametrize("mode", [derivatives.grad, derivatives.reverse_over_reverse])
+def test_contexts(mode, context, schedule):
+    check(mode, context, schedule)
+
+
+def test_with_64_bits():
+    with jax.enable_x64(True):
+        loops = (scan(SCHEDULES[2]), jax.lax.scan)
+        mode = derivatives.forward_over_reverse
+        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
+
+
+@pytest.mark.parametrize(
+    "length", [1, slow(2), slow(3), slow(11), slow(24), 41], ids="{} steps".format
+)
+@pytest.mark.parametrize(
+    "settings",
+    [(1, 1, 0.0), slow((3, 2, 0.5)), slow((2, 3, 4.0, 4)), (3, 3, 0.1, 3)],
+    ids=str,
+)
+def test_gradients_agree(length, settings):
+    args = recurrent(length, width=4)
+    found = jax.jit(gradient(TwoPlaces(*settings)))(*args)
+    for a, b in zip(*map(jax.tree.leaves, (found, gradient(None)(*args))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule", [SCHEDULES[0], SCHEDULES[1], slow(SCHEDULES[2])], ids=repr
+)
+def test_loops_that_stop(schedule):
+    """For as many steps as there may be, and for each example of a batch its own."""
+
+    def loss(schedule, limit, h):
+        f = lambda h, x: (jnp.sin(h) + x, h * x)
+        cond = lambda h: jnp.sum(h) < limit
+        loop = el.ScanWhile(cond, f, max_steps=20, schedule=schedule)
+        carry, ys, _ = loop(h, jnp.linspace(0.1, 0.5, 20))
+        return jnp.sum(carry**2) + jnp.sum(jnp.cos(ys))
+
+    limits = jnp.array([0.0, 1.0, 3.0, 6.0, 9.0, 100.0])
+    grads = [
+        jax.jit(jax.vmap(jax.grad(functools.partial(loss, one), 1), (0, None)))
+        for one in (schedule, None)
+    ]
+    found, expected = (grad(limits, jnp.array([0.1, 0.2])) for grad in grads)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    one = jax.jit(jax.grad(functools.partial(loss, schedule), 1))
+    for limit, row in zip(limits[::2], expected[::2], strict=True):
+        found = one(limit, jnp.array([0.1, 0.2]))
+        np.testing.assert_allclose(found, row, rtol=1e-4)
+
+
+def counted(schedule, length=23):
+    """How often the step was run for a gradient, as a callback counts it."""
+    calls = []
+
+    def step(h, x):
+        jax.debug.callback(lambda: calls.append(1))
+        return jnp.sin(h + x), None
+
+    run = lambda h: el.Scan(step, schedule=schedule)(h, jnp.ones(length))[0]
+    jax.block_until_ready(jax.jit(jax.grad(run))(0.1))
+    jax.effects_barrier()
+    return len(calls), el.Scan(step, schedule=schedule).plan(0.1, jnp.ones(length))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [TwoPlaces(2, 3, 0.3), slow(TwoPlaces(1, 4, 0.0)), slow(TwoPlaces(3, 2, 1.0))],
+    ids=repr,
+)
+def test_evaluations_are_those_of_the_plan(schedule):
+    calls, plan = counted(schedule)
+    assert calls == plan.evaluations
+
+
+# Budgets
+
+
+class Heavy(eqx.Module):
+    """A step that takes long enough for its carry to be moved meanwhile."""
+
+    weight: jax.Array
+
+    def __call__(self, h, x):
+        for _ in range(4):
+            h = jnp.tanh(self.weight @ h + x)
+        return h, None
+
+
+def heavy(width=64, length=150):
+    return Heavy(0.9 * jnp.eye(width)), jnp.ones((width, width)), jnp.zeros(length)
+
+
+ARGS = heavy()
+BUDGETS = [
+    el.Budget("160KiB", host="320KiB", measure=False),
+    el.Budget("200KiB", host="4MiB", measure=False),
+]
+
+
+def on_device(plan, size):
+    """What of some memory is the device's: on a CPU the host has the same."""
+    return size - plan.bytes_elsewhere * (jax.default_backend() == "cpu")
+
+
+@pytest.mark.parametrize("budget", [BUDGETS[0], slow(BUDGETS[1])], ids=repr)
+def test_a_budget_holds_in_both_places(budget):
+    f, init, xs = ARGS
+    plan = el.Scan(f, schedule=budget).plan(init, xs)
+    assert 0 < plan.bytes_elsewhere <= budget.host
+    temp = temp_bytes(gradient(budget), *ARGS)
+    assert on_device(plan, temp) <= budget.nbytes
+    assert temp <= plan.peak_bytes
+    alone = el.Budget(budget.nbytes, measure=False)
+    assert plan.evaluations < el.Scan(f, schedule=alone).plan(init, xs).evaluations
+    pinned = el.Scan(f, schedule=plan.pinned).plan(init, xs)
+    assert pinned.layout == plan.layout
+
+
+def test_the_plan_says_what_is_where():
+    plan = el.Scan(ARGS[0], schedule=BUDGETS[0]).plan(*ARGS[1:])
+    far = len(plan.layout.order.starts)
+    near = plan.slots - far
+    text = str(plan)
+    assert f"{near} on the device and {far} elsewhere, 16 KiB each" in text
+    assert plan.bytes_elsewhere == (far + 1) * 2**14
+    assert f"elsewhere          {16 * (far + 1)} KiB on the host" in text
+
+
+def test_gradients_under_a_budget():
+    plan = el.Scan(ARGS[0], schedule=BUDGETS[0]).plan(*ARGS[1:])
+    assert plan.bytes_elsewhere
+    found = jax.jit(gradient(BUDGETS[0]))(*ARGS)
+    for a, b in zip(*map(jax.tree.leaves, (found, gradient(None)(*ARGS))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("measure", [False, slow(True)], ids=["estimated", "measured"])
+def test_a_budget_of_files(tmp_path, measure):
+    f, init, xs = heavy(128, 64)
+    places = dict(disk="1.2MiB", directory=tmp_path)
+    budget = el.Budget("600KiB", **places, measure=measure)
+    plan = el.Scan(f, schedule=budget).plan(init, xs)
+    if not measure:
+        assert 0 < plan.bytes_elsewhere <= budget.disk
+        assert f"MiB in files in {str(tmp_path)!r}" in str(plan)
+    run = lambda schedule: jax.jit(
+        jax.grad(lambda h: jnp.sum(el.Scan(f, schedule=schedule)(h, xs)[0] ** 2))
+    )
+    np.testing.assert_allclose(run(plan.pinned)(init), run(None)(init), rtol=1e-4)
+    jax.effects_barrier()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_place_that_holds_nothing_changes_nothing():
+    plain = el.Scan(ARGS[0], schedule=el.Budget("160KiB", measure=False))
+    small = el.Scan(ARGS[0], schedule=el.Budget("160KiB", host="20KiB", measure=False))
+    assert plain.plan(*ARGS[1:]).layout == small.plan(*ARGS[1:]).layout
+
+
+def test_too_small_a_budget_is_told_the_least():
+    f, init, xs = recurrent(20, width=16)
+    with pytest.raises(ValueError, match="does not fit into 64 B") as error:
+        el.Scan(f, schedule=el.Budget(64, host="1MiB", measure=False)).plan(init, xs)
+    least = int(str(error.value).split("which is ")[1].split()[0])
+    enough = el.Budget(least, host="1MiB", measure=False)
+    assert on_device_peak(el.Scan(f, schedule=enough).plan(init, xs)) <= least
+
+
+def on_device_peak(plan):
+    return plan.peak_bytes - round(1.005 * plan.bytes_elsewhere)
+
+
+def test_what_budget_takes(tmp_path):
+    with pytest.raises(ValueError, match="`host` or `disk`, and not both"):
+        el.Budget("1MiB", host="1GiB", disk="1GiB", directory=tmp_path)
+    for wrong in (dict(disk="1GiB"), dict(directory=tmp_path)):
+        with pytest.raises(ValueError, match="`disk` and `directory` belong together"):
+            el.Budget("1MiB", **wrong)
+    with pytest.raises(ValueError, match="Budget: `host`: '1 lb' is not an amount"):
+        el.Budget("1MiB", host="1 lb")
+    with pytest.raises(TypeError, match="Budget: `disk`: the memory must be an int"):
+        el.Budget("1MiB", disk=1.5, directory=tmp_path)
+    with pytest.raises(NotADirectoryError, match="Budget: `directory` must be an"):
+        el.Budget("1MiB", disk="1GiB", directory=tmp_path / "none")
+    budget = el.Budget("1MiB", disk="1GiB", directory=tmp_path)
+    text = f"Budget(nbytes=1048576, disk=1073741824, directory={str(tmp_path)!r})"
+    assert repr(budget) == text
+    assert budget == dataclasses.replace(budget)
+    assert hash(budget) == hash(el.Budget(2**20, disk=2**30, directory=str(tmp_path)))
+
+
+def test_maps_have_no_second_place():
+    budget = el.Budget("1MiB", host="1GiB")
+    with pytest.raises(ValueError, match="ChunkedVmap: the budget of a map"):
+        el.ChunkedVmap(jnp.sin, budget)(jnp.ones(3))
