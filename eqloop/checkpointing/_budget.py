@@ -1,8 +1,9 @@
 """`Budget`: the schedule that finds the fastest plan within so much memory."""
 
+import copy
 import dataclasses
 import itertools
-from typing import Any, TypeGuard, final
+from typing import Any, Self, TypeGuard, final
 
 from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
@@ -10,8 +11,8 @@ from ._plan import plan_of
 from ._schedule import AbstractSchedule
 from .engine._layout import Layout
 from .engine._problem import LoopSpec
-from .planning._choice import fastest, smallest
-from .planning._measured import pace
+from .planning._choice import best, smallest
+from .planning._paces import paces
 
 
 @final
@@ -40,6 +41,10 @@ class Budget(AbstractSchedule):
     effects or callbacks, communicates with other devices, or has a `while` loop, which
     might not end on other numbers. [`measurements`][eqloop.measurements] keeps what was
     measured in a file.
+
+    With `policy="auto"`, a loop also lets its budget choose what is kept of each step
+    whose residuals are stored: which values that have a [`name`][eqloop.name], and
+    which results of dots.
 
     A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
@@ -72,6 +77,8 @@ class Budget(AbstractSchedule):
 
     nbytes: int
     measure: bool = dataclasses.field(default=True, kw_only=True)
+    # Set by a loop with `policy="auto"`.
+    chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __init__(self, nbytes: int | str, *, measure: bool = True) -> None:
         object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
@@ -82,6 +89,13 @@ class Budget(AbstractSchedule):
             )
         object.__setattr__(self, "measure", measure)
 
+    @property
+    def with_policy(self) -> Self:
+        """The same budget, which chooses the policy of the loop as well."""
+        chooses = copy.copy(self)
+        object.__setattr__(chooses, "chooses_policy", True)
+        return chooses
+
     def __repr__(self) -> str:
         measure = "" if self.measure else ", measure=False"
         return f"Budget(nbytes={self.nbytes}{measure})"
@@ -90,12 +104,12 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        how_long = pace(problem, active, self.measure)
-        layout = fastest(problem, active, self.nbytes, how_long)
+        times = paces(problem, active, self.measure, self.chooses_policy)
+        layout = best(problem, active, self.nbytes, times)
         if layout is not None:
             return layout
-        smaller = smallest(problem, active, how_long)
-        least = plan_of(problem, active, smaller, how_long)
+        smaller = smallest(problem, active, times)
+        least = plan_of(problem, active, smaller, times.of(smaller))
         needed = Budget(least.peak_bytes, measure=self.measure)
         least = dataclasses.replace(least, schedule=needed)
         raise ValueError(
