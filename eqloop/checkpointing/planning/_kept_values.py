@@ -156,8 +156,9 @@ def kept_values(problem: Problem, active: Active) -> KeptValues:
     program = residual_program(dataclasses.replace(problem, step=step), active)
     reader = _Reader(rates())
     numbers = reader.read(program, {})
-    read = {_value_number(var, numbers) for var in program.outvars} - {None}
-    return KeptValues(tuple(reader.operations), frozenset(read))
+    read = [var for var in program.outvars if not isinstance(var, jex.Literal)]
+    at = frozenset(numbers[var] for var in read)
+    return KeptValues(tuple(reader.operations), at)
 
 
 @functools.lru_cache(maxsize=128)

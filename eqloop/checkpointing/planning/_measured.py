@@ -178,7 +178,9 @@ def _tried(
     problem: Problem, length: int, only_blocks: bool
 ) -> list[tuple[AbstractReversal, int]]:
     """Reversals to try, and the size of their blocks."""
-    blocks = [(ByResiduals(), count) for count in _BLOCKS if count <= length]
+    blocks: list[tuple[AbstractReversal, int]] = [
+        (ByResiduals(), count) for count in _BLOCKS if count <= length
+    ]
     if only_blocks:
         return blocks
     batches = [size for size in _BATCHES if size <= length]
