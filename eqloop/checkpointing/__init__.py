@@ -10,7 +10,7 @@ from ._budget import Budget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._plans import plans
-from ._policies import as_policy, name
+from ._policies import AUTO, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import run_loop
@@ -38,6 +38,7 @@ from .whiles._online import Online
 from .whiles._while_order import UNLIMITED
 
 __all__ = [
+    "AUTO",
     "UNLIMITED",
     "AbstractSchedule",
     "Binomial",
@@ -62,6 +63,7 @@ __all__ = [
     "Spill",
     "Step",
     "StoreAll",
+    "as_loop_policy",
     "as_policy",
     "frontier_of",
     "hoist",

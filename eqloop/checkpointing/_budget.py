@@ -1,10 +1,11 @@
 """`Budget`: the schedule that finds the fastest plan within so much memory."""
 
+import copy
 import dataclasses
 import functools
 import itertools
 import os
-from typing import Any, NoReturn, TypeGuard, final
+from typing import Any, NoReturn, Self, TypeGuard, final
 
 from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
@@ -15,11 +16,10 @@ from .engine._file_slots import FileSlots
 from .engine._forward import Active
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._pace import AbstractPace
 from .engine._problem import LoopSpec, Problem
 from .engine._spill_files import SpillFiles
-from .planning._choice import fastest, smallest
-from .planning._measured import pace
+from .planning._choice import best, smallest
+from .planning._paces import Paces, paces
 from .planning._two_places import (
     SecondPlace,
     device_bytes,
@@ -61,6 +61,10 @@ class Budget(AbstractSchedule):
     its host, the budget holds for each of the two by itself, and the plan's
     `peak_bytes` counts both. Files are those of [`Spill`][eqloop.Spill]: without
     names, and written on the way back, for which the loop is run once more.
+
+    With `policy="auto"`, a loop also lets its budget choose what is kept of each step
+    whose residuals are stored: which values that have a [`name`][eqloop.name], and
+    which results of dots.
 
     A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
@@ -114,6 +118,8 @@ class Budget(AbstractSchedule):
     _second: SecondPlace | None = dataclasses.field(
         init=False, repr=False, compare=False
     )
+    # Set by a loop with `policy="auto"`.
+    chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __init__(
         self,
@@ -137,6 +143,13 @@ class Budget(AbstractSchedule):
         put("measure", measure)
         put("_second", _second_place(self))
 
+    @property
+    def with_policy(self) -> Self:
+        """The same budget, which chooses the policy of the loop as well."""
+        chooses = copy.copy(self)
+        object.__setattr__(chooses, "chooses_policy", True)
+        return chooses
+
     def __repr__(self) -> str:
         names = ("host", "disk", "directory")
         given = [(name, getattr(self, name)) for name in names]
@@ -148,28 +161,27 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        how_long = pace(problem, active, self.measure)
-        found = [fastest(problem, active, self.nbytes, how_long)]
+        times = paces(problem, active, self.measure, self.chooses_policy)
+        found = [best(problem, active, self.nbytes, times)]
         if self._second is not None:
             places = self.nbytes, self._second
-            found += [fastest_in_two_places(problem, active, *places, how_long)]
+            found += [fastest_in_two_places(problem, active, *places, times.base)]
         layouts = [layout for layout in found if layout is not None]
         if layouts:
-            return min(layouts, key=lambda layout: layout.duration(how_long))
-        self._refuse(problem, active, how_long)
+            return min(layouts, key=times.duration)
+        self._refuse(problem, active, times)
 
-    def _refuse(
-        self, problem: Problem, active: Active, how_long: AbstractPace
-    ) -> NoReturn:
+    def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
         """Says that no plan fits: how much would be enough, and for which plan."""
-        found = [smallest(problem, active, how_long)]
+        found = [smallest(problem, active, times)]
         if self._second is not None:
-            found += [smallest_in_two_places(problem, active, self._second, how_long)]
+            second = self._second
+            found += [smallest_in_two_places(problem, active, second, times.base)]
         layouts = [layout for layout in found if layout is not None]
         takes = functools.partial(device_bytes, problem, active)
         smaller = min(layouts, key=takes)
         size = takes(smaller)
-        least = plan_of(problem, active, smaller, how_long)
+        least = plan_of(problem, active, smaller, times.of(smaller))
         needed = dataclasses.replace(self, nbytes=size)
         least = dataclasses.replace(least, schedule=needed)
         raise ValueError(

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of
-from ._schedule import AbstractSchedule
+from ._schedule import AbstractSchedule, chooses_policy
 from .engine._forward import Saveable
 from .engine._loop import Loop
 from .engine._problem import Problem, all_active
 from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._choice import pareto
-from .planning._measured import pace
+from .planning._paces import paces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,15 +76,18 @@ def frontier_of(
     active = all_active(step)
     all_of_it = dataclasses.replace(loop, stops=False)
     problem = Problem(step, all_of_it, policy, schedule, Counted())
-    how_long = pace(problem, active, measure=True)
+    chooses = chooses_policy(schedule)
+    times = paces(problem, active, measure=True, chooses=chooses)
     layout = problem.layout(active)
     layout = layout.by_carries() if loop.stops else layout
+    how_long = times.base
     chosen = plan_of(problem, active, layout, how_long)
+    budget = lambda size: Budget(size).with_policy if chooses else Budget(size)
     plans = (
         dataclasses.replace(
-            plan_of(problem, active, layout, how_long, size), schedule=Budget(size)
+            plan_of(problem, active, layout, how_long, size), schedule=budget(size)
         )
-        for layout, size in pareto(problem, active, how_long)
+        for layout, size in pareto(problem, active, times)
         if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

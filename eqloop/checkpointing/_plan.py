@@ -17,6 +17,7 @@ from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._measured import pace
 from .planning._memory import peak_bytes
+from .planning._paces import pace_keeping
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,6 +105,16 @@ class Plan:
         return self.layout.order.block
 
     @property
+    def kept(self) -> tuple[str, ...] | None:
+        """What of a step is kept where its residuals are stored, by name.
+
+        It is what `policy="auto"` has chosen: names that were given by
+        [`eqloop.name`][], and dots, such as `"dot 2 at model.py:31"`. The rest is
+        computed again. `None` if the policy was not chosen, or everything is kept.
+        """
+        return self.layout.kept
+
+    @property
     def evaluations(self) -> int:
         """How often one gradient evaluates the step, the primal included."""
         return self.layout.evaluations
@@ -118,6 +129,8 @@ class Plan:
             place = self.layout.slots.place
             rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
         rows += self.layout.reversal.described(self.block)
+        if self.kept is not None:
+            rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
         if self.slots and not all(held for _, held in self.holds):
             for name, mark in {"each holds": True, "and not": False}.items():
                 paths = [path for path, held in self.holds if held is mark]
@@ -171,8 +184,20 @@ def plan_of(
     how_long: AbstractPace,
     size: int | None = None,
 ) -> Plan:
-    """The plan that is made of a layout, and of what it takes if that is known."""
+    """The plan that is made of a layout, and of what it takes if that is known.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layout: The layout.
+        how_long: How long the pieces of a gradient take that keeps what its policy
+            says.
+        size: The bytes that it takes.
+    """
     everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
+    if layout.kept is not None:
+        how_long = pace_keeping(problem, active, layout.kept, how_long)
+        problem = problem.under(layout)
     cost = layout.stored_cost(how_long.cost)
     return Plan(
         schedule=problem.planner,

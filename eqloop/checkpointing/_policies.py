@@ -288,6 +288,16 @@ def as_policy(
     return policy
 
 
+AUTO = "auto"
+
+
+def as_loop_policy(
+    policy: "Policy | Callable[..., Any] | str | None",
+) -> "Policy | Callable[..., Any] | str | None":
+    """The policy of a loop: as for others, or `"auto"` where a budget is to choose."""
+    return AUTO if isinstance(policy, str) and policy == AUTO else as_policy(policy)
+
+
 _VALUES: dict[str, Policy] = {
     "save_nothing": save_nothing,
     "save_everything": save_everything,
@@ -329,6 +339,12 @@ def _maker(policy: Any) -> str | None:
 def _from_name(text: str) -> Policy:
     if text in _VALUES:
         return _VALUES[text]
+    if text == AUTO:
+        raise ValueError(
+            "`policy='auto'` is for scans and `StackedLayers`, whose `schedule` is a "
+            "`Budget`, which then chooses the policy as well. Here, give one of "
+            "`eqloop.policies`."
+        )
     near = difflib.get_close_matches(text, [*_VALUES, *_MAKERS], n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"There is no policy named {text!r}. {hint}{_the_names()}")

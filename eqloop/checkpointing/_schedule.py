@@ -50,6 +50,11 @@ class AbstractSchedule(abc.ABC):
         """What undoes a step, `(carry, x) -> carry`, if that is to be used."""
         return None
 
+    @property
+    def with_policy(self) -> "AbstractSchedule | None":
+        """The same, choosing what a step keeps as well; `None` if it cannot."""
+        return None
+
     @abc.abstractmethod
     def layout(self, loop: LoopSpec) -> Layout:
         """Decides how one loop is stored and reversed.
@@ -324,6 +329,11 @@ class Pinned(AbstractSchedule):
 def measures(schedule: Any) -> bool:
     """Whether a schedule decides by what it measures."""
     return bool(getattr(schedule, "measure", False))
+
+
+def chooses_policy(schedule: Any) -> bool:
+    """Whether a schedule chooses what a step keeps."""
+    return bool(getattr(schedule, "chooses_policy", False))
 
 
 def make_count(schedule: Any, name: str, least: int = 1) -> None:

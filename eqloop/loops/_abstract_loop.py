@@ -13,10 +13,11 @@ from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, typed, without_annotations
 from ..checkpointing import (
+    AUTO,
     AbstractSchedule,
     Frontier,
     Plan,
-    as_policy,
+    as_loop_policy,
     frontier_of,
     normal_form,
 )
@@ -33,7 +34,8 @@ class AbstractLoop(AbstractTransform):
     Args:
         schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default every residual is stored.
-        policy: Which residuals of a step are stored when it is recomputed.
+        policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
+            have a [`Budget`][eqloop.Budget] choose that as well.
         in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
             `None` and callables from a leaf to either. `None` gives each step the whole
             leaf. By default axis 0 of every array.
@@ -56,7 +58,7 @@ class AbstractLoop(AbstractTransform):
     f: Callable[..., Any]
     schedule: AbstractSchedule | None = setting(default=None)
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = setting(default=None, converter=as_policy, static=False)
+    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
@@ -82,8 +84,7 @@ class AbstractLoop(AbstractTransform):
         """Runs the loop: the last carry and the outputs."""
         return opened.run(
             type(self).__name__,
-            schedule=self._schedule(),
-            policy=as_policy(self.policy),
+            **self._how(),
             progress=self.progress,
         )
 
@@ -96,12 +97,10 @@ class AbstractLoop(AbstractTransform):
         opened = open_abstractly(open_call, self, args, kwargs)
         form, loop = normal_form(opened.step), opened.loop
         loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
-        return dict(
-            step=form.step,
-            loop=loop,
-            schedule=self._schedule(),
-            policy=as_policy(self.policy),
-        )
+        return dict(step=form.step, loop=loop, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return planned_by(type(self).__name__, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
         return self._default_schedule() if self.schedule is None else self.schedule
@@ -123,6 +122,7 @@ class AbstractLoop(AbstractTransform):
     def __check_init__(self) -> None:
         name = type(self).__name__
         check_schedule(name, self.schedule)
+        self._how()
         check_unroll(name, self.unroll)
         check_progress(name, self.progress)
         for flag in ("reverse", "split_keys"):
@@ -146,6 +146,20 @@ def check_schedule(owner: str, schedule: Any) -> None:
             f"{owner}: `schedule` must be a schedule, such as `el.Recursive(16)`, not "
             f"{schedule!r}."
         )
+
+
+def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
+    """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
+    policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
+    if policy != AUTO:
+        return dict(schedule=schedule, policy=policy)
+    if (chooses := schedule.with_policy) is None:
+        raise ValueError(
+            f"{owner}: with `policy='auto'` a budget chooses what is kept of each "
+            f"step, but the schedule is {schedule!r}. Give it a budget, such as "
+            f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
+        )
+    return dict(schedule=chooses, policy=None)
 
 
 def check_unroll(owner: str, unroll: Any) -> None:

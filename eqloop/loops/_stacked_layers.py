@@ -19,8 +19,13 @@ from .._typecheck import (
     enforce_annotations,
     typed,
 )
-from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_policy, plan
-from ._abstract_loop import check_schedule, check_unroll, checks_no_values
+from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
+from ._abstract_loop import (
+    check_schedule,
+    check_unroll,
+    checks_no_values,
+    planned_by,
+)
 from ._carry import Words
 from ._layer_state import Layer, check_returned, state_of, with_array_state
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
@@ -54,13 +59,15 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         layers: A layer, `layer(x, *args) -> x`, each array of which has a leading axis.
         schedule: How to trade memory for recomputation in reverse mode. By default all
             residuals of all layers are stored.
-        policy: Which residuals of a layer are stored when it is recomputed.
+        policy: Which residuals of a layer are stored when it is recomputed; `"auto"` to
+            have a [`Budget`][eqloop.Budget] choose that as well.
         unroll: How many layers an iteration of the compiled loop runs; `True` for all.
 
     Raises:
         TypeError: If `layers` is not callable, or a setting is not of its type.
         ValueError: If the leading axes differ or are missing, if there are no arrays,
-            if `unroll` is less than 1, or `policy` is not the name of a policy.
+            if `unroll` is less than 1, if `policy` is not the name of a policy, or if
+            it is `"auto"` and `schedule` is no `Budget`.
 
     Examples:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -90,7 +97,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         default=None, static=True, kw_only=True
     )
     # Not static, so that `eqx.tree_at` reaches it.
-    policy: Any = eqx.field(default=None, converter=as_policy, kw_only=True)
+    policy: Any = eqx.field(default=None, converter=as_loop_policy, kw_only=True)
     unroll: int | bool = eqx.field(default=1, static=True, kw_only=True)
 
     def __check_init__(self) -> None:
@@ -103,6 +110,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         num_layers(_NAME, self.layers)
         check_schedule(_NAME, self.schedule)
         check_unroll(_NAME, self.unroll)
+        self._how()
 
     @classmethod
     def init(
@@ -305,7 +313,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return (x, args[apply.state_at].update(state)), every_x
 
     def _how(self) -> dict[str, Any]:
-        return {"schedule": self._schedule(), "policy": as_policy(self.policy)}
+        return planned_by(_NAME, self._schedule(), self.policy)
 
     def _schedule(self) -> AbstractSchedule:
         return StoreAll() if self.schedule is None else self.schedule

@@ -1,7 +1,8 @@
 """What a comparison claims: one number from the measurements, and its bound."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,6 +50,20 @@ def memory_ratio(ours: str, theirs: str, at_most: float) -> Claim:
         "x",
         (ours, theirs),
     )
+
+
+def over_the_best(
+    name: str, others: Sequence[str], nbytes: int, at_most: float
+) -> Claim:
+    """How many times as long as the fastest of all that fit into the same memory."""
+
+    def figure(measured: Measurements) -> float:
+        fits = [n for n in others if measured[n].temp_bytes <= nbytes]
+        best = min((measured[n].seconds.min() for n in fits), default=math.inf)
+        return float(measured[name].seconds.min() / best)
+
+    text = f"time, {name} over the fastest of the others that fit"
+    return Claim(text, figure, at_most, "x", (name, *others))
 
 
 def time_ratio(ours: str, theirs: str, at_most: float, *, scale: float = 1.0) -> Claim:

@@ -1,4 +1,7 @@
-"""`python -m tests.peers equinox`, `diffrax` or `jax`: their tests, on our loops."""
+"""`python -m tests.peers equinox`, `diffrax` or `jax`: their tests, on our loops.
+
+`diffrax_adjoint` runs Diffrax's on our adjoint, and for comparison on its own.
+"""
 
 import argparse
 import sys

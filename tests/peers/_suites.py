@@ -70,6 +70,24 @@ SUITES = {
         ),
         variants=("recursive",),
     ),
+    # The same and more on our adjoint, and beside that on their own.
+    "diffrax_adjoint": Suite(
+        package="diffrax",
+        repository="https://github.com/patrick-kidger/diffrax",
+        tag="v{}",
+        folder="test",
+        files=(
+            "test_adaptive_stepsize_controller.py",
+            "test_adjoint.py",
+            "test_event.py",
+            "test_global_interpolation.py",
+            "test_integrate.py",
+            "test_progress_meter.py",
+            "test_saveat_solution.py",
+            "test_vmap.py",
+        ),
+        variants=("adjoint", "theirs"),
+    ),
     "jax": Suite(
         package="jax",
         repository="https://github.com/jax-ml/jax",

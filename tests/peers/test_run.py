@@ -9,7 +9,7 @@ from ._run import run
 from ._suites import SUITES, Suite
 from .stand_ins._expected import SUITES as LISTED
 from .stand_ins._expected import Expected, load, name_of
-from .stand_ins._variants import VARIANTS
+from .stand_ins._patch import STAND_INS
 
 _TESTS = """
 from jax import lax
@@ -52,7 +52,7 @@ def test_every_suite_has_its_list() -> None:
 @pytest.mark.parametrize("name", SUITES)
 def test_lists_speak_of_what_is_run(name: str) -> None:
     suite = SUITES[name]
-    assert set(suite.variants) <= set(VARIANTS)
+    assert set(suite.variants) <= set(STAND_INS)
     for variant in suite.variants:
         for entry in load(name, variant):
             assert set(entry.variants) <= set(suite.variants)
@@ -73,6 +73,13 @@ def test_when_an_entry_holds() -> None:
     assert entry.holds("plain", "0.10.2")
     assert not entry.holds("plain", "0.12.0.1")
     assert not entry.holds("binomial", "0.10.2")
+
+
+def test_on_their_own_loops_only_that_fails_which_is_theirs() -> None:
+    kinds = ("order", "contract", "theirs")
+    entries = [Expected((), kind, "why not") for kind in kinds]
+    assert [e.holds("theirs", "0.10.2") for e in entries] == [False, False, True]
+    assert all(e.holds("adjoint", "0.10.2") for e in entries)
 
 
 def test_a_reason_is_of_a_kind() -> None:

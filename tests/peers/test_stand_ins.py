@@ -14,7 +14,7 @@ from jax import lax
 import eqloop as el
 
 from ..marks import slow_if
-from .stand_ins import VARIANTS, replaced
+from .stand_ins import VARIANTS, replaced, stand_in
 
 _PLACES = [
     *[(lax, name) for name in ("scan", "while_loop", "fori_loop", "map")],
@@ -138,3 +138,31 @@ def test_they_go_again() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert all(a is getattr(*b) for a, b in zip(before, _PLACES, strict=True))
+
+
+def test_our_adjoint_stands_in_for_theirs() -> None:
+    diffrax = pytest.importorskip("diffrax")
+    ours = pytest.importorskip("eqloop.diffrax").CheckpointedAdjoint
+
+    def end(y0: Any, **settings: Any) -> Any:
+        term = diffrax.ODETerm(lambda t, y, args: -y)
+        how = term, diffrax.Euler(), 0.0, 1.0, 0.25, y0
+        return diffrax.diffeqsolve(*how, **settings).ys[0]
+
+    theirs = diffrax.diffeqsolve, diffrax.RecursiveCheckpointAdjoint
+    push = lambda **settings: jax.jvp(lambda y0: end(y0, **settings), (1.0,), (1.0,))
+    with stand_in("adjoint"):
+        assert diffrax.RecursiveCheckpointAdjoint is ours
+        # Theirs has no forward mode.
+        assert jnp.allclose(push()[1], 0.75**4)
+        with pytest.raises(Exception, match="forward"):
+            push(adjoint=theirs[1]())
+    assert (diffrax.diffeqsolve, diffrax.RecursiveCheckpointAdjoint) == theirs
+
+
+def test_what_is_theirs_stays_in_place() -> None:
+    scan = lax.scan
+    with stand_in("theirs"):
+        assert lax.scan is scan
+    with stand_in("plain"):
+        assert lax.scan is not scan

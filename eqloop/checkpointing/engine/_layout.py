@@ -19,6 +19,8 @@ class Layout:
         order: Which carries are stored, and in which order the steps are reversed.
         slots: Where the carries are that the primal stores.
         reversal: How one block of steps is taken back.
+        kept: The names of what a step keeps, where the schedule has chosen that too;
+            the rest is computed again. Otherwise `None`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -35,6 +37,7 @@ class Layout:
     order: AbstractOrder
     slots: AbstractSlots = dataclasses.field(default_factory=DeviceSlots)
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
+    kept: tuple[str, ...] | None = None
 
     @property
     def block(self) -> int:
@@ -73,7 +76,7 @@ class Layout:
     @property
     def kind(self) -> Hashable:
         """Layouts of one kind make programs alike: what one takes tells of another."""
-        return self.order.kind, self.reversal.kind
+        return self.order.kind, self.reversal.kind, self.kept is None
 
     def stored_cost(self, cost: StepCost) -> StepCost:
         """The cost of a step whose carry is stored in the form that slots have.
@@ -117,4 +120,7 @@ class Layout:
         Returns:
             A layout whose order is one of carries.
         """
-        return dataclasses.replace(self, order=self.order.by_carries())
+        order = self.order.by_carries()
+        # Steps that are reversed one by one have nothing to gain from keeping values.
+        kept = self.kept if order.block > 1 else None
+        return dataclasses.replace(self, order=order, kept=kept)

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ._costs import Rates, StepCost
 
@@ -40,6 +40,22 @@ class AbstractPace(abc.ABC):
     def block(self, reversal: "AbstractReversal", count: int) -> float:
         """A block of so many steps, taken back from the carry before it."""
 
+    @abc.abstractmethod
+    def recomputing(self, cost: StepCost, again: float) -> Self:
+        """The same for a step that keeps something else, as a guess.
+
+        Args:
+            cost: What that step costs.
+            again: How much more it computes again, as work.
+        """
+
+    @abc.abstractmethod
+    def beside(self, other: "AbstractPace") -> Self:
+        """The same at a moment when the step was run as fast as in another pace.
+
+        What was measured at two times may differ by how busy the machine was.
+        """
+
     @property
     def slot(self) -> float:
         """A carry, written to a slot and read from it."""
@@ -68,6 +84,12 @@ class Estimated(AbstractPace):
 
     def block(self, reversal: "AbstractReversal", count: int) -> float:
         return reversal.block_time(self.cost, count, self.rate)
+
+    def recomputing(self, cost: StepCost, again: float) -> Self:
+        return dataclasses.replace(self, cost=cost)
+
+    def beside(self, other: AbstractPace) -> Self:
+        return self
 
 
 def reversal_time(cost: StepCost, rate: Rates) -> float:

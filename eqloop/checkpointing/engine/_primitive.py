@@ -113,6 +113,7 @@ class PlannedLoop(Formula):
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
         saves = _saves_of(problem, active, y_active, self.saves)
+        problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
             moves = active, y_active
@@ -206,7 +207,7 @@ class PlannedLoop(Formula):
         ct_ys: Arrays,
     ) -> Any:
         """The cotangents of the active inputs, from the slots of a forward sweep."""
-        problem, (inputs, slots) = self.problem, residuals
+        problem, (inputs, slots) = self.problem.under(saves.layout), residuals
         has_rows = problem.loop.rows > 0
         wanted = tuple(
             a and has_rows and not is_zero(ct)
@@ -463,6 +464,7 @@ def _saves_of(
     if layout.stores_residuals:
         return Saves(layout, ())
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
+    problem = problem.under(layout)
     held = held_leaves(problem, active, wanted, layout.block)
     if asked_for is not None:
         held = tuple(union(held, asked_for.held))

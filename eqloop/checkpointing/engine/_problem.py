@@ -18,6 +18,7 @@ from ._all_at_once import AllAtOnce
 from ._back import Pull
 from ._forward import Active, Saveable
 from ._held import leaves_held
+from ._kept_names import KeptNames, with_named_dots
 from ._layout import Layout
 from ._loop import Loop, nbytes
 from ._reversals import ByResiduals
@@ -59,6 +60,15 @@ class Problem:
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
         return self.repetition.layout(self, active)
+
+    def under(self, layout: Any) -> "Problem":
+        """The same loop with the policy that a layout has chosen, if it has."""
+        return self if layout.kept is None else self.keeping(layout.kept)
+
+    def keeping(self, names: tuple[str, ...]) -> "Problem":
+        """The same loop, where a step that is reversed keeps what has these names."""
+        step = self.step.rewritten(with_named_dots)
+        return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
     def with_bars(self, change: BarChange) -> "Problem":
         """The same loop with other bars, and with such in its step."""

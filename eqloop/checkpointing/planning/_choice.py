@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
 from ..engine._together import can_join
-from ._cost import step_cost
 from ._guess import Guess
 from ._memory import peak_bytes
+from ._paces import Paces, pace_keeping
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
@@ -19,15 +18,42 @@ from ._search import layouts
 WORTHWHILE = 0.97
 _MOST_TRIALS = 12
 
+# Of what a step may keep, this much is measured.
+_MOST_MEASURED = 4
+
+
+def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout | None:
+    """The layout that takes the least time within so many bytes, if there is any.
+
+    What a step takes that keeps this or that is guessed from one that keeps nothing. So
+    what seems to be the fastest is measured, until that is the fastest indeed.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        nbytes: How many bytes its gradient may take.
+        times: How long the pieces of the gradient take, as far as that is known.
+    """
+    layout = fastest(problem, active, nbytes, times)
+    known = set(times.sets[:1])
+    for _ in range(_MOST_MEASURED * times.base.is_measured):
+        if layout is None or layout.kept is None or layout.kept in known:
+            break
+        known.add(layout.kept)
+        own = pace_keeping(problem, active, layout.kept, times.base)
+        times = times.replaced(layout.kept, own)
+        layout = fastest(problem, active, nbytes, times)
+    return layout
+
 
 @functools.lru_cache(maxsize=128)
 def fastest(
-    problem: Problem, active: Active, nbytes: int, pace: AbstractPace
+    problem: Problem, active: Active, nbytes: int, times: Paces
 ) -> Layout | None:
     """The layout that takes the least time within so many bytes, if there is any."""
-    guess = _guess(problem, active)
+    guess = Guess(times)
     found: Layout | None = None
-    left, limit = _by_duration(problem, pace), math.inf
+    left, limit = _by_duration(problem, times), math.inf
     for _ in range(_MOST_TRIALS):
         promising = [layout for time, layout in left if time < limit]
         layout = next((one for one in promising if guess(one) <= nbytes), None)
@@ -44,18 +70,18 @@ def fastest(
             break
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess) <= nbytes:
-            found, limit = layout, WORTHWHILE * layout.duration(pace)
+            found, limit = layout, WORTHWHILE * times.duration(layout)
     if found is None:
-        least = smallest(problem, active, pace)
+        least = smallest(problem, active, times)
         return least if peak_bytes(problem, active, least) <= nbytes else None
     return found
 
 
 @functools.lru_cache(maxsize=128)
-def smallest(problem: Problem, active: Active, pace: AbstractPace) -> Layout:
+def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
-    guess = _guess(problem, active)
-    every = [layout for _, layout in _by_duration(problem, pace)]
+    guess = Guess(times)
+    every = [layout for _, layout in _by_duration(problem, times)]
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
     for _ in range(_MOST_TRIALS):
@@ -66,19 +92,17 @@ def smallest(problem: Problem, active: Active, pace: AbstractPace) -> Layout:
     return least
 
 
-def pareto(
-    problem: Problem, active: Active, pace: AbstractPace
-) -> list[tuple[Layout, int]]:
+def pareto(problem: Problem, active: Active, times: Paces) -> list[tuple[Layout, int]]:
     """The layouts that no other one beats in memory and in time, the smallest first.
 
     Returns:
         Each of them, with the bytes that it takes. One of every kind is compiled, and
         those of the others are told from it.
     """
-    guess = _guess(problem, active)
-    least = smallest(problem, active, pace)
+    guess = Guess(times)
+    least = smallest(problem, active, times)
     _bytes_learned(problem, active, least, guess)
-    every = [layout for _, layout in _by_duration(problem, pace)]
+    every = [layout for _, layout in _by_duration(problem, times)]
     chosen = _beaten_by_none(every, guess)
     for _ in range(_MOST_TRIALS):
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
@@ -102,10 +126,6 @@ def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
     return chosen
 
 
-def _guess(problem: Problem, active: Active) -> Guess:
-    return Guess(step_cost(problem, active))
-
-
 def _bytes_learned(
     problem: Problem, active: Active, layout: Layout, guess: Guess
 ) -> int:
@@ -116,11 +136,9 @@ def _bytes_learned(
 
 
 @functools.lru_cache(maxsize=128)
-def _by_duration(
-    problem: Problem, pace: AbstractPace
-) -> Sequence[tuple[float, Layout]]:
-    every = layouts(problem.loop.length, can_join(problem.step))
+def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
+    every = layouts(problem.loop.length, can_join(problem.step), times.sets)
     return sorted(
-        ((layout.duration(pace), layout) for layout in every),
+        ((times.duration(layout), layout) for layout in every),
         key=lambda item: item[0],
     )

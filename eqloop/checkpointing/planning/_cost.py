@@ -90,6 +90,11 @@ def _everything(
     return total + 2 * copies * loop.rows * ct_y
 
 
+def residual_program(problem: Problem, active: Active) -> Any:
+    """A step that is differentiated, up to what its reversal reads: a jaxpr."""
+    return _Block(problem, active, 1).forward()
+
+
 def xs_types(problem: Problem, count: int) -> list[Any]:
     """The types of `xs` for a loop of so many steps."""
     axes = problem.loop.x_axes
@@ -115,13 +120,17 @@ class _Block:
 
     def residuals(self) -> int:
         """Bytes of all that is kept and is not an input of the loop anyway."""
+        jaxpr = self.forward()
+        kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
+        return nbytes([var.aval for var in kept - set(jaxpr.invars)])
+
+    def forward(self) -> Any:
+        """Computing the residuals: its jaxpr."""
 
         def residuals(*inputs: Arrays) -> list[Any]:
             return jax.tree.leaves(self._vjp(inputs)[1])
 
-        jaxpr = jax.make_jaxpr(residuals)(*self.types).jaxpr
-        kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-        return nbytes([var.aval for var in kept - set(jaxpr.invars)])
+        return jax.make_jaxpr(residuals)(*self.types).jaxpr
 
     def pull(self) -> tuple[Any, list[Any]]:
         """Taking cotangents back, given the residuals: its jaxpr.

@@ -4,6 +4,7 @@ from collections.abc import Hashable
 
 from ..engine._costs import StepCost
 from ..engine._layout import Layout
+from ._paces import Paces
 
 
 class Guess:
@@ -13,8 +14,8 @@ class Guess:
     or less than was counted, another will take, too.
     """
 
-    def __init__(self, cost: StepCost):
-        self._cost = cost
+    def __init__(self, paces: Paces):
+        self._paces = paces
         self._known: dict[Layout, int] = {}
         self._seen: dict[Hashable, tuple[int, int]] = {}
 
@@ -30,7 +31,7 @@ class Guess:
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""
-        return layout.stored_bytes(self._cost)
+        return layout.stored_bytes(self._paces.of(layout).cost)
 
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
@@ -51,7 +52,7 @@ class Guess:
         """What was counted and what was measured of a layout that is like this one."""
         if (seen := self._seen.get(layout.kind)) is not None:
             return seen
-        return 0, working_set(self._cost)
+        return 0, working_set(self._paces.of(layout).cost)
 
 
 def working_set(cost: StepCost) -> int:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -23,7 +23,7 @@ from ..engine._layout import Layout
 from ..engine._levels import Nest
 from ..engine._loop import nbytes
 from ..engine._nested import Nested
-from ..engine._pace import AbstractPace, Estimated
+from ..engine._pace import AbstractPace, Estimated, residuals_time
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
@@ -89,8 +89,30 @@ class Measured(AbstractPace):
         ]
         return estimated * _between(seen or [(1, 1.0)], batch)
 
+    def recomputing(self, cost: StepCost, again: float) -> Self:
+        # To compute again takes as much longer than estimated as computing did.
+        longer = self.run / Estimated(self.cost, self.rate).advance
+        stores = residuals_time(cost, self.rate) - residuals_time(self.cost, self.rate)
+        stored = max(self.stored + longer * again + stores, self.run)
+        return dataclasses.replace(self, cost=cost, stored=stored)
 
-def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
+    def beside(self, other: AbstractPace) -> Self:
+        one = ByResiduals()
+        slower = other.block(one, 1) / self.block(one, 1)
+        return dataclasses.replace(
+            self,
+            run=other.advance,
+            stored=slower * self.stored,
+            blocks=tuple((kind, size, slower * f) for kind, size, f in self.blocks),
+        )
+
+
+def pace(
+    problem: Problem,
+    active: Active,
+    measure: bool,
+    kept: tuple[str, ...] | None = None,
+) -> AbstractPace:
     """How long the pieces of a loop's gradient take.
 
     Args:
@@ -98,11 +120,13 @@ def pace(problem: Problem, active: Active, measure: bool) -> AbstractPace:
         active: Which inputs are differentiated.
         measure: Whether to find out by running them. What cannot be run, and what
             takes less time than that, is estimated nevertheless.
+        kept: What a step keeps where its residuals are stored, if that is chosen.
     """
-    estimated = Estimated(step_cost(problem, active), rates())
+    keeping = problem if kept is None else problem.keeping(kept)
+    estimated = Estimated(step_cost(keeping, active), rates())
     if not measure or not _is_worthwhile(problem, estimated):
         return estimated
-    return _timed(problem, active, estimated) or estimated
+    return _timed(problem, active, estimated, kept) or estimated
 
 
 def move_time(
@@ -155,14 +179,20 @@ def _ends_anyway(eqn: Any) -> bool:
     return counts and eqn.primitive.name not in ("while", "pure_callback")
 
 
-def _timed(problem: Problem, active: Active, estimated: Estimated) -> Measured | None:
+def _timed(
+    problem: Problem,
+    active: Active,
+    estimated: Estimated,
+    kept: tuple[str, ...] | None,
+) -> Measured | None:
     length = _trial_length(problem, estimated)
-    layouts: list[Layout | None] = [None, Layout(AllAtOnce(length))]
-    samples = _tried(problem, length)
+    layouts: list[Layout | None] = [None, Layout(AllAtOnce(length), kept=kept)]
+    samples = _tried(problem, length, kept is not None)
     for reversal, count in samples:
         order = Nested((Nest((length // count,), count),))
-        layouts.append(Layout(order, reversal=reversal))
-    times = _times_of(problem, active, layouts, length)
+        names = kept if count > 1 else None
+        layouts.append(Layout(order, reversal=reversal, kept=names))
+    times = _times_of(problem, active, layouts, length, kept)
     if times is None:
         return None
     advance, everything, *others = (time / length for time in times)
@@ -177,9 +207,15 @@ def _timed(problem: Problem, active: Active, estimated: Estimated) -> Measured |
     return dataclasses.replace(found, blocks=tuple(factors))
 
 
-def _tried(problem: Problem, length: int) -> list[tuple[AbstractReversal, int]]:
+def _tried(
+    problem: Problem, length: int, only_blocks: bool
+) -> list[tuple[AbstractReversal, int]]:
     """Reversals to try, and the size of their blocks."""
-    blocks = [(ByResiduals(), count) for count in _BLOCKS if count <= length]
+    blocks: list[tuple[AbstractReversal, int]] = [
+        (ByResiduals(), count) for count in _BLOCKS if count <= length
+    ]
+    if only_blocks:
+        return blocks
     batches = [size for size in _BATCHES if size <= length]
     joined = [(Together(size), 1) for size in batches if can_join(problem.step)]
     return [*blocks, *joined]
@@ -203,12 +239,17 @@ def _times_of(
     active: Active,
     layouts: Sequence[Layout | None],
     length: int,
+    kept: tuple[str, ...] | None,
 ) -> list[float] | None:
-    """How long short loops take, by layout; without one, the steps alone."""
+    """How long short loops take, by layout; without one, the steps alone.
+
+    What does not depend on what is kept is measured again for each, to compare what was
+    measured at other times.
+    """
     loop = of_length(problem.loop, length)
     loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
     short = dataclasses.replace(problem, loop=loop)
-    about = [str(problem.step.jaxpr), loop, problem.policy, active]
+    about = [str(problem.step.jaxpr), loop, problem.policy, active, kept]
     keys = [key_of([*about, layout]) for layout in layouts]
     missing = [
         (key, layout)

@@ -22,6 +22,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     A loop is compiled alone, and within another program a few more of its values may
     be buffers, so that a little is added.
     """
+    problem = problem.under(layout)
     order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)

@@ -1,7 +1,7 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..engine._all_at_once import AllAtOnce
 from ..engine._layout import Layout
@@ -30,15 +30,20 @@ def orders(length: int) -> Iterator[AbstractOrder]:
         yield from _revolved(length, block)
 
 
-def layouts(length: int, joins: bool) -> Iterator[Layout]:
+def layouts(
+    length: int, joins: bool, kept: Sequence[tuple[str, ...]] = ()
+) -> Iterator[Layout]:
     """The layouts from which to choose.
 
     Args:
         length: How many steps the loop has.
         joins: Whether its steps can be reversed together.
+        kept: What a step may keep, if it is to be chosen.
     """
     for order in orders(length):
         yield Layout(order)
+        if order.block > 1:  # and so residuals are stored
+            yield from (Layout(order, kept=names) for names in kept)
         if joins:
             for size in _batches(order):
                 yield Layout(order, reversal=Together(size))

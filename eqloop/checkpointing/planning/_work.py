@@ -75,10 +75,11 @@ def rates() -> Rates:
 
 def work(jaxpr: Any, rate: Rates) -> float:
     """The time that the equations of a jaxpr take, one after the other."""
-    return sum(_equation(eqn, rate) for eqn in jaxpr.eqns)
+    return sum(equation_work(eqn, rate) for eqn in jaxpr.eqns)
 
 
-def _equation(eqn: Any, rate: Rates) -> float:
+def equation_work(eqn: Any, rate: Rates) -> float:
+    """The time that an equation takes."""
     inner = [work(jaxpr, rate) for jaxpr in jex.jaxprs_in_params(eqn.params)]
     if inner:
         if eqn.primitive.name == "cond":

@@ -31,6 +31,7 @@ class AbstractWhileOrder(abc.ABC):
     reversal: ClassVar[AbstractReversal] = ByResiduals()
     stores_residuals: ClassVar[bool] = False
     block: ClassVar[int] = 1
+    kept: ClassVar[None] = None
 
     def layout(self, loop: Any) -> Any:
         """Itself, for every loop and every derivative: it stands for a `Layout`."""

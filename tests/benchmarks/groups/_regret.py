@@ -7,7 +7,7 @@ from typing import Any
 import eqloop as el
 
 from .. import _loops as loops
-from .._claims import Claim, Measurements, memory
+from .._claims import Claim, Measurements, memory, over_the_best
 from .._comparison import Comparison
 from .._problems import (
     gradient,
@@ -19,6 +19,7 @@ from .._problems import (
     relaxation,
     wave,
 )
+from ._layer_policies import policies_of_layers
 
 # Of the memory that storing everything takes.
 _PARTS = (0.6, 0.2, 0.05, 0.015)
@@ -35,7 +36,10 @@ def regret() -> Sequence[Comparison]:
         "Lorenz, 16384 steps": lorenz(16384),
         "five sweeps of width 32 in a step, 1024 steps": relaxation(1024, 32),
     }
-    return [_comparison(name, args) for name, args in problems.items()]
+    return [
+        *(_comparison(name, args) for name, args in problems.items()),
+        policies_of_layers(),
+    ]
 
 
 def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
@@ -56,7 +60,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
         plan = el.Scan(cell, schedule=el.Budget(size)).plan(init, xs)
         claims += [
             memory(one.name, size),
-            _regret(one.name, names, size),
+            over_the_best(one.name, names, size, 1.15),
             _foreseen(one.name, plain.name, plan.relative_time),
         ]
     return Comparison(
@@ -92,18 +96,6 @@ def _schedules(length: int) -> list[Any]:
         el.Binomial(8, block=8),
         el.Binomial(root, block=root),
     ]
-
-
-def _regret(name: str, others: Sequence[str], nbytes: int) -> Claim:
-    """How many times as long as the fastest of all that fit into the same memory."""
-
-    def figure(measured: Measurements) -> float:
-        fits = [n for n in others if measured[n].temp_bytes <= nbytes]
-        best = min((measured[n].seconds.min() for n in fits), default=math.inf)
-        return float(measured[name].seconds.min() / best)
-
-    text = f"time, {name} over the fastest of the others that fit"
-    return Claim(text, figure, 1.15, "x", (name, *others))
 
 
 def _foreseen(name: str, plain: str, foreseen: float) -> Claim:

@@ -4,7 +4,7 @@ A package that is imported by itself, with its parent on the path: Equinox's tes
 in a package called `tests`, too.
 """
 
-from ._patch import replaced
+from ._patch import STAND_INS, replaced, stand_in
 from ._variants import VARIANTS, Variant
 
-__all__ = ["VARIANTS", "Variant", "replaced"]
+__all__ = ["STAND_INS", "VARIANTS", "Variant", "replaced", "stand_in"]

@@ -11,9 +11,22 @@ import equinox.internal as eqxi
 from jax import lax
 
 from . import _equinox, _lax
-from ._variants import Variant
+from ._diffrax import adjoint_replaced
+from ._variants import VARIANTS, Variant
 
 _LIBRARY = "eqloop"
+
+_OTHERS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "adjoint": adjoint_replaced,
+    "theirs": contextlib.nullcontext,
+}
+# What a suite can be run on: a variant of our loops, our adjoint, or what is theirs.
+STAND_INS = (*VARIANTS, *_OTHERS)
+
+
+def stand_in(name: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, what has this name is in place."""
+    return _OTHERS[name]() if name in _OTHERS else replaced(VARIANTS[name])
 
 
 @contextlib.contextmanager

@@ -1,14 +1,13 @@
 """A pytest plugin: runs a suite of others on our loops (`-p stand_ins.plugin`)."""
 
+import contextlib
 import inspect
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from . import _expected
-from ._patch import replaced
-from ._variants import VARIANTS
+from ._patch import STAND_INS, stand_in
 
 _LOOP = re.compile(r"\b(scan|while_loop|fori_loop|lax\.map)\b")
 
@@ -17,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Which suite this is, and what stands in for its loops."""
     group = parser.getgroup("peers")
     group.addoption("--peer-suite", choices=_expected.SUITES, required=True)
-    group.addoption("--peer-variant", choices=list(VARIANTS), required=True)
+    group.addoption("--peer-variant", choices=STAND_INS, required=True)
     group.addoption(
         "--peer-only-loops",
         action="store_true",
@@ -25,11 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Puts our loops in place before their modules, which keep loops in globals."""
-    with replaced(VARIANTS[config.getoption("--peer-variant")]):
-        return (yield)
+    stack = contextlib.ExitStack()
+    stack.enter_context(stand_in(session.config.getoption("--peer-variant")))
+    session.config.add_cleanup(stack.close)
 
 
 def pytest_collection_modifyitems(

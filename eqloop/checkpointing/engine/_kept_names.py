@@ -1,0 +1,105 @@
+"""What of a step is kept where the schedule chooses it: values that have names.
+
+A user's names and dots are what there is to choose from. For a policy to tell one dot
+from another, each is given a name as well.
+"""
+
+import dataclasses
+import functools
+import itertools
+import operator
+import os
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from ..._compat import CALLS
+from ..._equations import Rewrite, map_params, rewrite_everywhere
+from ..._places import place_of
+
+_DOTS = {"dot_general": "dot", "ragged_dot": "dot", "conv_general_dilated": "conv"}
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptNames:
+    """A policy that keeps the values of these names.
+
+    Those of `jax.checkpoint_policies` are new functions each time that they are made,
+    and a program is traced anew for each.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, prim: Any, /, *avals: Any, **params: Any) -> bool:
+        return prim.name == "name" and params["name"] in self.names
+
+
+@functools.lru_cache(maxsize=256)
+def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The program with a name for each dot that the user has not named.
+
+    Dots in loops and branches have none: what is kept of these is stacked, or padded.
+    Those of a function that is called twice have one name for both.
+
+    Args:
+        program: The program of a step.
+
+    Returns:
+        The same, with equations that give names; the very same if there are no dots.
+    """
+    numbers = itertools.count(1)
+
+    def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
+        named = {e.invars[0] for e in program.eqns if e.primitive.name == "name"}
+        eqns: list[Any] = []
+        for eqn in program.eqns:
+            kind = _DOTS.get(eqn.primitive.name)
+            if inner_call(eqn) is not None:
+                change = lambda x: rewrite(x) if isinstance(x, jex.ClosedJaxpr) else x
+                eqns.append(map_params(eqn, change))
+            elif kind and eqn.outvars[0] not in named and can_be_kept(eqn):
+                eqns += _named(eqn, f"{kind} {next(numbers)}{_line_of(eqn)}")
+            else:
+                eqns.append(eqn)
+        if len(eqns) == len(program.eqns) and all(
+            map(operator.is_, eqns, program.eqns)
+        ):
+            return program
+        return jex.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+
+    return rewrite_everywhere(level, program)
+
+
+def inner_call(eqn: Any) -> Any | None:
+    """The program that an equation calls, if a policy is asked about what is in it."""
+    if eqn.primitive.name == "remat2":
+        return None  # by then, that of the user has been asked
+    return eqn.params.get(CALLS.get(eqn.primitive.name, ""))
+
+
+def _named(eqn: Any, name: str) -> list[Any]:
+    """An equation, and one that gives a name to its result."""
+    var = eqn.outvars[0]
+    # Tracing makes an equation in the form that this version of JAX has, and a variable
+    # that is found nowhere else.
+    template = jax.make_jaxpr(lambda x: checkpoint_name(x, name))(var.aval).jaxpr
+    (unnamed,), (naming,) = template.invars, template.eqns
+    naming = naming.replace(outvars=[var], source_info=eqn.source_info)
+    return [eqn.replace(outvars=[unnamed]), naming]
+
+
+def _line_of(eqn: Any) -> str:
+    place = place_of(eqn.source_info)
+    return "" if place is None else f" at {os.path.basename(place.file)}:{place.line}"
+
+
+def can_be_kept(eqn: Any) -> bool:
+    """Whether the result of an equation can be kept by a policy."""
+    var = eqn.outvars[0]
+    if isinstance(var, jex.DropVar):
+        return False
+    # `jax.checkpoint` does not take complex ones that are used further on (JAX 0.10).
+    return not jnp.issubdtype(var.aval.dtype, jnp.complexfloating)

@@ -1,0 +1,254 @@
+"""What a step may keep of its values, and what that saves.
+
+With a policy, a step that is reversed computes again whatever the policy does not keep.
+To keep a value saves computing it, and all that nothing but this value needs: what it
+saves depends on what else is kept. So sets of values are compared, each by walking back
+through the step from what its reversal reads.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+
+from ..engine._costs import Rates, StepCost
+from ..engine._forward import Active
+from ..engine._kept_names import can_be_kept, inner_call, with_named_dots
+from ..engine._loop import nbytes
+from ..engine._problem import Problem
+from ._cost import residual_program, step_cost
+from ._work import equation_work, rates
+
+Kept: TypeAlias = tuple[str, ...] | None
+
+# Of so many values, all sets are tried. Of more, those that are near to good ones.
+_MOST_TRIED = 10
+# No more sets than this are compared under all orders.
+_MOST_SETS = 48
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An equation of a step: what it reads and computes, by numbers of values.
+
+    Attributes:
+        reads: The values that it reads.
+        gives: The values that it computes.
+        work: The time it takes.
+        name: The name that it gives to a value, if it does.
+        size: The bytes of what it computes.
+    """
+
+    reads: tuple[int, ...]
+    gives: tuple[int, ...]
+    work: float
+    name: str | None
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptValues:
+    """What the reversal of a step reads, and from what that is computed.
+
+    Attributes:
+        operations: Those of the step, in their order.
+        read: The values that are read by the reversal.
+    """
+
+    operations: tuple[Operation, ...]
+    read: frozenset[int]
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values that can be kept, in the order of the step."""
+        names = (operation.name for operation in self.operations)
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def cost(self, kept: Iterable[str]) -> tuple[int, float]:
+        """The bytes that are kept of a step, and the time to compute the others again.
+
+        Args:
+            kept: The names of the values that are kept.
+        """
+        kept, needed = set(kept), set(self.read)
+        size, work = 0, 0.0
+        for operation in reversed(self.operations):
+            if needed.isdisjoint(operation.gives):
+                continue
+            if operation.name in kept:
+                size += operation.size
+            else:
+                work += operation.work
+                needed.update(operation.reads)
+        return size, work
+
+    def best(self) -> list[tuple[tuple[str, ...], int, float]]:
+        """The sets that no other beats both in bytes and in time, the smallest first.
+
+        Returns:
+            The names of each, with its bytes and the time to compute the others again.
+        """
+        sets = self._all() if len(self.names) <= _MOST_TRIED else self._near()
+        found: list[tuple[tuple[str, ...], int, float]] = []
+        for size, work, kept in sorted((*self.cost(k), k) for k in sets):
+            if not found or work < found[-1][2]:
+                found.append((kept, size, work))
+        return found
+
+    def _all(self) -> Iterator[tuple[str, ...]]:
+        for count in range(len(self.names) + 1):
+            yield from itertools.combinations(self.names, count)
+
+    def _near(self) -> set[tuple[str, ...]]:
+        """Sets from nothing to everything, each by the change that pays most per byte.
+
+        They are walked both ways, as values that only pay together are never added one
+        by one, and are kept by the way down from everything.
+        """
+        sets = set(self._walk((), 1)) | set(self._walk(self.names, -1))
+        for kept in list(sets):
+            sets.update(self._swapped(kept))
+        return sets
+
+    def _walk(self, kept: tuple[str, ...], way: int) -> Iterator[tuple[str, ...]]:
+        yield kept
+        while other := self._toggled(kept, self._others(kept) if way > 0 else kept):
+            size, work = self.cost(kept)
+            gains = []
+            for one in other:
+                new_size, new_work = self.cost(one)
+                bytes_, time = way * (new_size - size), way * (work - new_work)
+                gains.append((way * time / max(bytes_, 1), one))
+            kept = max(gains)[1]
+            yield kept
+
+    def _swapped(self, kept: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for without in kept:
+            rest = tuple(name for name in kept if name != without)
+            yield rest
+            yield from self._toggled(rest, self._others(kept))
+
+    def _toggled(
+        self, kept: tuple[str, ...], names: Iterable[str]
+    ) -> list[tuple[str, ...]]:
+        """The sets in which one of some names is kept if it is not, or the reverse."""
+        return [self._ordered({*kept} ^ {name}) for name in names]
+
+    def _others(self, kept: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in kept)
+
+    def _ordered(self, kept: set[str]) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name in kept)
+
+
+@functools.lru_cache(maxsize=128)
+def kept_values(problem: Problem, active: Active) -> KeptValues:
+    """What a step may keep.
+
+    Args:
+        problem: The loop, without a policy.
+        active: Which of its inputs are differentiated.
+    """
+    step = problem.step.rewritten(with_named_dots)
+    program = residual_program(dataclasses.replace(problem, step=step), active)
+    reader = _Reader(rates())
+    numbers = reader.read(program, {})
+    read = [var for var in program.outvars if not isinstance(var, jex.Literal)]
+    at = frozenset(numbers[var] for var in read)
+    return KeptValues(tuple(reader.operations), at)
+
+
+@functools.lru_cache(maxsize=128)
+def costs_by_kept(
+    problem: Problem, active: Active
+) -> tuple[tuple[tuple[str, ...], StepCost, float], ...]:
+    """What a step costs that keeps some of its values, for every set worth a try.
+
+    Returns:
+        The names, the cost, and how much of its reversal computes values again.
+    """
+    values = kept_values(problem, active)
+    sets = _evenly_chosen(values.best())
+    nothing, _, again = sets[0]
+    bare = step_cost(problem.keeping(nothing), active)
+    found = []
+    for kept, size, work in sets:
+        cost = dataclasses.replace(
+            bare,
+            residuals=bare.residuals + size,
+            everything=bare.everything + problem.loop.length * size,
+            reversal=bare.reversal - again + work,
+        )
+        found.append((kept, cost, work))
+    return tuple(found)
+
+
+def _evenly_chosen(sets: list[Any]) -> list[Any]:
+    """Some of many sets, from the first to the last."""
+    if len(sets) <= _MOST_SETS:
+        return sets
+    last = len(sets) - 1
+    at = sorted({round(i * last / (_MOST_SETS - 1)) for i in range(_MOST_SETS)})
+    return [sets[i] for i in at]
+
+
+class _Reader:
+    """Reads a program as operations, those of the programs that it calls among them."""
+
+    def __init__(self, rate: Rates):
+        self.operations: list[Operation] = []
+        self._rate = rate
+        self._numbers = itertools.count()
+
+    def read(self, program: Any, numbers: dict[Any, int]) -> dict[Any, int]:
+        """Reads a program.
+
+        Args:
+            program: An open jaxpr.
+            numbers: The numbers of its inputs, as far as they have some.
+
+        Returns:
+            The numbers of all its values.
+        """
+        for var in (*program.constvars, *program.invars):
+            numbers.setdefault(var, next(self._numbers))
+        for eqn in program.eqns:
+            inputs = [_value_number(var, numbers) for var in eqn.invars]
+            if (inner := inner_call(eqn)) is not None:
+                self._read_call(eqn, getattr(inner, "jaxpr", inner), inputs, numbers)
+                continue
+            numbers |= {var: next(self._numbers) for var in eqn.outvars}
+            self.operations.append(
+                Operation(
+                    tuple(number for number in inputs if number is not None),
+                    tuple(numbers[var] for var in eqn.outvars),
+                    equation_work(eqn, self._rate),
+                    _name_given(eqn),
+                    nbytes([var.aval for var in eqn.outvars]),
+                )
+            )
+        return numbers
+
+    def _read_call(
+        self, eqn: Any, program: Any, inputs: list[int | None], outer: dict[Any, int]
+    ) -> None:
+        """Reads the program of a call, of which it has the inputs and outputs."""
+        pairs = zip(program.invars, inputs, strict=True)
+        inner = self.read(program, {var: n for var, n in pairs if n is not None})
+        for var, result in zip(eqn.outvars, program.outvars, strict=True):
+            number = _value_number(result, inner)
+            outer[var] = next(self._numbers) if number is None else number
+
+
+def _name_given(eqn: Any) -> str | None:
+    """The name that an equation gives to a value that can be kept."""
+    names = eqn.primitive.name == "name" and can_be_kept(eqn)
+    return eqn.params["name"] if names else None
+
+
+def _value_number(atom: Any, numbers: dict[Any, int]) -> int | None:
+    """The number of a value; a literal has none."""
+    return None if isinstance(atom, jex.Literal) else numbers[atom]

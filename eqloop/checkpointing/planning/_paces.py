@@ -1,0 +1,88 @@
+"""How long the pieces of a gradient take, for everything that a step may keep."""
+
+import dataclasses
+import functools
+
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._pace import AbstractPace
+from ..engine._problem import Problem
+from ._kept_values import Kept, costs_by_kept
+from ._measured import pace
+
+
+@dataclasses.dataclass(frozen=True)
+class Paces:
+    """How long the pieces of a gradient take.
+
+    Attributes:
+        entries: What a step keeps, and how long the pieces take then. The first is for
+            a step whose policy is not chosen.
+    """
+
+    entries: tuple[tuple[Kept, AbstractPace], ...]
+
+    @functools.cached_property
+    def _by_kept(self) -> dict[Kept, AbstractPace]:
+        return dict(self.entries)
+
+    def of(self, layout: Layout) -> AbstractPace:
+        """Those for what a layout has a step keep."""
+        return self._by_kept[layout.kept]
+
+    def duration(self, layout: Layout) -> float:
+        """How long a gradient takes, in nanoseconds."""
+        return layout.duration(self.of(layout))
+
+    @property
+    def base(self) -> AbstractPace:
+        """Those where nothing is chosen."""
+        return self.entries[0][1]
+
+    @property
+    def sets(self) -> list[tuple[str, ...]]:
+        """What a step may keep, if there is a choice; the first of them is nothing."""
+        return [kept for kept in self._by_kept if kept is not None]
+
+    def replaced(self, kept: Kept, own: AbstractPace) -> "Paces":
+        """The same where for one of the choices more is known."""
+        entries = {**self._by_kept, kept: own}
+        return Paces(tuple(entries.items()))
+
+
+def paces(problem: Problem, active: Active, measure: bool, chooses: bool) -> Paces:
+    """How long the pieces of a gradient take.
+
+    Args:
+        problem: The loop.
+        active: Which inputs are differentiated.
+        measure: Whether to find out by running them.
+        chooses: Whether it is to be chosen what a step keeps.
+    """
+    base = pace(problem, active, measure)
+    entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
+    # The derivative of a loop for which it was chosen has the policy already.
+    if chooses and problem.policy is None:
+        (nothing, _, again), *others = costs_by_kept(problem, active)
+        # Not from one that keeps everything: what it takes to store all residuals of a
+        # step says little of what it takes to store a few.
+        bare = pace_keeping(problem, active, nothing, base)
+        entries.append((nothing, bare))
+        for kept, cost, work in others:
+            entries.append((kept, bare.recomputing(cost, work - again)))
+    return Paces(tuple(entries))
+
+
+def pace_keeping(
+    problem: Problem, active: Active, kept: tuple[str, ...], base: AbstractPace
+) -> AbstractPace:
+    """How long the pieces of a gradient take if each step keeps some of its values.
+
+    Args:
+        problem: The loop.
+        active: Which inputs are differentiated.
+        kept: What a step keeps.
+        base: How long they take where nothing is chosen. If that was measured, so is
+            this.
+    """
+    return pace(problem, active, base.is_measured, kept).beside(base)
