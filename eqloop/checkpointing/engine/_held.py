@@ -21,7 +21,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._partition import Flags, pick, put, split, union
-from ..._programs import inputs_read
+from ..._programs import called, inputs_read
 from ._back import Back, Ends, Inputs, Pull, Taken, one
 from ._loop import Loop, stack_type
 from ._step import Step
@@ -78,7 +78,6 @@ class Way:
     layout: Any  # Layout | AbstractWhileOrder
 
 
-@functools.lru_cache(maxsize=256)
 def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
     """The leaves of a carry without which a block of steps cannot be reversed.
 
@@ -87,8 +86,16 @@ def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
         loop: The loop.
         block: How many steps the block has.
     """
-    consts, carry, x = back.types
-    loop = loop.part(block)
+    return _leaves_read_by(back, loop.part(block))
+
+
+@functools.lru_cache(maxsize=256)
+def _leaves_read_by(back: Back, loop: Loop) -> Flags:
+    """The same for the loop over a block."""
+    # JAX remembers the derivatives of a step that is called, and a few of such programs
+    # are made of each step.
+    back = back.mapped(lambda step: step.rewritten(called))
+    (consts, carry, x), block = back.types, loop.length
 
     def run(carry: Any, consts: Any, xs: Any, ends: Any) -> Any:
         if block == 1:
