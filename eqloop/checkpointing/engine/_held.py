@@ -22,7 +22,7 @@ from jax.interpreters import partial_eval
 
 from ..._partition import Flags, pick, put, split, union
 from ..._programs import called, inputs_read
-from ._back import Back, Ends, Inputs, Pull, Taken, one
+from ._back import Back, Ends, Inputs, Pull, Taken, program_of
 from ._loop import Loop, stack_type
 from ._step import Step
 
@@ -92,24 +92,21 @@ def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
 @functools.lru_cache(maxsize=256)
 def _leaves_read_by(back: Back, loop: Loop) -> Flags:
     """The same for the loop over a block."""
-    # JAX remembers the derivatives of a step that is called, and a few of such programs
-    # are made of each step.
-    back = back.mapped(lambda step: step.rewritten(called))
     (consts, carry, x), block = back.types, loop.length
-
-    def run(carry: Any, consts: Any, xs: Any, ends: Any) -> Any:
-        if block == 1:
-            return one(back, loop, (consts, carry, xs), ends)
-        return back(loop, (consts, carry, xs), ends)
-
-    xs, (carried, z) = x, back.end_types
-    if block > 1:
-        axes = zip(x, loop.x_axes, strict=True)
-        xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
-        z = [stack_type(aval, block) for aval in z]
-    jaxpr = jax.make_jaxpr(run)(carry, consts, xs, (carried, z))
-    read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
-    return tuple(read[: len(carry)])
+    at = slice(len(consts), len(consts) + len(carry))
+    if block == 1:
+        program = program_of(back, loop)
+        return tuple(inputs_read(program, [True] * len(program.out_avals))[at])
+    # What a block reads follows from which inputs its steps read, and not from how they
+    # are computed. JAX remembers the derivatives of a step that is called.
+    back = back.mapped(lambda step: step.rewritten(called))
+    axes = zip(x, loop.x_axes, strict=True)
+    xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
+    carried, z = back.end_types
+    ends = carried, [stack_type(aval, block) for aval in z]
+    run = lambda *args: back(loop, args[:3], args[3])
+    jaxpr = jax.make_jaxpr(run)(consts, carry, xs, ends)
+    return tuple(inputs_read(jaxpr, [True] * len(jaxpr.out_avals))[at])
 
 
 @functools.lru_cache(maxsize=256)

@@ -119,7 +119,8 @@ def _bytes_learned(
 def _by_duration(
     problem: Problem, pace: AbstractPace
 ) -> Sequence[tuple[float, Layout]]:
-    every = layouts(problem.loop.length, can_join(problem.step))
+    length, rows = problem.loop.length, pace.cost.rows
+    every = layouts(length, can_join(problem.step), rows)
     return sorted(
         ((layout.duration(pace), layout) for layout in every),
         key=lambda item: item[0],
