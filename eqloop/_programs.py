@@ -37,6 +37,12 @@ def traced(f: Callable[..., Iterable[Any]], types: Sequence[Any]) -> jex.ClosedJ
 
 
 @functools.lru_cache(maxsize=512)
+def called(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same program as a single equation, which calls it."""
+    return jax.make_jaxpr(jax.jit(jex.jaxpr_as_fun(program)))(*program.in_avals)
+
+
+@functools.lru_cache(maxsize=512)
 def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.ClosedJaxpr:
     """A program that computes tangents, too.
 

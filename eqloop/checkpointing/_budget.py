@@ -35,10 +35,11 @@ class Budget(AbstractSchedule):
 
     The search includes storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots, each with the
-    residuals of single steps or of blocks. The budget covers what the gradient of the
-    loop allocates beside its inputs and outputs, on the backend in use; under `vmap` it
-    covers the whole batch. To know what that is, a few plans are compiled, once, and
-    never run.
+    residuals of single steps or of blocks. Where the residuals of a step fit into
+    slots, free slots may hold these in the place of carries. The budget covers what the
+    gradient of the loop allocates beside its inputs and outputs, on the backend in use;
+    under `vmap` it covers the whole batch. To know what that is, a few plans are
+    compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use
     [`Binomial`][eqloop.Binomial] for these.

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.core
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import has_rules, inputs_read, settled
+from ..._programs import has_rules, inputs_read, pruned, settled, traced
 from ..._tangents import instantiated, zero_tangent
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
@@ -430,6 +431,25 @@ def one(back: Back, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
     taken = back(loop, (consts, carry, xs), (list(carried), zs))
     axes = [loop.x_axes[i] for i in back.x_of]
     return taken._replace(xs=list(map(jnp.squeeze, taken.xs, axes)))
+
+
+@functools.lru_cache(maxsize=256)
+def program_of(back: Back, loop: Loop) -> jex.ClosedJaxpr:
+    """The reversal of one step as a program.
+
+    Returns:
+        A program from consts, carry, `x`, what the step gets besides, and what is
+        carried back, to what is taken of it, see `Taken`.
+    """
+    (consts, carry, x), (carried, z) = back.types, back.end_types
+    counts = len(consts), len(carry), len(x), len(z)
+
+    def take(*flat: Any) -> list[Any]:
+        *inputs, z, carried = split(flat, *counts)
+        taken = one(back, loop, inputs, (carried, z))
+        return [*taken.sums, *taken.carried, *taken.xs]
+
+    return pruned(traced(take, [*consts, *carry, *x, *z, *carried]))
 
 
 def _over(loop: Loop, xs: Arrays) -> Loop:

@@ -22,6 +22,8 @@ class StepCost:
         ct_y: Bytes of the cotangents of its outputs.
         ct_consts: Bytes of the cotangents of what all steps share.
         residuals: Bytes that one step adds to the residuals of a block.
+        rows: How many slots can hold the residuals of a step, in the place of carries;
+            `None` if they have not the types for it.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         reversal: The work of taking cotangents back, given the residuals.
@@ -37,6 +39,7 @@ class StepCost:
     ct_y: int
     ct_consts: int
     residuals: int
+    rows: int | None
     everything: int
     evaluation: float
     reversal: float

@@ -21,8 +21,8 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._partition import Flags, pick, put, split, union
-from ..._programs import inputs_read
-from ._back import Around, Back, Ends, Inputs, Taken, one
+from ..._programs import called, inputs_read
+from ._back import Around, Back, Ends, Inputs, Taken, program_of
 from ._loop import Loop, stack_type
 from ._step import Step
 
@@ -78,7 +78,6 @@ class Way:
     layout: Any  # Layout | AbstractWhileOrder
 
 
-@functools.lru_cache(maxsize=256)
 def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
     """The leaves of a carry without which a block of steps cannot be reversed.
 
@@ -87,22 +86,27 @@ def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
         loop: The loop.
         block: How many steps the block has.
     """
-    consts, carry, x = back.types
-    loop = loop.part(block)
+    return _leaves_read_by(back, loop.part(block))
 
-    def run(carry: Any, consts: Any, xs: Any, ends: Any) -> Any:
-        if block == 1:
-            return one(back, loop, (consts, carry, xs), ends)
-        return back(loop, (consts, carry, xs), ends)
 
-    xs, (carried, z) = x, back.end_types
-    if block > 1:
-        axes = zip(x, loop.x_axes, strict=True)
-        xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
-        z = [stack_type(aval, block) for aval in z]
-    jaxpr = jax.make_jaxpr(run)(carry, consts, xs, (carried, z))
-    read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
-    return tuple(read[: len(carry)])
+@functools.lru_cache(maxsize=256)
+def _leaves_read_by(back: Back, loop: Loop) -> Flags:
+    """The same for the loop over a block."""
+    (consts, carry, x), block = back.types, loop.length
+    at = slice(len(consts), len(consts) + len(carry))
+    if block == 1:
+        program = program_of(back, loop)
+        return tuple(inputs_read(program, [True] * len(program.out_avals))[at])
+    # What a block reads follows from which inputs its steps read, and not from how they
+    # are computed. JAX remembers the derivatives of a step that is called.
+    back = back.mapped(lambda step: step.rewritten(called))
+    axes = zip(x, loop.x_axes, strict=True)
+    xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
+    carried, z = back.end_types
+    ends = carried, [stack_type(aval, block) for aval in z]
+    run = lambda *args: back(loop, args[:3], args[3])
+    jaxpr = jax.make_jaxpr(run)(consts, carry, xs, ends)
+    return tuple(inputs_read(jaxpr, [True] * len(jaxpr.out_avals))[at])
 
 
 @functools.lru_cache(maxsize=256)

@@ -137,7 +137,8 @@ def _bytes_learned(
 
 @functools.lru_cache(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
-    every = layouts(problem.loop.length, can_join(problem.step), times.sets)
+    length, rows = problem.loop.length, times.base.cost.rows
+    every = layouts(length, can_join(problem.step), rows, times.sets)
     return sorted(
         ((times.duration(layout), layout) for layout in every),
         key=lambda item: item[0],

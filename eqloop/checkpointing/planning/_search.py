@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from ..engine._all_at_once import AllAtOnce
 from ..engine._layout import Layout
 from ..engine._levels import Nest, nests
+from ..engine._mixed import Mixed
 from ..engine._nested import Nested
 from ..engine._order import AbstractOrder
 from ..engine._revolved import Revolved
@@ -19,28 +20,38 @@ MOST_ADVANCES = 100
 _LARGEST_BATCH = 128
 
 
-def orders(length: int) -> Iterator[AbstractOrder]:
+def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
     """The orders to choose from, over the whole range of trade-offs.
 
     They are not many, as neighbouring ones differ by some per cent.
+
+    Args:
+        length: How many steps the loop has.
+        rows: How many slots can hold the residuals of a step, if any can.
     """
     yield AllAtOnce(length)
     for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
         yield from _revolved(length, block)
+    if rows is not None:
+        yield from _mixed(length, rows)
 
 
 def layouts(
-    length: int, joins: bool, kept: Sequence[tuple[str, ...]] = ()
+    length: int,
+    joins: bool,
+    rows: int | None,
+    kept: Sequence[tuple[str, ...]] = (),
 ) -> Iterator[Layout]:
     """The layouts from which to choose.
 
     Args:
         length: How many steps the loop has.
         joins: Whether its steps can be reversed together.
+        rows: How many slots can hold the residuals of a step, if any can.
         kept: What a step may keep, if it is to be chosen.
     """
-    for order in orders(length):
+    for order in orders(length, rows):
         yield Layout(order)
         if order.block > 1:  # and so residuals are stored
             yield from (Layout(order, kept=names) for names in kept)
@@ -74,6 +85,18 @@ def _revolved(length: int, block: int) -> Iterator[AbstractOrder]:
         order = Revolved(length, slots, block)
         if order.advances <= MOST_ADVANCES * length:
             yield order
+
+
+def _mixed(length: int, rows: int) -> Iterator[AbstractOrder]:
+    """Up to as many slots as it takes to run each step again but once."""
+    for slots in _sizes(length):
+        order = Mixed(length, slots, rows)
+        # With fewer slots no residuals fit.
+        if slots <= rows + 1 or len(order.chain.longest) > MOST_ADVANCES:
+            continue
+        yield order
+        if not order.advances:
+            break
 
 
 def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:

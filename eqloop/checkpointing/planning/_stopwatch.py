@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._partition import split
 from ..engine._slots import key_impl
 
 # Of all programs together, as far as a few runs of each allow; in seconds.
@@ -47,14 +46,20 @@ def nanoseconds(
 def _ready(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Programs and their arguments. What is compiled can be called while tracing."""
     lowered = [jax.jit(run).lower(*types) for run, types in programs]
-    # Their arguments are made by programs, too: arrays that were made in any other way
-    # would be a part of the program that is being traced.
-    makers = [jax.jit(lambda t=types: _made_up(t)).lower() for _, types in programs]
+    # Their arguments are made by a program, too: arrays that were made in any other way
+    # would be a part of the program that is being traced. Those that are alike are made
+    # once.
+    arrays = [jax.tree.flatten(types) for _, types in programs]
+    kinds = list(dict.fromkeys(kind for leaves, _ in arrays for kind in leaves))
+    maker = jax.jit(lambda: list(map(_made_up, kinds))).lower()
     # XLA compiles without holding Python up.
     with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        ready = list(pool.map(lambda one: one.compile(), [*lowered, *makers]))
-    runs, makers = split(ready, len(programs))
-    return [(run, make()) for run, make in zip(runs, makers, strict=True)]
+        *runs, make = pool.map(lambda one: one.compile(), [*lowered, maker])
+    made = dict(zip(kinds, make(), strict=True))
+    arguments = (
+        tree.unflatten([made[kind] for kind in leaves]) for leaves, tree in arrays
+    )
+    return list(zip(runs, arguments, strict=True))
 
 
 def _best_times(programs: list[tuple[Any, Any]]) -> list[float]:
@@ -72,13 +77,8 @@ def _best_times(programs: list[tuple[Any, Any]]) -> list[float]:
     return [1e9 * seconds for seconds in best]
 
 
-def _made_up(types: Any) -> Any:
-    """Small numbers of these types, with which few steps blow up."""
-    leaves, tree = jax.tree.flatten(types)
-    return tree.unflatten([_made_up_array(leaf) for leaf in leaves])
-
-
-def _made_up_array(aval: Any) -> Any:
+def _made_up(aval: Any) -> Any:
+    """Small numbers of this type, with which few steps blow up."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         zeros = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))

@@ -4,6 +4,7 @@ import pytest
 
 from eqloop.checkpointing.engine._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine._levels import Nest, nests
+from eqloop.checkpointing.engine._mixed import Mixed
 from eqloop.checkpointing.engine._nested import Nested
 from eqloop.checkpointing.engine._revolved import Revolved
 from eqloop.checkpointing.engine._segmented import Segmented
@@ -16,6 +17,8 @@ ORDERS = [
     Nested(nests(100, 3)),
     *(Revolved(n, s, b) for n in (1, 2, 9, 31) for s in (1, 2, 5) for b in (1, 2, 4)),
     Revolved(100, 200),
+    *(Mixed(n, s, q) for n in (1, 2, 9, 31) for s in (1, 2, 7) for q in (1, 3)),
+    Segmented(((2, Mixed(9, 4, 1)),)),
     Segmented(((3, AllAtOnce(4).as_part()), (1, AllAtOnce(2).by_carries()))),
     Segmented(((2, Revolved(9, 2)), (1, Nested(nests(20, 3))), (2, Revolved(7, 2, 3)))),
     Segmented(((2, Segmented(((3, Revolved(4, 2)),))), (1, Nested((Nest((3,)),))))),

@@ -66,7 +66,8 @@ def test_another_function_is_not_taken_for_it(counted: list[Any]):
 
 def test_a_step_is_differentiated_once_for_its_residuals(counted: list[Any]):
     plan(1.75)
-    assert sorted(block.loop.length for block in counted) == [1, 2, 3]
+    one, many = sorted(block.loop.length for block in counted)
+    assert one == 1 < many
 
 
 def test_what_is_far_beyond_a_budget_is_not_compiled():
