@@ -78,7 +78,7 @@ class Budget(AbstractSchedule):
     nbytes: int
     measure: bool = dataclasses.field(default=True, kw_only=True)
     # Set by a loop with `policy="auto"`.
-    chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
+    _chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __init__(self, nbytes: int | str, *, measure: bool = True) -> None:
         object.__setattr__(self, "nbytes", parse_bytes("Budget", nbytes))
@@ -93,7 +93,7 @@ class Budget(AbstractSchedule):
     def with_policy(self) -> Self:
         """The same budget, which chooses the policy of the loop as well."""
         chooses = copy.copy(self)
-        object.__setattr__(chooses, "chooses_policy", True)
+        object.__setattr__(chooses, "_chooses_policy", True)
         return chooses
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        times = paces(problem, active, self.measure, self.chooses_policy)
+        times = paces(problem, active, self.measure, self._chooses_policy)
         layout = best(problem, active, self.nbytes, times)
         if layout is not None:
             return layout
