@@ -120,7 +120,7 @@ class Budget(AbstractSchedule):
         init=False, repr=False, compare=False
     )
     # Set by a loop with `policy="auto"`.
-    chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
+    _chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Budget(AbstractSchedule):
     def with_policy(self) -> Self:
         """The same budget, which chooses the policy of the loop as well."""
         chooses = copy.copy(self)
-        object.__setattr__(chooses, "chooses_policy", True)
+        object.__setattr__(chooses, "_chooses_policy", True)
         return chooses
 
     def __repr__(self) -> str:
@@ -162,26 +162,11 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        times = paces(problem, active, self.measure, self.chooses_policy)
-        found = [best(problem, active, self.nbytes, times)]
-        if self._second is not None:
-            places = self.nbytes, self._second
-            found += [fastest_in_two_places(problem, active, *places, times.base)]
-        layouts = [layout for layout in found if layout is not None]
-        if layouts:
-            return min(layouts, key=times.duration)
-        self._refuse(problem, active, times)
-
-    def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
-        """Says that no plan fits: how much would be enough, and for which plan."""
-        found = [smallest(problem, active, times)]
-        if self._second is not None:
-            second = self._second
-            found += [smallest_in_two_places(problem, active, second, times.base)]
-        layouts = [layout for layout in found if layout is not None]
-        takes = functools.partial(device_bytes, problem, active)
-        smaller = min(layouts, key=takes)
-        size = takes(smaller)
+    _second: SecondPlace | None = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
+    # Set by a loop with `policy="auto"`.
+    _chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
         least = plan_of(problem, active, smaller, times.of(smaller))
         needed = dataclasses.replace(self, nbytes=size)
         least = dataclasses.replace(least, schedule=needed)

@@ -333,7 +333,7 @@ def measures(schedule: Any) -> bool:
 
 def chooses_policy(schedule: Any) -> bool:
     """Whether a schedule chooses what a step keeps."""
-    return bool(getattr(schedule, "chooses_policy", False))
+    return bool(getattr(schedule, "_chooses_policy", False))
 
 
 def make_count(schedule: Any, name: str, least: int = 1) -> None:
