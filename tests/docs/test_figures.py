@@ -72,7 +72,9 @@ def test_guides_have_the_figures_of_the_benchmarks():
     of_bars = rows("progress", "Progress bars")
     added = of_bars["Scan, with a bar"].seconds - of_bars["Scan, no bar"].seconds
     guide = (ROOT / "docs/guides/progress.md").read_text()
-    assert [round(1e3 * added)] == figures(r"moves that is about (\d+) ms", guide)
+    assert [round(1e3 * added)] == figures(
+        r"times, which takes\s+about (\d+) ms", guide
+    )
 
 
 def test_front_page_has_the_program_of_the_readme():
