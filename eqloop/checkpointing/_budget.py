@@ -162,11 +162,26 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-    _second: SecondPlace | None = dataclasses.field(
-        init=False, repr=False, compare=False
-    )
-    # Set by a loop with `policy="auto"`.
-    _chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
+        times = paces(problem, active, self.measure, self._chooses_policy)
+        found = [best(problem, active, self.nbytes, times)]
+        if self._second is not None:
+            places = self.nbytes, self._second
+            found += [fastest_in_two_places(problem, active, *places, times.base)]
+        layouts = [layout for layout in found if layout is not None]
+        if layouts:
+            return min(layouts, key=times.duration)
+        self._refuse(problem, active, times)
+
+    def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
+        """Says that no plan fits: how much would be enough, and for which plan."""
+        found = [smallest(problem, active, times)]
+        if self._second is not None:
+            second = self._second
+            found += [smallest_in_two_places(problem, active, second, times.base)]
+        layouts = [layout for layout in found if layout is not None]
+        takes = functools.partial(device_bytes, problem, active)
+        smaller = min(layouts, key=takes)
+        size = takes(smaller)
         least = plan_of(problem, active, smaller, times.of(smaller))
         needed = dataclasses.replace(self, nbytes=size)
         least = dataclasses.replace(least, schedule=needed)
