@@ -1,14 +1,15 @@
 """Schedules around another one: where its slots are, and in which form."""
 
+import abc
 import dataclasses
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Self, final
 
 import jax.numpy as jnp
 
-from ._schedule import AbstractSchedule, StoreAll
+from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
 from .engine._file_slots import FileSlots
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
@@ -17,9 +18,54 @@ from .engine._slots import AbstractSlots
 from .engine._spill_files import SpillFiles
 
 
+@dataclasses.dataclass(frozen=True)
+class AbstractStored(AbstractSchedule):
+    """A schedule around another one, which says how its carries are stored."""
+
+    schedule: AbstractSchedule
+
+    @property
+    def undo(self) -> Callable[..., Any] | None:
+        """That of the schedule."""
+        return self.schedule.undo
+
+    @property
+    def measure(self) -> bool:
+        """Whether the schedule decides by what it measures."""
+        return measures(self.schedule)
+
+    @property
+    def with_policy(self) -> Self | None:
+        """The same around a budget that chooses the policy as well."""
+        chooses = self.schedule.with_policy
+        return chooses and dataclasses.replace(self, schedule=chooses)
+
+    @property
+    def _chooses_policy(self) -> bool:
+        return chooses_policy(self.schedule)
+
+    def layout(self, loop: LoopSpec) -> Layout:
+        """The layout of the schedule, with its carries stored otherwise."""
+        layout = self.schedule.layout(loop)
+        if layout.stores_residuals:
+            return layout
+        return dataclasses.replace(layout, slots=self._slots(layout.slots))
+
+    @abc.abstractmethod
+    def _slots(self, slots: AbstractSlots) -> AbstractSlots:
+        """The slots in place of those of the schedule."""
+
+    def _refuse_moved(self, slots: AbstractSlots) -> None:
+        if slots != slots.near:
+            raise ValueError(
+                f"{type(self).__name__}: the slots of {self.schedule!r} have been "
+                f"given a place already. Keep one of the two."
+            )
+
+
 @final
 @dataclasses.dataclass(frozen=True)
-class Offload(AbstractSchedule):
+class Offload(AbstractStored):
     """Stores the carries of another schedule in host memory.
 
     The primal sends each carry to the host when it stores it, and the backward pass
@@ -50,7 +96,6 @@ class Offload(AbstractSchedule):
         [JAX on host offloading](https://docs.jax.dev/en/latest/notebooks/host-offloading.html).
     """
 
-    schedule: AbstractSchedule
     memory_kind: str = "pinned_host"
 
     def __post_init__(self) -> None:
@@ -65,23 +110,14 @@ class Offload(AbstractSchedule):
                 f"that compiled code can reach, not {self.memory_kind!r}."
             )
 
-    @property
-    def undo(self) -> Callable[..., Any] | None:
-        """That of the schedule."""
-        return self.schedule.undo
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, elsewhere."""
-        layout = self.schedule.layout(loop)
-        if layout.stores_residuals:
-            return layout
-        slots = HostSlots(precision=layout.slots.precision)
-        return _elsewhere("Offload", self.schedule, layout, slots)
+    def _slots(self, slots: AbstractSlots) -> AbstractSlots:
+        self._refuse_moved(slots)
+        return HostSlots(precision=slots.precision)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Cast(AbstractSchedule):
+class Cast(AbstractStored):
     """The carries of another schedule are stored in a lower precision.
 
     The floating-point leaves of its slots are rounded, so they take half or a quarter
@@ -119,35 +155,24 @@ class Cast(AbstractSchedule):
         On the host, half as large: `el.Offload(el.Cast(el.Binomial(64), "float16"))`.
     """
 
-    schedule: AbstractSchedule
     dtype: Any
 
     def __post_init__(self) -> None:
         _check_stored("Cast", self.schedule)
         object.__setattr__(self, "dtype", _float_dtype(self.dtype))
 
-    @property
-    def undo(self) -> Callable[..., Any] | None:
-        """That of the schedule."""
-        return self.schedule.undo
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, with its slots in the lower precision."""
-        layout = self.schedule.layout(loop)
-        if layout.stores_residuals:
-            return layout
-        if layout.slots.precision is not None:
+    def _slots(self, slots: AbstractSlots) -> AbstractSlots:
+        if slots.precision is not None:
             raise ValueError(
                 f"Cast: the slots of {self.schedule!r} are cast already. Keep one of "
                 f"the two."
             )
-        slots = dataclasses.replace(layout.slots, precision=self.dtype)
-        return dataclasses.replace(layout, slots=slots)
+        return dataclasses.replace(slots, precision=self.dtype)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Spill(AbstractSchedule):
+class Spill(AbstractStored):
     """The carries of another schedule are stored in files.
 
     It is for loops whose stored carries do not fit into device memory or host memory.
@@ -184,7 +209,6 @@ class Spill(AbstractSchedule):
         Array(1., dtype=float32, weak_type=True)
     """
 
-    schedule: AbstractSchedule
     directory: str | os.PathLike[str]
     _files: SpillFiles = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -194,31 +218,9 @@ class Spill(AbstractSchedule):
         object.__setattr__(self, "directory", directory)
         object.__setattr__(self, "_files", SpillFiles(directory))
 
-    @property
-    def undo(self) -> Callable[..., Any] | None:
-        """That of the schedule."""
-        return self.schedule.undo
-
-    def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, in files."""
-        layout = self.schedule.layout(loop)
-        if layout.stores_residuals:
-            return layout
-        precision = layout.slots.precision
-        slots = FileSlots(str(self.directory), self._files, precision=precision)
-        return _elsewhere("Spill", self.schedule, layout, slots)
-
-
-def _elsewhere(
-    owner: str, schedule: AbstractSchedule, layout: Layout, slots: AbstractSlots
-) -> Layout:
-    """A layout with its slots in another place than on the device."""
-    if layout.slots != layout.slots.near:
-        raise ValueError(
-            f"{owner}: the slots of {schedule!r} have been given a place already. Keep "
-            f"one of the two."
-        )
-    return dataclasses.replace(layout, slots=slots)
+    def _slots(self, slots: AbstractSlots) -> AbstractSlots:
+        self._refuse_moved(slots)
+        return FileSlots(str(self.directory), self._files, precision=slots.precision)
 
 
 def writable_directory(owner: str, path: Any) -> str:
