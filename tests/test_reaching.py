@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import eqloop as el
 from eqloop._reaching import reached
 
 
@@ -18,11 +19,16 @@ def reaching(f: Callable[..., Any], *args: Any) -> list[list[bool]]:
     return [list(reached(program, tuple(i == j for j in places))) for i in places]
 
 
-def test_who_decides_when_a_loop_ends_decides_on_its_carry():
+def checkpointed(going: Any, body: Any, init: Any) -> Any:
+    return el.CheckpointedWhileLoop(going, body, max_steps=9)(init)
+
+
+@pytest.mark.parametrize("loop", [lax.while_loop, checkpointed])
+def test_who_decides_when_a_loop_ends_decides_on_its_carry(loop):
     def f(stop: Any, x: Any, y: Any) -> Any:
         going = lambda carry: carry[0] < stop
         body = lambda carry: (carry[0] + 1, carry[1] * 2, carry[2] - 1)
-        return lax.while_loop(going, body, (0, x, y))
+        return loop(going, body, (0, x, y))
 
     of_stop, of_x, of_y = reaching(f, 3, 1.0, 2.0)
     assert of_stop == [True, True, True]
@@ -30,16 +36,21 @@ def test_who_decides_when_a_loop_ends_decides_on_its_carry():
     assert of_y == [False, False, True]
 
 
-@pytest.mark.parametrize("loop", ["scan", "while"])
+@pytest.mark.parametrize("loop", ["scan", "while", "Scan", "CheckpointedWhileLoop"])
 def test_what_a_loop_passes_on_from_step_to_step(loop):
     def f(a: Any, b: Any, c: Any) -> Any:
         turn = lambda carry: (carry[1], carry[2], carry[2] + 1)
         if loop == "scan":
             step = lambda carry, _: (turn(carry), None)
             return lax.scan(step, (a, b, c), length=3)[0]
+        if loop == "Scan":
+            step = lambda carry, _: (turn(carry), None)
+            scan = el.Scan(step, schedule=el.Recursive(2))
+            return scan((a, b, c), length=3)[0]
         going = lambda carry: carry[0] < 3
         body = lambda carry: (carry[0] + 1, *turn(carry[1:]))
-        return lax.while_loop(going, body, (0, a, b, c))[1:]
+        run = lax.while_loop if loop == "while" else checkpointed
+        return run(going, body, (0, a, b, c))[1:]
 
     of_a, of_b, of_c = reaching(f, 1.0, 2.0, 3.0)
     assert of_a == [True, False, False]

@@ -160,7 +160,7 @@ def test_reverse_over_reverse(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule", "checkpoints"])
-@pytest.mark.parametrize("saved", ["last", "times"])
+@pytest.mark.parametrize("saved", SAVED)
 def test_batches(name, saved):
     """Each example with its own number of steps, in a gradient and of gradients."""
     y0 = jnp.array([[1.0, 1.0, 1.0], [9.0, -3.0, 20.0], [0.1, 0.0, 0.0]])
@@ -173,6 +173,40 @@ def test_batches(name, saved):
         return jax.jit(jax.grad(batch, (0, 1)))(args, y0), jax.jit(each)(args, y0)
 
     assert_same(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize("each", [True, False], ids=["of gradients", "in a gradient"])
+def test_batches_take_no_more_memory(saved, each):
+    """The solutions of 32 equations and their cotangents, and little else."""
+
+    def taken(adjoint):
+        def end(args, y0):
+            found = diffrax.diffeqsolve(
+                diffrax.ODETerm(lorenz),
+                diffrax.Tsit5(),
+                0.0,
+                1.0,
+                1e-3,
+                y0,
+                args,
+                saveat=saves[saved],
+                adjoint=adjoint,
+                max_steps=1024,
+            )
+            return jnp.sum(jnp.where(jnp.isfinite(found.ys), found.ys, 0) ** 2)
+
+        loss = lambda args, y0: jax.vmap(end, (None, 0))(args, y0).sum()
+        f = jax.vmap(jax.grad(end), (None, 0)) if each else jax.grad(loss)
+        args, y0 = inputs()
+        batch = y0 * jnp.linspace(0.5, 1.5, 32)[:, None]
+        compiled = jax.jit(f).lower(args, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    saves = {**SAVED, "times": diffrax.SaveAt(ts=np.linspace(0.0, 1.0, 600))}
+    theirs = taken(diffrax.RecursiveCheckpointAdjoint())
+    assert taken(CheckpointedAdjoint()) <= 1.05 * theirs + 64 * 1024
 
 
 SOLVERS = {

@@ -211,3 +211,18 @@ def test_shared_parameters_have_one_gradient(kind):
     args = (jnp.eye(width), jnp.ones((size, width)), jnp.arange(size) % 9)
     # 256 gradients would take 4 MiB.
     assert temp_bytes(jax.tree_util.Partial(gradient), *args) < 2**21
+
+
+def test_a_batch_of_gradients_that_stop_together_stores_what_one_loop_does():
+    """There are slots for each example, and one table of where they are."""
+
+    def loss(h):
+        body = lambda carry: (carry[0] + 1, jnp.sin(carry[1]))
+        init = (jnp.zeros((), int), h)
+        loop = el.CheckpointedWhileLoop(lambda c: c[0] < 40, body, checkpoints=5)
+        return jnp.sum(loop(init)[1])
+
+    hs = jnp.sin(jnp.arange(1.0, 7.0)).reshape(3, 2)
+    batch = jax.jit(jax.vmap(jax.grad(loss))).lower(hs).compile()
+    check(batch(hs), jnp.stack([jax.grad(loss)(h) for h in hs]))
+    assert "s32[3,5]" not in batch.as_text()  # where the carries of an example are

@@ -117,18 +117,17 @@ class BySegments:
         return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
 
     def each(self, body: Callable[[Any, int | None, Any], Any], state: Any) -> Any:
-        """Calls `body(segment, stride, state)` for each segment that is reached.
+        """Calls `body(segment, stride, state)` for each segment.
+
+        Segments behind the end of a loop that stops have no steps, and the last carry.
 
         Args:
             body: What is done for one. It returns the state, of the same types.
             state: What the first one gets. It starts with what has been `Reached`.
         """
         if self.loop.stops:
-            count = len(self.starts)
-            goes_on = lambda whole: whole[1][0].carry[0] & (whole[0] < count)
-            move = lambda whole: (whole[0] + 1, body(whole[0], None, whole[1]))
-            number = vary(zero(), axes_of(state[0].carry[0]))
-            return lax.while_loop(goes_on, move, (number, state))[1]
+            axes = axes_of(state[0].carry[0])
+            state = jax.tree.map(lambda x: vary(x, axes), state)
         for first, count, stride in self.groups:
             run = lambda i, state, at=first, of=stride: body(at + i, of, state)
             state = lax.fori_loop(0, count, run, state)

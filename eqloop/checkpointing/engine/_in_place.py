@@ -5,7 +5,8 @@ in its place. It does so at every step, so nothing in it may take as long as all
 buffer does. Two things of JAX's own derivatives stand in the way:
 
 - The read and the write do not depend on each other. XLA does not know that it could
-  read first, and copies the whole buffer. Here a barrier says so.
+  read first, and copies the whole buffer. Here a barrier says so. On the CPU, JAX 0.10
+  copies it nevertheless.
 - The cotangent of a row that was read is a buffer of zeros with that row in it, which
   is added to the others. Here the row alone is added.
 """
@@ -18,7 +19,13 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._equations import Rewrite, equations, map_programs, rewrite_everywhere
+from ..._equations import (
+    Rewrite,
+    equations,
+    formula_of,
+    map_programs,
+    rewrite_everywhere,
+)
 from ..._partition import pick
 from ..._programs import run
 
@@ -57,7 +64,11 @@ def in_place(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
     jaxpr = program.jaxpr
-    eqns = [map_programs(eqn, rewrite) for eqn in jaxpr.eqns]
+    # A loop of this library does so itself, on its own way back.
+    eqns = [
+        map_programs(eqn, rewrite) if formula_of(eqn) is None else eqn
+        for eqn in jaxpr.eqns
+    ]
     outvars = list(jaxpr.outvars)
     if any(eqn.primitive.name in WRITES for eqn in eqns) and not jaxpr.effects:
         eqns = _with_rows_added(eqns)

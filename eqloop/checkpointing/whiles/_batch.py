@@ -102,8 +102,8 @@ def _joint_problem(
         safe = put(before, is_read, safe)
         inputs = [*consts, is_active], [is_active, *safe], x
         (goes_on, *after), y = batched.step(*inputs)
-        carry = map(where_active, pick(after, is_read), pick(before, is_read))
-        carry = put(after, is_read, list(carry))
+        pairs = zip(pick(after, is_read), pick(before, is_read), strict=True)
+        carry = put(after, is_read, [where_active(*pair) for pair in pairs])
         pairs = zip(y, y_batched, strict=True)
         y = [e if is_batched else stack_of(e, size) for e, is_batched in pairs]
         y = [where_active(e, jnp.zeros_like(e)) for e in y]

@@ -45,8 +45,11 @@ _HANDS_ON = frozenset(
 def written_leaves(step: Step) -> Flags:
     """The leaves of a carry that a step writes rows to, and does nothing else with."""
     first = step.num_consts
+    has_rows = lambda aval: (
+        aval.ndim > 0 and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    )
     return tuple(
-        _end(step.jaxpr, first + i) == i and aval.ndim > 0
+        has_rows(aval) and _end(step.jaxpr, first + i) == i
         for i, aval in enumerate(step.carry_types)
     )
 
@@ -257,9 +260,9 @@ def _is_in(atom: Any, variables: set[Any]) -> bool:
     return not isinstance(atom, jex.Literal) and atom in variables
 
 
-def _masked_call(eqn: Any, places: tuple[int, ...], *operands: Any) -> list[Any]:
+def _masked_call(eqn: Any, places: tuple[int, ...], *inputs: Any) -> list[Any]:
     """What an equation gives that writes to some operands, if the last one holds."""
-    *operands, mask = operands
+    *operands, mask = inputs
     if eqn.primitive.name == "dynamic_update_slice":
         return [_masked_update(mask, *operands)]
     if eqn.primitive.name in CALLS:
@@ -279,12 +282,13 @@ def _masked_call(eqn: Any, places: tuple[int, ...], *operands: Any) -> list[Any]
 
 def _masked_update(mask: Any, buffer: Any, update: Any, *starts: Any) -> Any:
     """A `dynamic_update_slice` that is dropped unless a mask holds."""
-    last = [n - m for n, m in zip(buffer.shape, update.shape, strict=True)]
-    starts = [jnp.clip(start, 0, end) for start, end in zip(starts, last, strict=True)]
+    shapes = zip(buffer.shape, update.shape, strict=True)
+    last = [size - part for size, part in shapes]
+    clipped = map(lambda start, end: jnp.clip(start, 0, end), starts, last)
     axes = tuple(range(buffer.ndim))
     return lax.scatter(
         buffer,
-        _masked_indices(jnp.stack(starts), mask),
+        _masked_indices(jnp.stack([*clipped]), mask),
         update,
         lax.ScatterDimensionNumbers(axes, (), axes),
         indices_are_sorted=True,

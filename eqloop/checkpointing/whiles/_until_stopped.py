@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..._formula import Formula, Selected, mapped
-from ..._partition import Arrays
+from ..._partition import Arrays, split
 from ...progress import told_back, told_while
 from ..engine._held import Saves, Way
 from ..engine._primitive import PlannedLoop
@@ -51,12 +51,20 @@ class UntilStopped(AbstractStopping):
     def batched(
         self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
     ) -> tuple[Formula, Any, list[int | None]]:
-        if formula.saves is not None:
+        given, dims, saves = dims, tuple(map(tuple, dims)), formula.saves
+        is_apart = stops_apart(formula.problem, axis_data, dims)
+        if saves is not None and is_apart:
             self.check_batched(formula, axis_data)
-            return mapped(formula, axis_data, args, dims)
-        dims = tuple(map(tuple, dims))
-        if not stops_apart(formula.problem, axis_data, dims):
-            return Counted().batched(formula, axis_data, args, dims)
+            return mapped(formula, axis_data, args, given)
+        if not is_apart:
+            formula, args, out_dims = Counted().batched(
+                formula, axis_data, args, dims, self.lead
+            )
+            # All examples run as many steps, and store the same ones.
+            count = sum(saves.held) if saves else 0
+            shown, slots = split(out_dims, len(out_dims) - count)
+            integers = len(saves.layout.integers) if saves else 0
+            return formula, args, [*shown, *[None] * integers, *slots]
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         args = (list(consts), list(init), [])
         joint = formula.remade(problem, args)

@@ -8,6 +8,7 @@ from ._budget import budget, million
 from ._calls import calls
 from ._cells import cells
 from ._debug import debug
+from ._diffrax import diffrax
 from ._frontier import frontier
 from ._gigabytes import gigabytes
 from ._length import length
@@ -145,6 +146,12 @@ GROUPS: Mapping[str, Group] = {
         "While loops",
         "Loops whose number of steps is not known before they run.",
         whiles,
+    ),
+    "diffrax": Group(
+        "Differential equations",
+        "The gradient of a solve by Diffrax, under its own adjoint and under "
+        "[`CheckpointedAdjoint`](api/diffrax.md).",
+        diffrax,
     ),
     "layers": Group(
         "Stacked layers",
