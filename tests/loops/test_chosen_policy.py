@@ -163,6 +163,27 @@ def test_a_step_without_anything_to_keep():
     assert_close(jax.grad(total)(H, scan), jax.grad(total)(H, el.Scan(bare)))
 
 
+def test_a_step_with_effects_keeps_everything(capfd):
+    def tells(h, x):
+        jax.debug.print("at {}", x)
+        return step(h, x)
+
+    total = lambda h, f: jnp.sum(f(h, XS)[0])
+    scan = el.Scan(tells, schedule=budget("1MiB"), policy="auto")
+    assert_close(jax.grad(total)(H, scan), jax.grad(total)(H, el.Scan(step)))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("at ") == len(XS)
+
+
+def test_complex_values_are_not_kept():
+    turn = lambda h, _: (jnp.tanh(el.name(h @ h, "square") @ h), None)
+    scan = el.Scan(turn, schedule=budget("1MiB"), policy="auto")
+    total = lambda h, f: jnp.sum(jnp.abs(f(h, XS)[0]))
+    h = jnp.eye(8, dtype=jnp.complex64) * (1 + 1j) / 2
+    assert scan.plan(h, XS).kept in (None, ())
+    assert_close(jax.grad(total)(h, scan), jax.grad(total)(h, el.Scan(turn)))
+
+
 def test_a_pinned_plan_keeps_the_same():
     scan = el.Scan(step, schedule=budget("1MiB"), policy="auto")
     plan = scan.plan(H, XS)

@@ -79,7 +79,8 @@ class Measured(AbstractPace):
         return self.stored
 
     def block(self, reversal: AbstractReversal, count: int) -> float:
-        estimated = Estimated(self.cost, self.rate).block(reversal, count)
+        estimate = Estimated(self.cost, self.rate)
+        estimated = estimate.block(reversal, count)
         batch, kind = reversal.batch(count), reversal.kind
         # A block of one step has no loop of its own, and tells nothing of larger ones.
         seen = [
@@ -87,7 +88,10 @@ class Measured(AbstractPace):
             for name, size, factor in self.blocks
             if name == kind and (size == 1) == (batch == 1)
         ]
-        return estimated * _between(seen or [(1, 1.0)], batch)
+        # Of a short loop no larger block is measured. It stores residuals as well, and
+        # the estimate is as far off as for a loop that stores all of them.
+        seen = seen or [(batch, self.stored / estimate.everything)]
+        return estimated * _between(seen, batch)
 
     def recomputing(self, cost: StepCost, again: float) -> Self:
         # To compute again takes as much longer than estimated as computing did.

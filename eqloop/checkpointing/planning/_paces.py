@@ -61,8 +61,9 @@ def paces(problem: Problem, active: Active, measure: bool, chooses: bool) -> Pac
     """
     base = pace(problem, active, measure)
     entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
-    # The derivative of a loop for which it was chosen has the policy already.
-    if chooses and problem.policy is None:
+    # The derivative of a loop for which it was chosen has the policy already, and
+    # `jax.checkpoint` takes no step with effects.
+    if chooses and problem.policy is None and not problem.step.jaxpr.effects:
         (nothing, _, again), *others = costs_by_kept(problem, active)
         # Not from one that keeps everything: what it takes to store all residuals of a
         # step says little of what it takes to store a few.
