@@ -21,7 +21,7 @@ _ALWAYS = 2**16
 # takes a while, and with fewer bytes of them than this there is nothing to be gained.
 _PARAMETERS = 2**13
 _PER_CARRY = 16
-_BATCHES = (8, 16, 32, 64)
+_BATCH_SIZES = (8, 16, 32, 64)
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
@@ -58,7 +58,7 @@ def _batched_layouts(length: int) -> Iterator[Layout]:
     base = 4
     while base < 2 * length:
         order = Nested(nests(length, min(base, length)))
-        for size in _BATCHES:
+        for size in _BATCH_SIZES:
             if size <= order.adjacent:
                 yield Layout(order, reversal=Together(size))
             if 2 * size <= length:
