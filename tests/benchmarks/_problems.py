@@ -105,6 +105,37 @@ class Relaxation(eqx.Module):
         return jax.lax.scan(sweep, h, None, self.sweeps)[0], None
 
 
+class Convolutions(eqx.Module):
+    """A residual layer of two convolutions on images, the same at each step."""
+
+    first: jax.Array
+    second: jax.Array
+
+    def __call__(self, image: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        within = jnp.tanh(_convolved(image + x, self.first))
+        return image + 0.1 * _convolved(within, self.second), None
+
+
+def _convolved(image: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        image, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+class Attention(eqx.Module):
+    """A layer of self-attention over tokens, the same at each step."""
+
+    queries: jax.Array
+    keys: jax.Array
+    values: jax.Array
+
+    def __call__(self, tokens: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        tokens = tokens + x
+        q, k, v = (tokens @ w for w in (self.queries, self.keys, self.values))
+        weights = jax.nn.softmax(q @ k.T / q.shape[1] ** 0.5)
+        return jnp.tanh(tokens + 0.1 * weights @ v), None
+
+
 def recurrent(length: int, width: int = 64) -> tuple[Recurrent, jax.Array, jax.Array]:
     """The step by which the peers are known; `xs` is `(length, width)`.
 
@@ -177,6 +208,22 @@ def relaxation(length: int, width: int) -> tuple[Any, jax.Array, jax.Array]:
     """A state of so many numbers; `xs` is `(length, width)`."""
     weight = 0.9 * jr.orthogonal(jr.key(17), width)
     return Relaxation(weight), jnp.zeros(width), jr.normal(jr.key(18), (length, width))
+
+
+def convolutions(length: int, size: int, channels: int) -> tuple[Any, Any, Any]:
+    """An image of so many pixels along an edge; `xs` has a number for each channel."""
+    keys = jr.split(jr.key(19), 4)
+    kernels = [jr.normal(k, (3, 3, channels, channels)) / 9 for k in keys[:2]]
+    image = jr.normal(keys[2], (1, size, size, channels))
+    return Convolutions(*kernels), image, 0.1 * jr.normal(keys[3], (length, channels))
+
+
+def attention(length: int, tokens: int, width: int) -> tuple[Any, Any, Any]:
+    """So many tokens; `xs` is `(length, width)`."""
+    keys = jr.split(jr.key(20), 5)
+    weights = [jr.orthogonal(key, width) for key in keys[:3]]
+    init = jr.normal(keys[3], (tokens, width))
+    return Attention(*weights), init, 0.1 * jr.normal(keys[4], (length, width))
 
 
 def loss(run: Callable[..., Any]) -> Callable[..., jax.Array]:

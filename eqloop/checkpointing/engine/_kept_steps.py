@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import lax
 
 from ..._equations import equations
 from ..._partition import Arrays, Flags, pick, split
@@ -184,7 +185,7 @@ class KeptResiduals(AbstractKept):
     def write(
         self, carries: Carries, carry: Arrays, position: Any, row: Any
     ) -> Carries:
-        _, x, _ = self._at(position)
+        _, x, _ = _step_at(self.sweep, position)
         ahead = run(self.parts.ahead, *self.sweep.consts, *carry, *x)
         slots, arrays = carries.slots, list(carries.arrays)
         kept = slots.packed(pick(ahead, self.parts.kept))
@@ -203,7 +204,7 @@ class KeptResiduals(AbstractKept):
 
     def _past(self, position: Any, kept: Arrays, cts: Cotangents) -> Cotangents:
         back, loop = self.sweep.back, self.sweep.loop
-        at, x, z = self._at(position)
+        at, x, z = _step_at(self.sweep, position)
         inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]
         own, fixed = iter(kept), iter(self.fixed)
         known = [
@@ -216,11 +217,16 @@ class KeptResiduals(AbstractKept):
         xs = list(map(jnp.expand_dims, xs, axes))
         return self.sweep.added(cts, Taken(sums, carried, xs), at)
 
-    def _at(self, position: Any) -> tuple[Any, list[Any], list[Any]]:
-        """The index of a step, its `x`, and what it gets besides."""
-        at, xs, zs = self.sweep.block(position, 1)
-        x = list(map(jnp.squeeze, xs, self.sweep.loop.x_axes))
-        return at, x, [jnp.squeeze(z, 0) for z in zs]
+
+def _step_at(sweep: Sweep, position: Any) -> tuple[Any, list[Any], list[Any]]:
+    """The index of a step, its `x`, and what it gets besides."""
+    at, xs, zs = sweep.block(position, 1)
+    axes = zip(xs, sweep.loop.x_axes, strict=True)
+    return (
+        at,
+        [lax.squeeze(x, [axis]) for x, axis in axes],
+        [lax.squeeze(z, [0]) for z in zs],
+    )
 
 
 def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
@@ -239,10 +245,7 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     places = _places_in(slots, parts, back.types[1])
     if places is None or rows_of(places) > rows:
         return KeptCarries(sweep)
-    x = [
-        jnp.take(x, 0, axis)
-        for x, axis in zip(sweep.xs, sweep.loop.x_axes, strict=True)
-    ]
+    _, x, _ = _step_at(sweep, 0)
     ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
     is_fixed = [
         source is None and not varies

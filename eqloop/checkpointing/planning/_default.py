@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..._axes import is_symbolic
 from ..._partition import pick
 from ..engine._layout import Layout
-from ..engine._levels import nests
+from ..engine._levels import Nest, nests
 from ..engine._loop import nbytes
 from ..engine._nested import Nested
 from ..engine._pace import Estimated
@@ -21,6 +21,7 @@ _ALWAYS = 2**16
 # takes a while, and with fewer bytes of them than this there is nothing to be gained.
 _PARAMETERS = 2**13
 _PER_CARRY = 16
+_BATCH_SIZES = (8, 16, 32, 64)
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
@@ -53,11 +54,20 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
 
 
 def _batched_layouts(length: int) -> Iterator[Layout]:
+    """Levels of about equal size, with one or several batches in the last."""
     base = 4
     while base < 2 * length:
         order = Nested(nests(length, min(base, length)))
-        size = 8
-        while size <= min(order.adjacent, 64):
-            yield Layout(order, reversal=Together(size))
-            size *= 2
+        for size in _BATCH_SIZES:
+            if size <= order.adjacent:
+                yield Layout(order, reversal=Together(size))
+            if 2 * size <= length:
+                yield Layout(_within(length, base, size), reversal=Together(size))
         base = round(base * 1.3)
+
+
+def _within(length: int, base: int, size: int) -> Nested:
+    """About so many batches at each level, and a last one of the steps of a batch."""
+    first, *_ = nests(length // size, min(base, length // size))
+    nest = Nest((*first.levels, size))
+    return Nested((nest, *nests(length - nest.length, size)))

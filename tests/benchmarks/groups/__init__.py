@@ -114,7 +114,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "regret": Group(
         "Budgets beside the best of all plans",
-        "Seven kinds of steps, each with budgets of 0.6, 0.2, 0.05 and 0.015 of what "
+        "Steps of many kinds, each with budgets of 0.6, 0.2, 0.05 and 0.015 of what "
         "storing everything takes, or the least that is feasible. A budget is compared "
         "with the fastest of all the other loops that fit into the same memory, and "
         "with the time that its plan predicted.",

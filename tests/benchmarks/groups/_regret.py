@@ -10,6 +10,8 @@ from .. import _loops as loops
 from .._claims import Claim, Measurements, memory, over_the_best
 from .._comparison import Comparison
 from .._problems import (
+    attention,
+    convolutions,
     gradient,
     gru,
     lorenz,
@@ -34,6 +36,10 @@ def regret() -> Sequence[Comparison]:
         "neural ODE by Runge and Kutta, 1024 steps": pendulum(1024),
         "wave equation on 32 x 32, 1024 steps": wave(1024, 32),
         "Lorenz, 16384 steps": lorenz(16384),
+        "two convolutions of 8 channels on 16 x 16, 128 steps": convolutions(
+            128, 16, 8
+        ),
+        "attention of 32 tokens of width 64, 256 steps": attention(256, 32, 64),
         "five sweeps of width 32 in a step, 1024 steps": relaxation(1024, 32),
     }
     return [

@@ -237,7 +237,7 @@ def test_steps_whose_residuals_are_stored_are_not_run_again():
     text = jax.jit(gradient(Shared(20, 5))).lower(f, init, xs).compile().as_text()
     # The primal runs the step, so does the way to two kinds of carries, and so do a
     # step of which residuals are kept, and one that is reversed at once.
-    assert len(re.findall(r" tanh\(", text)) == 5 * 2
+    assert len(re.findall(r" tanh\(", text or "")) == 5 * 2
 
 
 def test_residuals_take_no_more_memory_than_carries():
@@ -252,7 +252,7 @@ def test_places():
     field, number = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3, 3), ()))
     places = places_of([field, number, field, field], [field, number, field])
     assert places == [(0, 0), (1, 0), (2, 0), (0, 1)]
-    assert rows_of(places) == 2
+    assert rows_of(places or []) == 2
     assert places_of([field], [number]) is None
 
 
