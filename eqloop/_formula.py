@@ -100,6 +100,20 @@ class Formula(HiPrimitive):
         """Which outputs depend on marked inputs, see `reached`, both in flat order."""
         return [True] * len(self.out_avals_flat)
 
+    @property
+    def reads(self) -> Flags:
+        """Which inputs, in flat order, matter if it is not differentiated."""
+        return (True,) * len(self.in_avals_flat)
+
+    def leaner(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
+        """What is left of it if only some outputs are used, and is not differentiated.
+
+        Returns:
+            A formula, which inputs of this one it takes, and which outputs it gives,
+            all in flat order; `None` if nothing can be left out.
+        """
+        return None
+
     def batched(
         self, axis_data: Any, args: Any, dims: Any
     ) -> tuple["Formula", Any, list[int | None]]:

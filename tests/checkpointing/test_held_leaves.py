@@ -317,6 +317,42 @@ def test_memory_is_that_of_what_is_read(name, schedule):
     check_memory(name, schedule)
 
 
+LOOPS_WITHIN = {
+    "scan": lambda body, init: el.Scan(lambda c, _: (body(c), None))(init, length=3)[0],
+    "while": lambda body, init: el.CheckpointedWhileLoop(
+        lambda carry: carry[2] % 3 != 2, body, checkpoints=3
+    )(init),
+}
+
+
+@pytest.mark.parametrize("run", LOOPS_WITHIN.values(), ids=LOOPS_WITHIN)
+def test_rows_that_a_loop_in_the_step_writes(run):
+    """The loop counts on and writes rows; only the count is needed on the way back."""
+
+    def step(carry, x):
+        def body(inner):
+            h, rows, i = inner
+            h = jnp.tanh(0.9 * h + x)
+            return h, rows.at[i].set(h), i + 1
+
+        return run(body, carry), None
+
+    def loss(schedule, h, xs):
+        init = (h, jnp.zeros((20, 4)), jnp.zeros((), jnp.int32))
+        h, rows, _ = el.Scan(step, schedule=schedule)(init, xs)[0]
+        return jnp.sum(h) + jnp.sum(rows**2)
+
+    h, xs = jnp.ones(4), jnp.linspace(-1, 1, 6)
+    schedule = el.Binomial(3)
+    for derive in (jax.grad, jax.hessian):
+        of = lambda s, derive=derive: jax.jit(derive(functools.partial(loss, s)))
+        found, expected = of(schedule)(h, xs), of(None)(h, xs)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    init = (h, jnp.zeros((20, 4)), jnp.zeros((), jnp.int32))
+    plan = el.Scan(step, schedule=schedule).plan(init, xs)
+    assert dict(plan.holds) == {"carry[0]": True, "carry[1]": False, "carry[2]": True}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=repr)

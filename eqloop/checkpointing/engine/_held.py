@@ -23,6 +23,7 @@ from jax.interpreters import partial_eval
 from ..._partition import Flags, pick, put, split, union
 from ..._programs import called, inputs_read
 from ._back import Around, Back, Ends, Inputs, Taken, program_of
+from ._lean import lean
 from ._loop import Loop, stack_type
 from ._step import Step
 
@@ -96,7 +97,7 @@ def _leaves_read_by(back: Back, loop: Loop) -> Flags:
     at = slice(len(consts), len(consts) + len(carry))
     if block == 1:
         program = program_of(back, loop)
-        return tuple(inputs_read(program, [True] * len(program.out_avals))[at])
+        return tuple(_inputs_read(program, (True,) * len(program.out_avals))[at])
     # What a block reads follows from which inputs its steps read, and not from how they
     # are computed. JAX remembers the derivatives of a step that is called.
     back = back.mapped(lambda step: step.rewritten(called))
@@ -122,14 +123,28 @@ def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
     held = leaves_read(back, loop)
     if block > 1 and back.takes_blocks:
         held = tuple(union(held, leaves_read(back, loop, 2)))
+    return tuple(leaves_computed(step, held))
+
+
+def leaves_computed(
+    step: Step, carry: Sequence[bool], ys: Sequence[bool] = ()
+) -> list[bool]:
+    """The leaves of a carry that it takes to compute some of them at every step.
+
+    Args:
+        step: The step.
+        carry: Which leaves of the carry are needed.
+        ys: Which of the outputs are.
+    """
     while True:
-        more = held
+        more = list(carry)
         for program in filter(None, (step.jaxpr, step.inverse)):
-            used = inputs_read(program, held)[step.num_consts :]
-            more = tuple(union(more, used[: step.num_carry]))
-        if more == held:
-            return held
-        held = more
+            outs = (*carry, *ys)[: len(program.out_avals)]
+            read = _inputs_read(program, outs)[step.num_consts :]
+            more = union(more, read[: step.num_carry])
+        if list(more) == list(carry):
+            return list(more)
+        carry = more
 
 
 @functools.lru_cache(maxsize=256)
@@ -137,15 +152,33 @@ def narrowed(step: Step, held: Flags) -> Step:
     """A step without outputs for the leaves that slots hold: it needs no others."""
     if all(held):
         return step
+    return without_leaves(step, held)
+
+
+def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) -> Step:
+    """A step for some leaves of the carry, which it takes no others to compute."""
     kept = [*[True] * step.num_consts, *held, *[True] * len(step.x_types)]
 
     def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-        jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, held, instantiate=kept)
-        assert list(used) == kept
-        return jex.ClosedJaxpr(jaxpr, program.consts)
+        outs = (*held, *ys)[: len(program.out_avals)]
+        return _taking(lean(program, outs), kept)
 
     inverse = step.inverse and narrow(step.inverse)
     return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
+
+
+def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:
+    program = lean(program, used)
+    return inputs_read(program, [True] * len(program.out_avals))
+
+
+def _taking(program: jex.ClosedJaxpr, kept: Sequence[bool]) -> jex.ClosedJaxpr:
+    """A program that is given those inputs alone, and reads no others."""
+    jaxpr = program.jaxpr
+    outs = [True] * len(jaxpr.outvars)
+    jaxpr, given = partial_eval.dce_jaxpr(jaxpr, outs, instantiate=list(kept))
+    assert list(given) == list(kept)
+    return jex.ClosedJaxpr(jaxpr, program.consts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,11 +234,8 @@ class Slim(Around):
             return take(loop, inputs, ends)
 
         traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
-        jaxpr, used = partial_eval.dce_jaxpr(
-            traced.jaxpr, [True] * len(traced.out_avals), instantiate=marks
-        )
-        assert list(used) == marks
-        outs = jax.core.eval_jaxpr(jaxpr, traced.consts, *pick(flat, marks))
+        program = _taking(lean(traced, (True,) * len(traced.out_avals)), marks)
+        outs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *pick(flat, marks))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
 

@@ -32,7 +32,15 @@ from ._back import (
     onward,
 )
 from ._forward import Active
-from ._held import Saves, Way, leaves_held, narrowed, slim
+from ._held import (
+    Saves,
+    Way,
+    leaves_computed,
+    leaves_held,
+    narrowed,
+    slim,
+    without_leaves,
+)
 from ._layout import Layout
 from ._listing import listed
 from ._loop import stack_type
@@ -189,6 +197,38 @@ class PlannedLoop(Formula):
         if not is_known or any(carry[: problem.repetition.lead]):
             return super().reached_out(marks, axis_name)
         return [*carry, *ys]
+
+    def leaner(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
+        problem, saves = self.problem, self.saves
+        step, meter = problem.step, problem.loop.meter
+        carry, ys, slots = self.out_tree.unflatten(used)
+        own, lead = problem.repetition.own_leaves, problem.repetition.lead
+        if not any(slots):
+            saves = None
+        elif saves is not None:
+            carry = union(carry, (*[False] * lead, *saves.held))
+        carry = leaves_computed(step, [True] * own + carry[own:], ys)
+        kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
+        # A bar may show any of the leaves.
+        is_told = meter.here.is_shown or meter.back.is_shown
+        if (
+            is_told
+            or step.jaxpr.effects
+            or all((*kept, *ys, any(slots) == bool(slots)))
+        ):
+            return None
+        step = without_leaves(step, carry, ys)
+        paths = problem.loop.carry_paths
+        paths = tuple(pick(paths, carry)) if len(paths) == len(carry) else ()
+        loop = dataclasses.replace(problem.loop, carry_paths=paths)
+        problem = dataclasses.replace(problem, step=step, loop=loop)
+        if saves is not None:
+            held = tuple(pick(saves.held, carry[lead:]))
+            saves = dataclasses.replace(saves, held=held)
+        consts, init, xs = self.in_avals
+        formula = PlannedLoop(problem, saves, (consts, pick(init, carry), xs))
+        gives = *carry, *ys, *[saves is not None] * len(slots)
+        return formula, tuple(kept), tuple(gives)
 
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
         return activity(self.problem.step, self.in_tree.unflatten(moves))
@@ -391,6 +431,16 @@ class Reverse(Formula):
         if held is None or tuple(union(held, self.needed)) == held:
             return self
         return self.with_params(held=None)
+
+    @property
+    def reads(self) -> Flags:
+        reads = jax.tree.map(lambda _: True, self.in_avals)
+        if self.held is not None:
+            # The way back starts from slots. That there is from the initial carry.
+            inputs, *others = reads
+            consts, init, xs = inputs
+            reads = (consts, [False] * len(init), xs), *others
+        return tuple(jax.tree.leaves(reads))
 
     @property
     def needed(self) -> Flags:

@@ -35,6 +35,11 @@ class AbstractRepetition(abc.ABC):
     # How many leaves of the carry the way back does not know of.
     lead: ClassVar[int]
 
+    @property
+    def own_leaves(self) -> int:
+        """How many leaves at the start of the carry it goes by."""
+        return self.lead
+
     def layout(self, problem: Problem, active: Active) -> Any:
         """How a loop is stored and reversed, as its planner has it."""
         return problem.planner.layout(LoopSpec(problem, active))

@@ -43,6 +43,10 @@ class Ending(AbstractStopping):
 
     count_at: int = 1
 
+    @property
+    def own_leaves(self) -> int:
+        return self.count_at + 1
+
     def layout(self, problem: Problem, active: Active) -> Any:
         # JAX differentiates no loop that stops, so there are no residuals to store.
         loop = dataclasses.replace(problem.loop, stops=False)
