@@ -103,9 +103,10 @@ class AbstractForLoop(AbstractLoop, Generic[Y]):
         return opener.open(self.f, None, xs, length=length, key=key)
 
     def __check_init__(self) -> None:
-        if self._schedule().undo is not None:
+        schedule = self.schedule
+        if isinstance(schedule, AbstractSchedule) and schedule.undo is not None:
             raise ValueError(
-                f"{type(self).__name__}: `schedule={self.schedule!r}` undoes steps by "
+                f"{type(self).__name__}: `schedule={schedule!r}` undoes steps by "
                 f"an inverse, and these steps carry nothing that could be undone. Use "
                 f"another schedule, such as `el.Recursive(16)`."
             )

@@ -200,6 +200,15 @@ def test_plans_lists_what_is_run():
     assert loop.plan.relative_time == plan.relative_time
 
 
+def test_carries_may_be_stored_elsewhere():
+    near, x = chosen(420_000)
+    far, _ = stacked(DEPTH, schedule=el.Offload(budget(420_000)), policy="auto")
+    plans = near.plan(x), far.plan(x)
+    assert plans[0].kept == plans[1].kept
+    assert plans[1].kept
+    assert_close(gradient(far, x), gradient(near, x))
+
+
 @pytest.mark.slow
 def test_the_frontier_has_what_is_kept():
     scan = el.Scan(step, schedule=budget("1MiB"), policy="auto")
@@ -216,7 +225,7 @@ NEEDS_A_BUDGET = "with `policy='auto'` a budget chooses what is kept of each ste
 
 
 @pytest.mark.parametrize(
-    "schedule", [None, el.Recursive(4), el.Offload(el.Budget(100))]
+    "schedule", [None, el.Recursive(4), el.Offload(el.Binomial(4))]
 )
 def test_it_needs_a_budget(schedule):
     with pytest.raises(ValueError, match=f"^Scan: {NEEDS_A_BUDGET}, but the schedule"):
