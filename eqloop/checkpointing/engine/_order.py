@@ -161,10 +161,7 @@ class AbstractSlotOrder(AbstractOrder):
     @property
     @abc.abstractmethod
     def block_sizes(self) -> Sequence[int]:
-        """The size of the blocks of each loop over blocks that is in the program.
-
-        XLA gives each of these loops room of its own for residuals.
-        """
+        """The size of the blocks of each loop over blocks that is in the program."""
 
     @property
     def block(self) -> int:
@@ -231,7 +228,7 @@ class AbstractSlotOrder(AbstractOrder):
     def stored_bytes(
         self, cost: StepCost, reversal: "AbstractReversal", first: bool
     ) -> int:
-        blocks = sum(reversal.block_bytes(cost, size) for size in self.block_sizes)
+        blocks = reversal.bytes_of_blocks(cost, self.block_sizes)
         return self.slot_bytes(cost, first) + blocks
 
     def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:

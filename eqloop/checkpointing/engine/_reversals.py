@@ -5,7 +5,7 @@ To take blocks back in another way, subclass `AbstractReversal` in a file of its
 
 import abc
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax import lax
@@ -69,6 +69,13 @@ class AbstractReversal(abc.ABC):
     @abc.abstractmethod
     def block_bytes(self, cost: StepCost, count: int) -> int:
         """The bytes that a block takes while it is reversed."""
+
+    def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
+        """The bytes of blocks that are reversed by loops one after the other.
+
+        XLA gives each of these loops room of its own for residuals.
+        """
+        return sum(self.block_bytes(cost, count) for count in counts)
 
     @abc.abstractmethod
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:

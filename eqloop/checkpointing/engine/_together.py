@@ -16,6 +16,7 @@ P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -91,6 +92,10 @@ class Together(AbstractReversal):
     def block_bytes(self, cost: StepCost, count: int) -> int:
         count = self.batch(count)
         return cost.ct_consts + count * _bytes_of_step(cost)
+
+    def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
+        # No loop carries any of it, so all of them take it in the same place.
+        return max((self.block_bytes(cost, count) for count in counts), default=0)
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
         # The product is written, read, and added to the sum.

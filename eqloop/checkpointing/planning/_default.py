@@ -21,7 +21,7 @@ _ALWAYS = 2**16
 # takes a while, and with fewer bytes of them than this there is nothing to be gained.
 _PARAMETERS = 2**13
 _PER_CARRY = 16
-_BATCH_SIZES = (8, 16, 32, 64)
+_BATCH_SIZES = (8, 12, 16, 20, 24, 32, 64)
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
