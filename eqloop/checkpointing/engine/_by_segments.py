@@ -48,12 +48,12 @@ class Group(NamedTuple):
 
     Attributes:
         first: The number of the first of them.
-        count: How many there are.
+        size: How many there are.
         stride: How many steps each of them has; `None` if they are not equally long.
     """
 
     first: int
-    count: int
+    size: int
     stride: int | None
 
 
@@ -93,9 +93,9 @@ class BySegments:
         ends = (*self.starts[1:], self.loop.length)
         sizes = [end - start for start, end in zip(self.starts, ends, strict=True)]
         groups, first = list[Group](), 0
-        for size, equal in itertools.groupby(sizes):
-            groups.append(Group(first, len(list(equal)), size))
-            first += groups[-1].count
+        for stride, equal in itertools.groupby(sizes):
+            groups.append(Group(first, len(list(equal)), stride))
+            first += groups[-1].size
         told = self.loop.meter.here.is_shown
         if told or self.loop.stops or len(groups) > _MOST_GROUPS:
             return [Group(0, len(sizes), None)]
@@ -128,9 +128,9 @@ class BySegments:
         if self.loop.stops:
             axes = axes_of(state[0].carry[0])
             state = jax.tree.map(lambda x: vary(x, axes), state)
-        for first, count, stride in self.groups:
+        for first, size, stride in self.groups:
             run = lambda i, state, at=first, of=stride: body(at + i, of, state)
-            state = lax.fori_loop(0, count, run, state)
+            state = lax.fori_loop(0, size, run, state)
         return state
 
     def run(self, reached: Reached, segment: Any, stride: int | None) -> Reached:

@@ -155,7 +155,7 @@ def move_time(
     length = _trial_length(problem, Estimated(pace.cost, pace.rate))
     order = Nested((Nest((length,)),))
     layouts = [Layout(order, slots.near), Layout(order, slots)]
-    times = _times_of(problem, active, layouts, length)
+    times = _times_of(problem, active, layouts, length, kept=None)
     if times is None:
         return estimated
     near, far = (time / length for time in times)
