@@ -18,6 +18,8 @@ from jax import lax
 import eqloop as el
 from eqloop._formula import Formula
 
+from .marks import slow
+
 Run = Callable[..., Any]
 
 LENGTH = 3
@@ -265,8 +267,15 @@ def test_parameters_change_alone_and_together():
     assert changed.other == 3
 
 
-@pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("mode", MODES)
+# Each week all of them; else every second mode of a formula.
+PAIRS = [
+    (mode, formula) if (i + j) % 2 else slow(mode, formula)
+    for i, mode in enumerate(MODES)
+    for j, formula in enumerate(FORMULAS)
+]
+
+
+@pytest.mark.parametrize(("mode", "formula"), PAIRS)
 def test_modes(mode, formula, monkeypatch):
     monkeypatch.setattr(tqdm.auto, "tqdm", Silent)
     ways, written_out = FORMULAS[formula]

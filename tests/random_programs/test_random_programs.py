@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
 from .bodies import Body, Op
 from .cases import Case
 from .choice import random_case
@@ -20,7 +21,7 @@ from .transforms import Transform
 from .values import Precision, Type
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(10), *map(slow, range(10, 20))])
 def test_a_random_program_is_as_written_out(seed):
     try:
         finding = judge(random_case(seed))
