@@ -22,6 +22,7 @@ _ALWAYS = 2**16
 _PARAMETERS = 2**13
 _PER_CARRY = 16
 _BATCH_SIZES = (8, 12, 16, 20, 24, 32, 64)
+_MOST_PARTS = 8
 
 
 def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
@@ -58,9 +59,12 @@ def _batched_layouts(length: int) -> Iterator[Layout]:
     base = 4
     while base < 2 * length:
         order = Nested(nests(length, min(base, length)))
-        for size in _BATCH_SIZES:
-            if size <= order.adjacent:
+        for parts in range(1, _MOST_PARTS + 1):
+            # What is left of a level would be reversed step by step.
+            size, left = divmod(order.adjacent, parts)
+            if not left and _BATCH_SIZES[0] <= size <= _BATCH_SIZES[-1]:
                 yield Layout(order, reversal=Together(size))
+        for size in _BATCH_SIZES:
             if 2 * size <= length:
                 yield Layout(_within(length, base, size), reversal=Together(size))
         base = round(base * 1.3)
