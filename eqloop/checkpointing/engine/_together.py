@@ -90,8 +90,13 @@ class Together(AbstractReversal):
         return [("reversed together", f"{self.batch(block)} steps")]
 
     def block_bytes(self, cost: StepCost, count: int) -> int:
+        # Roughly: the linear maps of all steps, and later the product that is added to
+        # the cotangents of parameters. When that is made, about half of what the steps
+        # save is gone, and their ends are there.
         count = self.batch(count)
-        return cost.ct_consts + count * _bytes_of_step(cost)
+        linear_maps = 3 * count * cost.residuals // 2
+        ends = count * (cost.residuals // 2 + cost.carry // 2)
+        return max(linear_maps, cost.ct_consts + ends)
 
     def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
         # No loop carries any of it, so all of them take it in the same place.
@@ -141,17 +146,6 @@ def _is_plain(eqn: Any) -> bool:
     if any("rbg>" in str(dtype) for dtype in dtypes):
         return False
     return eqn.primitive.name not in _CONTROL
-
-
-def _bytes_of_step(cost: StepCost) -> int:
-    """What each step of a batch takes, roughly: its linear map and its ends.
-
-    Little of what a step saves is there at any one time: what is for the carry is gone
-    before what is for all else is made. Where the cotangents of parameters are larger
-    than what the batch saves, recurrent cells were seen to take half of that, and their
-    share of the carries.
-    """
-    return cost.residuals // 2 + cost.carry // 2
 
 
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+
+from ...marks import slow
 
 BATCH = 32
 
@@ -85,6 +88,39 @@ def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
     alone = temporary(jax.grad(loss(alone), ALL), *args)
     default = temporary(jax.grad(loss(default), ALL), *args)
     assert alone < default <= alone + weights + max(slots, 2**16)
+
+
+CELLS = [(eqx.nn.GRUCell, 32), *map(slow, [eqx.nn.GRUCell] * 2, [64, 128])]
+CELLS += [slow(eqx.nn.LSTMCell, width) for width in (32, 64, 128)]
+
+
+@pytest.mark.parametrize(("kind", "width"), CELLS)
+@pytest.mark.parametrize("length", [128, *map(slow, (100, 700))])
+def test_by_default_recurrent_cells_keep_to_their_room(kind, width, length):
+    """Small ones have weights whose product is less than what a batch saves."""
+    cell = kind(width, width, key=jax.random.key(0))
+    carry, xs = jnp.zeros(width), jnp.zeros((length, width))
+    init = (carry, carry) if kind is eqx.nn.LSTMCell else carry
+
+    def taken(schedule: el.AbstractSchedule) -> int:
+        def of(cell: Any, init: Any, xs: Any) -> jax.Array:
+            f = lambda carry, x: (cell(x, carry), None)
+            last, _ = el.Scan(f, schedule=schedule)(init, xs)
+            return sum(map(jnp.sum, jax.tree.leaves(last)), jnp.zeros(()))
+
+        params, static = eqx.partition(cell, eqx.is_array)
+        run = jax.grad(lambda p, *rest: of(eqx.combine(p, static), *rest), (0, 1, 2))
+        compiled = jax.jit(run).lower(params, init, xs).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    alone = el.Recursive(16, block=1)
+    f = lambda carry, x: (cell(x, carry), None)
+    plan = el.Scan(f, schedule=alone).plan(init, xs)
+    slots = plan.slots * sum(leaf.nbytes for leaf in jax.tree.leaves(init))
+    weights = sum(
+        leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(cell, eqx.is_array))
+    )
+    assert taken(el.Recursive(16)) <= taken(alone) + weights + max(slots, 2**16)
 
 
 def test_a_gradient_with_stored_residuals_takes_what_lax_scan_takes():
