@@ -1,18 +1,9 @@
-"""What the reversal of a step does, and the derivatives of that.
+"""What the reversal of a step does.
 
 A gradient is a loop there and a loop back. On the way there a step makes one carry of
 another. On the way back a `Back`, given such a carry, takes what is carried back past
-the step: for a gradient, the cotangents of the carry. The derivative of this is a loop
-there and a loop back again:
-
-- In forward mode the carry takes its tangent along, there as well as back.
-- In reverse mode what is carried back has a cotangent, and that goes there. It goes
-  along with the carry, since a reversal is linear in what it carries back. Only a
-  custom rule of the user can be otherwise. The way back is that of before, with the
-  cotangents of the carry.
-
-The symmetry of second derivatives would make this shorter, but the derivatives that
-custom rules define need not have it.
+the step: for a gradient, the cotangents of the carry. Its derivatives are in
+`_derived.py`.
 """
 
 import abc
@@ -22,16 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import has_rules, inputs_read, pruned, settled, traced
-from ..._tangents import instantiated, zero_tangent
+from ..._programs import pruned, traced
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
-from ._step import Step, make_step
+from ._step import Step
 
 # Consts, a carry, and the elements of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -52,10 +41,6 @@ class Taken(NamedTuple):
     sums: list[Any]
     carried: list[Any]
     xs: list[Any]
-
-
-class NotLinearError(Exception):
-    """A reversal is not linear in what it carries back."""
 
 
 class Back(abc.ABC):
@@ -144,15 +129,15 @@ class Pull(Back):
     @property
     def end_types(self) -> tuple[list[Any], list[Any]]:
         carry = pick(self.step.carry_types, self.active.carry)
-        return _ct_types(carry), _ct_types(pick(self.step.y_types, self.wanted))
+        return ct_types(carry), ct_types(pick(self.step.y_types, self.wanted))
 
     @property
     def const_of(self) -> tuple[int, ...]:
-        return _indices(self.active.consts)
+        return indices(self.active.consts)
 
     @property
     def x_of(self) -> tuple[int, ...]:
-        return _indices(self.active.xs)
+        return indices(self.active.xs)
 
     @property
     def base(self) -> "Pull":
@@ -233,199 +218,10 @@ class Around(Back):
         return dataclasses.replace(self, of=self.of.mapped(rewrite))
 
 
-@dataclasses.dataclass(frozen=True)
-class Derived(Around):
-    """What is derived from another one.
-
-    Attributes:
-        forward: The step of its loop there, without outputs.
-        active: Which of the inputs of its loop are differentiated.
-    """
-
-    forward: Step
-    active: Active
-
-    def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        return dataclasses.replace(
-            super().mapped(rewrite), forward=rewrite(self.forward)
-        )
-
-    def _open(
-        self, loop: Loop, inputs: Inputs
-    ) -> tuple[Loop, list[list[Any]], list[list[Any]]]:
-        """The loop and the inputs of the other one, and what follows upon these."""
-        pairs = [split(x, len(t)) for x, t in zip(inputs, self.of.types, strict=True)]
-        own, more = ([pair[i] for pair in pairs] for i in (0, 1))
-        return _over(loop, own[2]), own, more
-
-
-@dataclasses.dataclass(frozen=True)
-class Pushed(Derived):
-    """The same with tangents.
-
-    Active consts, leaves of the carry and of `xs` have their tangents behind them; so
-    do all that are carried back, and all that is given.
-    """
-
-    @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
-        return _grown(self.of.types, map(pick, self.of.types, self.active))
-
-    @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
-        carried, z = self.of.end_types
-        return [*carried, *carried], [*z, *z]
-
-    @property
-    def const_of(self) -> tuple[int, ...]:
-        return self.of.const_of * 2
-
-    @property
-    def x_of(self) -> tuple[int, ...]:
-        return self.of.x_of * 2
-
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        return self._pushed(self.of, loop, inputs, ends)
-
-    @property
-    def joins_steps(self) -> bool:
-        return self.of.joins_steps
-
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        return self._pushed(self.of.joined, loop, inputs, ends)
-
-    def _pushed(
-        self, take: Callable[..., Taken], loop: Loop, inputs: Inputs, ends: Ends
-    ) -> Taken:
-        loop, inputs, dots = self._open(loop, inputs)
-        pairs = [split(e, len(e) // 2) for e in ends]
-        ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
-
-        def run(marked: list[Any], ends: list[Any]) -> Taken:
-            return take(loop, list(map(put, inputs, self.active, marked)), ends)
-
-        primals = list(map(pick, inputs, self.active)), ends
-        taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
-        return Taken(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Pulled(Derived):
-    """The cotangents of the inputs of another one, beside what that carries back.
-
-    Consts, carry and `xs` have behind them the cotangents of the `sums`, of what is
-    carried back, and of the `xs` that are given. What is carried back is that of the
-    other one, and behind it the cotangents of the active carry.
-    """
-
-    @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
-        return _grown(self.of.types, _given(self.of))
-
-    @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
-        carried, z = self.of.end_types
-        carry = pick(self.of.types[1], self.active.carry)
-        return [*carried, *_ct_types(carry)], z
-
-    @property
-    def const_of(self) -> tuple[int, ...]:
-        return _indices(self.active.consts)
-
-    @property
-    def x_of(self) -> tuple[int, ...]:
-        return _indices(self.active.xs)
-
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        loop, inputs, cts = self._open(loop, inputs)
-        carried, z = ends
-        carried, ct_carry = split(carried, len(self.of.end_types[0]))
-
-        def run(*marked: Arrays) -> tuple[Any, list[Any]]:
-            merged = list(map(put, inputs, self.active, marked))
-            last, _ = single(self.forward, loop, None, *merged)
-            taken = self.of(loop, merged, (carried, z))
-            return (pick(last, self.active.carry), taken), taken.carried
-
-        marked = map(pick, inputs, self.active)
-        _, pull, carried = jax.vjp(run, *marked, has_aux=True)
-        ct_consts, ct_carry, ct_xs = pull((ct_carry, Taken(*cts)))
-        return Taken(ct_consts, [*carried, *ct_carry], ct_xs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Left(Derived):
-    """What is left of another one when it has been differentiated, see `settled`.
-
-    Attributes:
-        reverse: Whether in reverse mode.
-    """
-
-    reverse: bool
-
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        def run(*flat: Any) -> list[Any]:
-            return jax.tree.leaves(self.of(loop, *tree.unflatten(flat)))
-
-        flat, tree = jax.tree.flatten((list(inputs), list(ends)))
-        marks = [mark for flags in self.active for mark in flags]
-        marks += [True] * (len(flat) - len(marks))
-        traced = jax.make_jaxpr(run)(*flat)
-        taken = settled(traced, tuple(marks), self.reverse)
-        outs = jax.core.eval_jaxpr(taken.jaxpr, taken.consts, *flat)
-        counts = len(self.const_of), len(self.end_types[0])
-        return Taken(*split(outs, *counts))
-
-
-def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
-    """What is left of a reversal when it has been differentiated."""
-    if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
-        return back
-    return Left(back, forward, active, reverse)
-
-
-@functools.lru_cache(maxsize=128)
-def onward(back: Back, step: Step, loop: Loop) -> Step:
-    """The step of the loop that takes the cotangents of a reversal there.
-
-    Args:
-        back: The reversal.
-        step: The step of its loop there. If its carry has more leaves, the first ones
-            are not for the reversal.
-        loop: The loop.
-
-    Returns:
-        A step for consts, carry and `xs` as `Pulled` has them. Its `y` are the
-        cotangents of what the steps of the way back get besides.
-
-    Raises:
-        NotLinearError: If that cannot be done without knowing what is carried back.
-    """
-    types = step.const_types, step.carry_types, step.x_types
-    lead = len(types[1]) - len(back.types[1])
-    grown = _grown(types, _given(back))
-
-    def run(ends: Ends, inputs: Inputs) -> tuple[list[Any], list[Any]]:
-        pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
-        (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
-        after, _ = step(consts, carry, x)
-        reverse = lambda *ends: one(back, loop, (consts, carry[lead:], x), ends)
-        _, pull = jax.vjp(reverse, *ends)
-        ct_carried, ct_z = pull(Taken(*cts))
-        return [*after, *ct_carried], ct_z
-
-    ends = tuple(back.end_types)
-    jaxpr = jax.make_jaxpr(run)(ends, grown)
-    read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
-    if any(read[: sum(map(len, ends))]):
-        raise NotLinearError
-    return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
-
-
 def one(back: Back, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
     """A reversal of one step, of which all is given without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
-    loop = _over(loop.part(1), x)
+    loop = over_first(loop.part(1), x)
     xs = list(map(jnp.expand_dims, x, loop.x_axes))
     zs = [stack_of(leaf, 1) for leaf in z]
     taken = back(loop, (consts, carry, xs), (list(carried), zs))
@@ -452,29 +248,16 @@ def program_of(back: Back, loop: Loop) -> jex.ClosedJaxpr:
     return pruned(traced(take, [*consts, *carry, *x, *z, *carried]))
 
 
-def _over(loop: Loop, xs: Arrays) -> Loop:
+def over_first(loop: Loop, xs: Arrays) -> Loop:
     """The loop over the first of its `xs`."""
     return dataclasses.replace(loop, x_axes=loop.x_axes[: len(xs)])
 
 
-def _given(back: Back) -> tuple[list[Any], list[Any], list[Any]]:
-    """The types of what a reversal gives, by what they follow upon in `Pulled`."""
-    consts, _, xs = back.types
-    sums = [consts[i] for i in back.const_of]
-    return sums, back.end_types[0], [xs[i] for i in back.x_of]
-
-
-def _grown(types: Any, more: Any) -> Any:
-    return tuple([*t, *_ct_types(m)] for t, m in zip(types, more, strict=True))
-
-
-def _ct_types(avals: Any) -> list[Any]:
+def ct_types(avals: Any) -> list[Any]:
+    """The types of their cotangents."""
     return [aval.to_ct_aval() for aval in avals]
 
 
-def _zeros(types: Any) -> Any:
-    return jax.tree.map(lambda aval: instantiated(zero_tangent(aval)), types)
-
-
-def _indices(flags: Flags) -> tuple[int, ...]:
+def indices(flags: Flags) -> tuple[int, ...]:
+    """Where the flags are set."""
     return tuple(i for i, flag in enumerate(flags) if flag)

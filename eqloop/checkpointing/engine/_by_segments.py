@@ -5,9 +5,10 @@ each segment, and not at every step.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,33 +60,30 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BySegments:
-    """A loop in segments.
+    """A loop in segments, between the carries that an order starts from.
 
     Attributes:
         step: The step.
         loop: The loop.
+        order: Which carries are stored.
         consts: What each step gets.
         xs: What the steps get one element at a time of.
-        starts: Where the segments start.
     """
 
     step: Step
     loop: Loop
+    order: AbstractSlotOrder
     consts: Arrays
     xs: Arrays
-    starts: tuple[int, ...]
 
-    @classmethod
-    def of(
-        cls,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        consts: Arrays,
-        xs: Arrays,
-    ) -> Self:
-        """The segments between the carries that an order starts from."""
-        return cls(step, loop, opaque(consts), opaque(xs), tuple(order.starts))
+    def opaque(self) -> "BySegments":
+        """The same for loops in loops: what they read is not known to be repeated."""
+        return dataclasses.replace(self, consts=opaque(self.consts), xs=opaque(self.xs))
+
+    @functools.cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where the segments start."""
+        return tuple(self.order.starts)
 
     @property
     def groups(self) -> list[Group]:

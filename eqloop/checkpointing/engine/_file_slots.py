@@ -16,12 +16,10 @@ from jax.experimental import io_callback
 
 from ..._compat import is_widened
 from ..._partition import Arrays, Flags
+from ._by_segments import BySegments
 from ._costs import Rates
-from ._loop import Loop
-from ._order import AbstractSlotOrder
 from ._slots import AbstractSlots, Carries, bits_of
 from ._spill_files import SpillFiles
-from ._step import Step
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -92,16 +90,9 @@ class FileSlots(AbstractSlots):
         return dataclasses.replace(array, number=number)
 
     def sweep(
-        self,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        held: Flags,
-        consts: Arrays,
-        init: Arrays,
-        xs: Arrays,
+        self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        return self.sweep_by_segments(step, loop, order, held, consts, init, xs)
+        return self.sweep_by_segments(segments, held, init)
 
     def released(self, arrays: Arrays, outputs: Any) -> Any:
         if not arrays:

@@ -17,6 +17,7 @@ from ..._array_types import axes_of, vary
 from ..._bytes import format_bytes
 from ..._constant import constant
 from . import _binomial, _hierarchy
+from ._block_chain import BlockChain
 from ._costs import StepCost
 from ._forward import zero
 from ._hierarchy import Leaf, Leaves
@@ -57,24 +58,19 @@ class Hierarchical(AbstractSlotOrder):
         return self.steps
 
     @property
-    def blocks(self) -> int:
-        """How many blocks the chain has."""
-        return -(-self.steps // self.block_size)
-
-    @property
-    def missing(self) -> int:
-        """How many steps the first block is short of a full one."""
-        return self.blocks * self.block_size - self.steps
+    def blocks(self) -> BlockChain:
+        """The chain."""
+        return BlockChain(self.steps, self.block_size)
 
     @property
     def leaves(self) -> Leaves:
         """The leaves, in blocks."""
         move = self.move / self.block_size
-        return _hierarchy.cut(self.blocks, self.near, self.far, move, move)
+        return _hierarchy.cut(self.blocks.count, self.near, self.far, move, move)
 
     @property
     def starts(self) -> Sequence[int]:
-        return [self.within.position(block) for block in self.leaves.starts]
+        return [self.blocks.position(block) for block in self.leaves.starts]
 
     @property
     def slots(self) -> int:
@@ -87,7 +83,7 @@ class Hierarchical(AbstractSlotOrder):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        return self.within.block_sizes
+        return self.blocks.sizes
 
     @property
     def moves(self) -> int:
@@ -112,9 +108,10 @@ class Hierarchical(AbstractSlotOrder):
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
-        first, blocks = int(self.missing > 0), self.blocks
+        missing, blocks = self.blocks.missing, self.blocks.count
+        first = int(missing > 0)
         if sweep.count is not None:
-            steps = jnp.clip(sweep.count, 0, self.steps) + self.missing
+            steps = jnp.clip(sweep.count, 0, self.steps) + missing
             blocks = -(-steps // self.block_size)
         carry = carries.read(0)
         machine = _Machine(self, sweep, blocks, first)
@@ -125,11 +122,7 @@ class Hierarchical(AbstractSlotOrder):
         if not first:
             return cts
         # The first block is shorter. Its carry is in the first far slot all the while.
-        size = self.block_size - self.missing
-        pull = lambda _, cts: sweep.pull(carry, zero(), size, cts)
-        if sweep.count is None:
-            return pull(0, cts)
-        return lax.fori_loop(0, jnp.clip(sweep.count, 0, 1), pull, cts)
+        return sweep.pull_first(carry, self.block_size - missing, cts)
 
     # What it costs.
 
@@ -143,16 +136,16 @@ class Hierarchical(AbstractSlotOrder):
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         leaves = self.leaves.leaves
-        runs = len(leaves) + self.blocks / (self.near / 2 + 1)
-        dynamic = self.blocks + self.advances
-        blocks = self.blocks * pace.block(reversal, self.block_size)
+        runs = len(leaves) + self.blocks.count / (self.near / 2 + 1)
+        dynamic = self.blocks.count + self.advances
+        blocks = self.blocks.count * pace.block(reversal, self.block_size)
         moves = self.moves * self.move * pace.advance
         rest = dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
         return blocks + moves + rest
 
     @property
     def kind(self) -> Hashable:
-        return "hierarchical", self.block_size == 1, self.missing > 0
+        return "hierarchical", self.block_size == 1, self.blocks.missing > 0
 
     # How it is shown.
 
@@ -195,8 +188,8 @@ def _advances(order: Hierarchical) -> int:
 
 def _advances_of(order: Hierarchical, leaf: Leaf) -> int:
     """How many steps are run again on the way to a leaf, and within it."""
-    near, missing = order.near, order.missing
-    position = order.within.position
+    near, missing = order.near, order.blocks.missing
+    position = order.blocks.position
     way = position(leaf.start) - position(leaf.begin)
     length = leaf.stop - leaf.start
     inside = _binomial.advances(length, near) * order.block_size
@@ -243,7 +236,7 @@ class _Machine:
         self.axes = frozenset() if sweep.count is None else axes_of(sweep.count)
         self.reach = constant(order.reach)
         self.chain = Chain(
-            sweep, order.near - 1, self.reach, order.block_size, order.missing
+            sweep, order.near - 1, self.reach, order.block_size, order.blocks.missing
         )
         leaves = order.leaves.leaves
         counts = [len(leaf.pushes) for leaf in leaves]

@@ -15,10 +15,8 @@ from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ._by_segments import BySegments, Reached
 from ._costs import Rates
-from ._loop import Loop, element, stack_type, store
-from ._order import AbstractSlotOrder
+from ._loop import element, stack_type, store
 from ._slots import AbstractSlots, bits_of
-from ._step import Step
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -61,20 +59,13 @@ class HostSlots(AbstractSlots):
         return _store_at(0)(array, jax.device_put(leaf, _HOST), row)
 
     def sweep(
-        self,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        held: Flags,
-        consts: Arrays,
-        init: Arrays,
-        xs: Arrays,
+        self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Nothing is sent to the host but what is kept.
 
         The slots are what a scan stacks, for that is how XLA knows to make them there.
         """
-        segments = BySegments.of(step, loop, order, consts, xs)
+        segments = segments.opaque()
 
         def run(reached: Reached, stop: Any) -> tuple[Reached, list[Any]]:
             stored = self.packed(pick(reached.carry, held))
@@ -82,7 +73,8 @@ class HostSlots(AbstractSlots):
             return segments.run_to(reached, stop), kept
 
         # The last row is for the carries that find no free slot.
-        stops = constant([*order.starts[1:], order.length, order.length])
+        length = segments.loop.length
+        stops = constant([*segments.starts[1:], length, length])
         reached, slots = lax.scan(run, segments.start(init), stops)
         return reached.carry, reached.ys, slots
 

@@ -22,16 +22,10 @@ from ..._partition import Arrays, Flags, pick, union
 from ..._tangents import inexact_only, instantiated, is_zero, zero_cotangent
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
-from ._back import (
-    Back,
-    NotLinearError,
-    Pulled,
-    Pushed,
-    Taken,
-    left_of,
-    onward,
-)
+from ._back import Back, Taken
+from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
+from ._groups import flat, spread, tangents_behind, with_tangents
 from ._held import (
     Saves,
     Way,
@@ -98,15 +92,15 @@ class PlannedLoop(Formula):
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
         saves = self.saves and self.saves.with_tangents(sum(active.carry))
-        formula = type(self)(problem, saves, _with_tangents(self.in_avals, active))
+        formula = type(self)(problem, saves, with_tangents(self.in_avals, active))
         return Doubled(
             formula,
             uses=(True,) * len(moves),
-            takes=_flat(active),
-            ins=_behind(self.in_avals, active),
+            takes=flat(active),
+            ins=tangents_behind(self.in_avals, active),
             gives=(*active.carry, *y_active, *self._no_slots()),
             outs=(
-                *_behind(self.out_aval[:2], (active.carry, y_active)),
+                *tangents_behind(self.out_aval[:2], (active.carry, y_active)),
                 *formula._no_slots(),
             ),
         )
@@ -155,7 +149,7 @@ class PlannedLoop(Formula):
             cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             cts = self._reversed(saves, active, y_active, residuals, ct_carry, ct_ys)
-        return _spread(cts, active, self.in_avals)
+        return spread(cts, active, self.in_avals)
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = self._activity(moves)
@@ -343,7 +337,7 @@ class Reverse(Formula):
             return self._doubled_ends()
         problem = tangent_problem(self.problem, active, y_active)
         inputs, _, carried, zs = self.in_avals
-        in_avals = (_with_tangents(inputs, active), [], carried * 2, zs * 2)
+        in_avals = (with_tangents(inputs, active), [], carried * 2, zs * 2)
         formula = self._derived(problem, Pushed, active, in_avals)
         return self._as_doubled(formula, active, uses_slots=False)
 
@@ -366,9 +360,9 @@ class Reverse(Formula):
         return Doubled(
             formula,
             uses=(*[True] * sum(map(len, inputs)), *used, *ends),
-            takes=(*_flat(active), *[False] * len(slots), *ends),
+            takes=(*flat(active), *[False] * len(slots), *ends),
             ins=(
-                *_behind(inputs, active),
+                *tangents_behind(inputs, active),
                 *[False] * sum(used),
                 *twice(carried),
                 *twice(zs),
@@ -400,7 +394,7 @@ class Reverse(Formula):
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
         if not any(map(any, active)):
             carry, ct_zs, _ = PlannedLoop(problem, None, _types_of(args))(*args)
-            zeros = _spread(([], [], []), active, self.in_avals[0])
+            zeros = spread(([], [], []), active, self.in_avals[0])
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
             instantiated(zero_cotangent(c))
@@ -416,7 +410,7 @@ class Reverse(Formula):
         formula = type(self)(problem, formula.back, saves.layout, saves.given, in_avals)
         sums, carried_on, ct_xs = formula(args, slots, *ends)
         ct_init = carried_on[len(carried) :]
-        ct_primals = _spread((sums, ct_init, ct_xs), active, self.in_avals[0])
+        ct_primals = spread((sums, ct_init, ct_xs), active, self.in_avals[0])
         return ct_primals, zero_slots, carry[count:], ct_zs
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -498,7 +492,7 @@ class Reverse(Formula):
         _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
         zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
-        return (_spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
+        return (spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 
 def _saves_of(
@@ -523,30 +517,3 @@ def _saves_of(
 
 def _types_of(inputs: Any) -> Any:
     return jax.tree.map(jax.typeof, inputs)
-
-
-def _flat(groups: Sequence[Flags]) -> Flags:
-    return tuple(flag for group in groups for flag in group)
-
-
-def _with_tangents(groups: Any, active: Sequence[Flags]) -> Any:
-    """The types of consts, carry and `xs`, behind each those of its tangents."""
-    return tuple(
-        [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
-        for avals, flags in zip(groups, active, strict=True)
-    )
-
-
-def _behind(groups: Any, active: Sequence[Flags]) -> Flags:
-    """Which entries are tangents, if each group has those of its active ones behind."""
-    marks = (
-        [False] * len(avals) + [True] * sum(flags)
-        for avals, flags in zip(groups, active, strict=True)
-    )
-    return tuple(mark for group in marks for mark in group)
-
-
-def _spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
-    """Cotangents of the active inputs among zeros for the others."""
-    zeros = [[zero_cotangent(aval) for aval in group] for group in avals]
-    return merge(zeros, active, cts)

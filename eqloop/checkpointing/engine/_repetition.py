@@ -14,6 +14,7 @@ from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ...progress import told_back
 from . import _forward
+from ._by_segments import BySegments
 from ._forward import Active
 from ._held import Saves, Way
 from ._loop import with_batch_axis
@@ -112,8 +113,9 @@ class Counted(AbstractRepetition):
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
         order, held = saves.layout.order.by_carries(), saves.held
-        inputs = order.checked(step, loop, held, inputs)
-        return saves.layout.slots.sweep(step, loop, order, held, *inputs)
+        consts, init, xs = order.checked(step, loop, held, inputs)
+        segments = BySegments(step, loop, order, consts, xs)
+        return saves.layout.slots.sweep(segments, held, init)
 
     def saved_types(self, step: Step, saves: Saves) -> list[Any]:
         rows = len(saves.layout.order.by_carries().starts) + 1

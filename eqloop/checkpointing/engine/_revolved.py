@@ -8,13 +8,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from ..._array_types import axes_of, vary
 from ..._constant import constant
 from . import _binomial
+from ._block_chain import BlockChain
 from ._costs import StepCost
-from ._forward import zero
 from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
 from ._pace import AbstractPace
@@ -41,23 +40,18 @@ class Revolved(AbstractSlotOrder):
         return self.steps
 
     @property
-    def blocks(self) -> int:
-        """How many blocks the chain has."""
-        return -(-self.steps // self.block_size)
-
-    @property
-    def missing(self) -> int:
-        """How many steps the first block is short of a full one."""
-        return self.blocks * self.block_size - self.steps
+    def blocks(self) -> BlockChain:
+        """The chain."""
+        return BlockChain(self.steps, self.block_size)
 
     @property
     def slots(self) -> int:
-        return min(self.checkpoints, self.blocks)
+        return min(self.checkpoints, self.blocks.count)
 
     @property
     def segments(self) -> list[tuple[int, int]]:
         """The length, in blocks, and the rank of what lies between the slots."""
-        return _binomial.segments(self.blocks, self.checkpoints)
+        return _binomial.segments(self.blocks.count, self.checkpoints)
 
     @property
     def block_starts(self) -> list[int]:
@@ -67,22 +61,22 @@ class Revolved(AbstractSlotOrder):
 
     @property
     def starts(self) -> Sequence[int]:
-        return [self.position(block) for block in self.block_starts]
+        return [self.blocks.position(block) for block in self.block_starts]
 
     @property
     def advances(self) -> int:
-        in_blocks = _binomial.sweep_advances(self.blocks, self.checkpoints)
-        if not self.missing:
+        count, missing = self.blocks.count, self.blocks.missing
+        in_blocks = _binomial.sweep_advances(count, self.checkpoints)
+        if not missing:
             return in_blocks * self.block_size
         # The first block, which may be shorter, is the first of the first segment.
-        length, rank = _binomial.first_segment(self.blocks, self.checkpoints)
+        length, rank = _binomial.first_segment(count, self.checkpoints)
         crossings = _binomial.crossings(length, self.slots, rank)
-        return in_blocks * self.block_size - crossings * self.missing
+        return in_blocks * self.block_size - crossings * missing
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        shorter = [self.block_size - self.missing] * (self.missing > 0)
-        return [self.block_size, *shorter]
+        return self.blocks.sizes
 
     @property
     def reach(self) -> list[list[int]]:
@@ -93,7 +87,7 @@ class Revolved(AbstractSlotOrder):
         if self.slots == 1:
             return [[0]]  # nothing is ever split, and the table would be long
         _, rank = self.segments[0]  # that of all segments
-        limit = self.blocks + 1
+        limit = self.blocks.count + 1
         return [
             [min(_binomial.reach(k, r), limit) for r in range(-1, rank + 1)]
             for k in range(self.slots + 1)
@@ -102,21 +96,17 @@ class Revolved(AbstractSlotOrder):
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
-        reach = constant(self.reach)
-        chain = Chain(sweep, self.slots - 1, reach, self.block_size, self.missing)
+        reach, missing = constant(self.reach), self.blocks.missing
+        chain = Chain(sweep, self.slots - 1, reach, self.block_size, missing)
         # The first block may be shorter. It is the last to be reversed, by itself.
-        first = int(self.missing > 0)
-        stack, last = self._stack(carries), self.blocks - 1
+        first = int(missing > 0)
+        stack, last = self._stack(carries), self.blocks.count - 1
         if sweep.count is not None:
             stack, last = self._stack_until(sweep.count, reach, carries)
         stack, cts = chain.reverse(stack, last, first, cts)
-        if first:
-            carry, size = stack.carries.read(0), self.block_size - self.missing
-            pull = lambda _, cts: sweep.pull(carry, zero(), size, cts)
-            if sweep.count is None:
-                return pull(0, cts)
-            return lax.fori_loop(0, jnp.clip(sweep.count, 0, 1), pull, cts)
-        return cts
+        if not first:
+            return cts
+        return sweep.pull_first(stack.carries.read(0), self.block_size - missing, cts)
 
     def _stack(self, carries: Carries) -> Stack:
         """The slots as the primal leaves them, all in use."""
@@ -130,7 +120,7 @@ class Revolved(AbstractSlotOrder):
         self, count: Any, reach: Any, carries: Carries
     ) -> tuple[Stack, Any]:
         """The slots after so many steps, some of them free, and the last block."""
-        steps = jnp.clip(count, 0, self.steps) + self.missing
+        steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
         blocks = -(-steps // self.block_size)
         stack, starts = self._stack(carries), constant(self.block_starts)
         top = jnp.maximum(jnp.sum(starts < blocks) - 1, 0).astype(jnp.int32)
@@ -154,14 +144,14 @@ class Revolved(AbstractSlotOrder):
         # How many runs of consecutive blocks are reversed, about: every segment of the
         # primal is one at least, and none is longer than the free slots, which are half
         # of them on average.
-        runs = max(self.slots, self.blocks / (self.slots / 2 + 1))
-        dynamic = self.blocks + self.advances
-        blocks = self.blocks * pace.block(reversal, self.block_size)
+        runs = max(self.slots, self.blocks.count / (self.slots / 2 + 1))
+        dynamic = self.blocks.count + self.advances
+        blocks = self.blocks.count * pace.block(reversal, self.block_size)
         return blocks + dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
 
     @property
     def kind(self) -> Hashable:
-        return "revolved", self.block_size == 1, self.missing > 0
+        return "revolved", self.block_size == 1, self.blocks.missing > 0
 
     # How it is shown.
 
@@ -187,13 +177,10 @@ class Revolved(AbstractSlotOrder):
             return
         for block in reversed(range(start, start + length)):
             yield from self.advance_history(start, block, slots)
-            begin, end = self.position(block), self.position(block + 1)
+            begin, end = self.blocks.position(block), self.blocks.position(block + 1)
             yield from block_history(begin, end - begin, slots)
 
     def advance_history(self, start: int, stop: int, slots: int) -> Iterator[Event]:
-        for position in range(self.position(start), self.position(stop)):
+        begin, end = self.blocks.position(start), self.blocks.position(stop)
+        for position in range(begin, end):
             yield Event("again", position, slots)
-
-    def position(self, block: int) -> int:
-        """The position at which a block starts."""
-        return max(block * self.block_size - self.missing, 0)

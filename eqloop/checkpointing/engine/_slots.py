@@ -21,9 +21,7 @@ from ._by_segments import BySegments
 from ._costs import Rates
 from ._forward import zero
 from ._kept_rows import scan
-from ._loop import Loop, element, part, stack_of, stack_type, store
-from ._order import AbstractSlotOrder
-from ._step import Step
+from ._loop import element, part, stack_of, stack_type, store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,25 +83,14 @@ class AbstractSlots(abc.ABC):
 
     @abc.abstractmethod
     def sweep(
-        self,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        held: Flags,
-        consts: Arrays,
-        init: Arrays,
-        xs: Arrays,
+        self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Runs a loop and stores the carries that an order starts from.
+        """Runs a loop and stores the carries that its order starts from.
 
         Args:
-            step: The step.
-            loop: The loop.
-            order: Which carries are stored.
-            held: Which leaves of them.
-            consts: What each step gets.
+            segments: The loop.
+            held: Which leaves of a carry are stored.
             init: The initial carry.
-            xs: What the steps get one element at a time of.
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
@@ -112,18 +99,10 @@ class AbstractSlots(abc.ABC):
         """
 
     def sweep_by_segments(
-        self,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        held: Flags,
-        consts: Arrays,
-        init: Arrays,
-        xs: Arrays,
+        self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The same, one segment at a time."""
-        segments = BySegments.of(step, loop, order, consts, xs)
-        count = len(order.starts)
+        segments, count = segments.opaque(), len(segments.starts)
 
         def body(segment: Any, stride: int | None, state: Any) -> tuple[Any, Carries]:
             reached, carries = state
@@ -132,7 +111,7 @@ class AbstractSlots(abc.ABC):
 
         carries = self.filled(pick(init, held), count + 1)
         reached, carries = segments.each(body, (segments.start(init), carries))
-        if order.keeps_last:
+        if segments.order.keeps_last:
             carries = carries.write(pick(reached.carry, held), count)
         return reached.carry, reached.ys, carries.arrays
 
@@ -265,24 +244,17 @@ class DeviceSlots(AbstractSlots):
         return store(array, leaf, row)
 
     def sweep(
-        self,
-        step: Step,
-        loop: Loop,
-        order: AbstractSlotOrder,
-        held: Flags,
-        consts: Arrays,
-        init: Arrays,
-        xs: Arrays,
+        self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Any], list[Any], list[Any]]:
         # XLA does away with outputs that nobody needs if there is one loop; of loops in
         # loops, only if all trip counts are static.
-        segments = BySegments.of(step, loop, order, consts, xs)
+        step, loop, order = segments.step, segments.loop, segments.order
         if not step.y_types or (segments.are_static and loop.kept is None):
-            return self.sweep_by_segments(step, loop, order, held, consts, init, xs)
+            return self.sweep_by_segments(segments, held, init)
         # Carries that are not kept are written, too: to the next free row, which is
         # written again before it is read. A branch would have a GPU wait for the host.
-        starts = constant([*order.starts, order.length])
-        count = len(order.starts)
+        starts = constant([*segments.starts, order.length])
+        count = len(segments.starts)
         carries = self.filled(pick(init, held), count + 1)
 
         def body(
@@ -295,8 +267,9 @@ class DeviceSlots(AbstractSlots):
             carry, y = step(consts, carry, loop.x(xs, position))
             return (position + 1, carry, row, carries), y
 
+        read = (segments.consts, segments.xs)
         state = (zero(), list(init), zero(), carries)
-        (_, carry, _, carries), ys = scan(body, (consts, xs), state, [], loop)
+        (_, carry, _, carries), ys = scan(body, read, state, [], loop)
         if order.keeps_last:
             carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays

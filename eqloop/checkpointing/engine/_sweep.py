@@ -15,7 +15,7 @@ from jax import lax
 from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ._back import Back, Taken
-from ._forward import FROM_START, Walk, shifted
+from ._forward import FROM_START, Walk, shifted, zero
 from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
@@ -135,6 +135,13 @@ class Sweep:
         carries = carries_within(self, carry, start, count, left)
         steps = StoredSteps(carries, 0, start, left, count)
         return one_by_one(self, steps, cts)
+
+    def pull_first(self, carry: Arrays, count: int, cts: Cotangents) -> Cotangents:
+        """Reverses the first `count` steps, given the initial carry, if any was run."""
+        pull = lambda _, cts: self.pull(carry, zero(), count, cts)
+        if self.count is None:
+            return pull(0, cts)
+        return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
 
     def common(self, start: Any, count: Any) -> Any:
         """How many of `count` steps from a position on were run by all examples."""

@@ -186,7 +186,7 @@ class _PlaceSearch:
         """The option with as many near slots as there is room for, and at least one."""
         left = room - self.counted(kind)
         more = max(left // kind.order.near_slot_bytes(self.cost), 0)
-        near = min(1 + more, kind.order.blocks)
+        near = min(1 + more, kind.order.blocks.count)
         return kind._replace(order=dataclasses.replace(kind.order, near=near))
 
     def _order(self, block: int) -> Hierarchical:

@@ -19,6 +19,7 @@ from ..._across_examples import over_examples
 from ..._formula import Formula, Selected
 from ..._partition import Arrays, split
 from ...progress import NO_BARS, told_back, told_while
+from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
 from ..engine._held import Saves, Way
 from ..engine._primitive import PlannedLoop
@@ -66,9 +67,8 @@ class Ending(AbstractStopping):
                 return carry, (ys, [])
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
-            carry, ys, slots = layout.slots.sweep(
-                step, loop, order, held, consts, init, xs
-            )
+            segments = BySegments(step, loop, order, consts, xs)
+            carry, ys, slots = layout.slots.sweep(segments, held, init)
             return carry, (ys, [carry[self.count_at], *slots])
 
         carry, (ys, saved) = told_while(forward, problem.loop.meter, consts, init)

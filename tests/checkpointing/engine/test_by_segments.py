@@ -10,6 +10,7 @@ import pytest
 import eqloop as el
 from eqloop._equations import equations
 from eqloop.checkpointing import Loop
+from eqloop.checkpointing.engine._by_segments import BySegments
 from eqloop.checkpointing.engine._levels import Nest
 from eqloop.checkpointing.engine._nested import Nested
 from eqloop.checkpointing.engine._revolved import Revolved
@@ -46,9 +47,12 @@ def make(outputs):
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_what_a_sweep_leaves(order, loop, outputs):
     step = make(outputs)
-    inputs = [2 * H], [H], [XS]
-    sweep = lambda *args: DeviceSlots().sweep(step, loop, order, (True,), *args)
-    (carry,), ys, (slots,) = jax.jit(sweep)(*inputs)
+
+    def sweep(consts, init, xs):
+        segments = BySegments(step, loop, order, consts, xs)
+        return DeviceSlots().sweep(segments, (True,), init)
+
+    (carry,), ys, (slots,) = jax.jit(sweep)([2 * H], [H], [XS])
     each = [H]
     for x in XS[::-1] if loop.reverse else XS:
         each.append(jnp.tanh(each[-1] * 2 * H + x))
@@ -68,8 +72,9 @@ def test_no_carry_is_stored_between_two_that_are_kept(outputs):
     """A loop over steps that carries the slots would write to them at every step."""
     order = Nested((Nest((5, 6)), Nest((1,))))
     step, slots = make(outputs), DeviceSlots()
-    sweep = lambda *args: slots.sweep(step, LOOP, order, (True,), *args)
-    program = jax.make_jaxpr(sweep)([H], [H], [XS])
+    segments = BySegments(step, LOOP, order, [H], [XS])
+    sweep = lambda init: slots.sweep(segments, (True,), init)
+    program = jax.make_jaxpr(sweep)([H])
     (stored,) = slots.types([jax.typeof(H)], len(order.starts) + 1)
     loops = [eqn for eqn in equations(program) if eqn.primitive.name == "scan"]
     carrying = [stored.shape in [v.aval.shape for v in eqn.outvars] for eqn in loops]

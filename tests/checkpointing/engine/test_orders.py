@@ -46,8 +46,10 @@ class Walker:
 
     def chain(self, order: Revolved, begin: int, end: int, slots: int) -> None:
         """Some blocks; the carry before them is stored, and freed in the end."""
-        starts = [max(b * order.block - order.missing, 0) for b in range(end)]
-        starts.append(order.length if end == order.blocks else self.reversed[-1][0])
+        starts = [order.blocks.position(b) for b in range(end)]
+        starts.append(
+            order.length if end == order.blocks.count else self.reversed[-1][0]
+        )
         if end - begin == 1:
             self.reversed.append((starts[begin], starts[end] - starts[begin]))
         elif slots == 1:
@@ -78,7 +80,7 @@ def walk_nests(order: Nested) -> Walker:
 def walk_chain(order: Revolved) -> Walker:
     walker = Walker()
     walker.store(len(order.starts))
-    ends = [*order.block_starts[1:], order.blocks]
+    ends = [*order.block_starts[1:], order.blocks.count]
     cuts = list(zip(order.block_starts, ends, strict=True))
     for taken, (begin, end) in reversed(list(enumerate(cuts))):
         free = order.slots - taken
@@ -118,7 +120,7 @@ def test_a_chain_of_blocks(length, slots, block):
     assert walker.most <= slots
     sizes = {count for _, count in walker.reversed[:-1]}
     assert sizes <= {block}
-    assert walker.reversed[-1][1] == block - order.missing
+    assert walker.reversed[-1][1] == block - order.blocks.missing
 
 
 @pytest.mark.parametrize("slots", range(1, 13))
@@ -138,7 +140,7 @@ def test_starts_are_where_the_blocks_start(length, slots, block):
     segments = [(b - a) for a, b in zip(order.starts, ends, strict=True)]
     assert all(n > 0 for n in segments)
     blocks = [n for n, _ in order.segments]
-    assert segments == [blocks[0] * block - order.missing] + [
+    assert segments == [blocks[0] * block - order.blocks.missing] + [
         n * block for n in blocks[1:]
     ]
     assert all(a < b for a, b in itertools.pairwise(order.block_starts))
