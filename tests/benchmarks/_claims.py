@@ -1,7 +1,6 @@
 """What a comparison claims: one number from the measurements, and its bound."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -17,14 +16,14 @@ class Claim:
 
     Args:
         text: what is claimed, in words.
-        figure: computes it from the measurements.
+        figure: computes it from the measurements; `None` where they say nothing of it.
         at_most: the bound.
         unit: written after figure and bound.
         cases: the names that `figure` reads; without one of them there is no claim.
     """
 
     text: str
-    figure: Callable[[Measurements], float]
+    figure: Callable[[Measurements], float | None]
     at_most: float
     unit: str
     cases: tuple[str, ...]
@@ -57,9 +56,11 @@ def over_the_best(
 ) -> Claim:
     """How many times as long as the fastest of all that fit into the same memory."""
 
-    def figure(measured: Measurements) -> float:
+    def figure(measured: Measurements) -> float | None:
         fits = [n for n in others if measured[n].temp_bytes <= nbytes]
-        best = min((measured[n].seconds.min() for n in fits), default=math.inf)
+        if not fits:
+            return None
+        best = min(measured[n].seconds.min() for n in fits)
         return float(measured[name].seconds.min() / best)
 
     text = f"time, {name} over the fastest of the others that fit"

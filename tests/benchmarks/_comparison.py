@@ -61,9 +61,10 @@ class Comparison:
                 if case.name not in measured
             ),
             verdicts=tuple(
-                Verdict(claim.text, claim.figure(measured), claim.at_most, claim.unit)
+                Verdict(claim.text, figure, claim.at_most, claim.unit)
                 for claim in self.claims
                 if all(name in measured for name in claim.cases)
+                if (figure := claim.figure(measured)) is not None
             ),
         )
 
