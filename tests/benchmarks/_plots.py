@@ -91,7 +91,9 @@ def _beside_diffrax(outcome: Outcome) -> Iterator[Strip]:
     """What an adjoint takes over another one, as it was claimed."""
     equation, saved = outcome.title.split(": ")
     time, memory = (verdict.figure for verdict in outcome.verdicts)
-    yield Strip(equation, saved.removesuffix(" saved"), [(_TIME, time), (_MEMORY, memory)])
+    yield Strip(
+        equation, saved.removesuffix(" saved"), [(_TIME, time), (_MEMORY, memory)]
+    )
 
 
 PICTURES: Mapping[str, Sequence[AbstractPicture]] = {

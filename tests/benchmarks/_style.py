@@ -58,4 +58,6 @@ class AbstractPicture(abc.ABC):
             FigureCanvasAgg(figure)
             self.draw(figure, outcomes)
             metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+            figure.savefig(
+                path, metadata=metadata, bbox_inches="tight", pad_inches=0.12
+            )
