@@ -6,6 +6,20 @@ import hypothesis
 import jax
 import pytest
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has JAX keep what it compiles in the folder of pytest's cache.
+
+    Many tests compile the same programs: eager operations, and the loop that others
+    are compared with. Each is compiled once, whichever process comes to it first, and
+    not again in the next run if it is the same to the last operation.
+    """
+    if folder := getattr(config, "cache", None):
+        jax.config.update("jax_compilation_cache_dir", str(folder.mkdir("programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 # Enough devices to shard over; a program on one device does not notice the others.
 jax.config.update("jax_num_cpu_devices", 8)
 
