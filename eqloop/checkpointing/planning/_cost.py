@@ -16,6 +16,7 @@ from ..engine._held import leaves_read
 from ..engine._kept_steps import rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import Problem, gradient_back, held_leaves
+from ..engine._products import product_bytes
 from ..engine._slots import DeviceSlots
 from ._work import outer_products, rates, work
 
@@ -64,6 +65,7 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
         held=nbytes(held_types),
         held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
+        products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
         rows=rows_per_step(back, problem.loop, held, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
