@@ -21,6 +21,8 @@ class StepCost:
         ct_x: Bytes of its cotangent.
         ct_y: Bytes of the cotangents of its outputs.
         ct_consts: Bytes of the cotangents of what all steps share.
+        products: Bytes of what a batch of steps adds to these, of which a large product
+            is made part by part.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
@@ -38,6 +40,7 @@ class StepCost:
     ct_x: int
     ct_y: int
     ct_consts: int
+    products: int
     residuals: int
     rows: int | None
     everything: int

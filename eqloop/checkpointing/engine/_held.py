@@ -120,10 +120,11 @@ def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
         loop: The loop.
         block: How many steps are reversed at once, at most.
     """
-    held = leaves_read(back, loop)
-    if block > 1 and back.takes_blocks:
-        held = tuple(union(held, leaves_read(back, loop, 2)))
-    return tuple(leaves_computed(step, held))
+    held = leaves_computed(step, leaves_read(back, loop))
+    # To trace a block takes a while. It cannot read more than all leaves.
+    if block > 1 and back.takes_blocks and not all(held):
+        held = leaves_computed(step, union(held, leaves_read(back, loop, 2)))
+    return tuple(held)
 
 
 def leaves_computed(

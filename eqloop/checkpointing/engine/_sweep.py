@@ -176,9 +176,14 @@ class Sweep:
 
     def added(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
         """The cotangents before a block, whose smallest index is `at`."""
+        sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
+        return self.before(cts, taken._replace(sums=sums), at)
+
+    def before(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+        """The same, where the sums of the blocks behind it have been added already."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         return Cotangents(
-            [a + b for a, b in zip(cts.consts, taken.sums, strict=True)],
+            taken.sums,
             taken.carried,
             [
                 put_part(whole, ct, at, axis)

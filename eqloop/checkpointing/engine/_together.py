@@ -29,9 +29,10 @@ from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import has_rules, parted, pruned, pushed, run, traced
 from ..._reaching import reached
 from ..._tangents import is_inexact
-from ._back import Back, one
+from ._back import Back, Taken, one
 from ._costs import Rates, StepCost
 from ._loop import Loop
+from ._products import added_in_parts
 from ._reversals import AbstractReversal, ByResiduals, carries_within
 from ._slots import StoredSteps
 from ._step import Step
@@ -90,13 +91,13 @@ class Together(AbstractReversal):
         return [("reversed together", f"{self.batch(block)} steps")]
 
     def block_bytes(self, cost: StepCost, count: int) -> int:
-        # Roughly: the linear maps of all steps, and later the product that is added to
-        # the cotangents of parameters. When that is made, about half of what the steps
-        # save is gone, and their ends are there.
+        # Roughly: the linear maps of all steps, and later what is added to the
+        # cotangents of parameters. When that is made, about half of what the steps save
+        # is gone, and their ends are there.
         count = self.batch(count)
         linear_maps = 3 * count * cost.residuals // 2
         ends = count * (cost.residuals // 2 + cost.carry // 2)
-        return max(linear_maps, cost.ct_consts + ends)
+        return max(linear_maps, cost.products + ends)
 
     def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
         # No loop carries any of it, so all of them take it in the same place.
@@ -176,8 +177,15 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         reverse=not loop.reverse,
         unroll=min(loop.unroll, count),
     )
-    taken = back.joined(loop.part(count), (consts, before, xs), (ends, zs))
-    return sweep.added(cts, taken._replace(carried=carried), at)
+
+    def together(*args: Any) -> tuple[list[Any], list[Any]]:
+        *inputs, ends, zs = args
+        taken = back.joined(loop.part(count), inputs, (ends, zs))
+        return taken.sums, taken.xs
+
+    args = consts, before, xs, list(ends), list(zs)
+    sums, ct_xs = added_in_parts(together, args, cts.consts)
+    return sweep.before(cts, Taken(sums, carried, ct_xs), at)
 
 
 @functools.lru_cache(maxsize=128)

@@ -13,9 +13,10 @@ from ..engine import _forward
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active, Saveable
 from ..engine._held import leaves_read
-from ..engine._kept_steps import rows_per_step
+from ..engine._kept_steps import parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import Problem, gradient_back, held_leaves
+from ..engine._products import product_bytes
 from ..engine._slots import DeviceSlots
 from ._work import outer_products, rates, work
 
@@ -43,9 +44,12 @@ class _PrintedStep:
 def _cost_of(printed: _PrintedStep) -> StepCost:
     problem, rate, (*_, active) = printed.problem, printed.rates, printed.settings
     step = problem.step
-    pull, stored = _Block(problem, active, 1).pull()
     wanted = tuple(problem.loop.rows > 0 and is_inexact(y) for y in step.y_types)
     back = gradient_back(problem, active, wanted)
+    parts = parts_of(back, problem.loop.part(1))
+    pull = parts.rest.jaxpr
+    is_const = [at is not None and at < step.num_consts for at in parts.source]
+    stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
     read = leaves_read(back, problem.loop)
     held = held_leaves(problem, active, wanted)
     held_types = tuple(pick(step.carry_types, held))
@@ -64,6 +68,7 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
         held=nbytes(held_types),
         held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
+        products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
         rows=rows_per_step(back, problem.loop, held, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -139,29 +144,6 @@ class _Block:
             return jax.tree.leaves(self._vjp(inputs)[1])
 
         return jax.make_jaxpr(residuals)(*self.types).jaxpr
-
-    def pull(self) -> tuple[Any, list[Any]]:
-        """Taking cotangents back, given the residuals: its jaxpr.
-
-        Returns:
-            The jaxpr, and those of its inputs that are residuals and no consts.
-        """
-        trees: list[Any] = []
-        stored: list[bool] = []
-
-        def residuals(*inputs: Arrays) -> Any:
-            out, pull = self._vjp(inputs)
-            leaves, tree = jax.tree.flatten(pull)
-            consts = {id(const) for const in inputs[0]}
-            trees[:], stored[:] = [tree], [id(leaf) not in consts for leaf in leaves]
-            return leaves, out
-
-        def back(leaves: Arrays, cts: Any) -> Any:
-            return jax.tree.leaves(trees[0].unflatten(leaves)(cts))
-
-        leaves, cts = jax.eval_shape(residuals, *self.types)
-        jaxpr = jax.make_jaxpr(back)(leaves, cts).jaxpr
-        return jaxpr, pick(jaxpr.invars[: len(leaves)], stored)
 
     def _vjp(self, inputs: Any) -> tuple[Any, Any]:
         step, policy, active = self.problem.step, self.problem.policy, self.active

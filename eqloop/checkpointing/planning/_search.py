@@ -65,10 +65,19 @@ def _batches(order: AbstractOrder) -> Iterator[int]:
     if order.block > 1 and order.adjacent:
         yield order.block
         return
-    size = 4
-    while size <= min(order.adjacent, _LARGEST_BATCH):
-        yield size
-        size *= 2
+    most = min(order.adjacent, _LARGEST_BATCH)
+    sizes = [2**n for n in range(2, most.bit_length()) if 2**n <= most]
+    yield from dict.fromkeys(_dividing(order.adjacent, size) for size in sizes)
+
+
+def _dividing(length: int, size: int) -> int:
+    """About as many steps, so that the batches leave none over, if that can be.
+
+    What is left over is reversed step by step: by another loop, which the program then
+    has besides.
+    """
+    smaller = range(size, size // 2, -1)
+    return next((n for n in smaller if length % n == 0), size)
 
 
 def blocks_to_try(length: int) -> Iterator[int]:

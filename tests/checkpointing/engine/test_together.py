@@ -3,6 +3,7 @@
 That the numbers are right is tested with those of all other schedules.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,6 +126,70 @@ def test_the_cotangents_of_a_weight_are_one_product():
     # One more set of cotangents, the carries, and some 10 vectors for each step at
     # once; not a matrix for each.
     assert found < 4 * width * (2 * width + 128 + 14 * block) < 4 * block * width**2
+
+
+class Mixed(eqx.Module):
+    """Large weights: one that is used twice, one transposed, one of an odd size."""
+
+    twice: jax.Array
+    transposed: jax.Array
+    odd: jax.Array
+
+    def __call__(self, h, x):
+        h = jnp.tanh(self.twice @ jnp.tanh(self.twice @ h + x))
+        h = jnp.tanh(h @ self.transposed.T)
+        return h, self.odd @ h
+
+
+def mixed():
+    shapes = (128, 128), (128, 128), (131, 128)
+    weights = [
+        jax.random.normal(jax.random.key(i), shape) / 11
+        for i, shape in enumerate(shapes)
+    ]
+    xs = jnp.sin(jnp.arange(10 * 128.0).reshape(10, 128))
+    return Mixed(*weights), jnp.ones(128), xs
+
+
+def _of_mixed(schedule):
+    def loss(cell, init, xs):
+        h, ys = el.Scan(cell, schedule=schedule)(init, xs)
+        return jnp.sum(h**2) + jnp.sum(ys**3)
+
+    return jax.grad(loss, (0, 1, 2))
+
+
+MODES_OF_GRADIENTS = {
+    "grad": lambda grad: grad,
+    "jvp of grad": lambda grad: lambda *args: jax.jvp(grad, args, args),
+    "vmap of grad": lambda grad: (
+        lambda cell, init, xs: jax.vmap(grad, (None, 0, None))(
+            cell, jnp.stack([init, 2 * init]), xs
+        )
+    ),
+    "grad of grad": lambda grad: (
+        lambda *args: jax.grad(lambda *args: jnp.sum(grad(*args)[1] ** 2))(*args)
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES_OF_GRADIENTS)
+def test_large_products_are_added_part_by_part(mode):
+    args = mixed()
+    of = MODES_OF_GRADIENTS[mode]
+    found = jax.jit(of(_of_mixed(el.Chunked(10, block=4))))(*args)
+    expected = jax.jit(of(_of_mixed(el.StoreAll())))(*args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_several_weights_are_not_in_memory_at_once():
+    width, block = 256, 8
+    cell, init, xs = gru(64, width)
+    products = 2 * 3 * width * width * 4
+    taken = temp_bytes(gradient(el.Chunked(64, block=block)), cell, init, xs)
+    # A quarter of the product of one of the two weights, carries, and the batch.
+    assert taken < products // 8 + 4 * width * (64 + 30 * block) < products // 2
 
 
 def test_rows_of_a_table_are_not_made_dense_at_each_step():

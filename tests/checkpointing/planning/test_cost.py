@@ -12,7 +12,8 @@ from eqloop.checkpointing.engine._levels import Nest
 from eqloop.checkpointing.engine._nested import Nested
 from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine._revolved import Revolved
-from eqloop.checkpointing.planning._search import MOST_ADVANCES, orders
+from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
 from ..steps import field, gru, ode, recurrent
@@ -137,3 +138,24 @@ def test_the_first_segment_alone():
         for slots in (1, 2, 3, 8, 60):
             first, *_ = _binomial.segments(length, slots)
             assert _binomial.first_segment(length, slots) == first
+
+
+@pytest.mark.parametrize("length", [100, 96, 90])
+def test_batches_leave_no_steps_over_if_they_need_not(length):
+    every = (
+        layout
+        for layout in layouts(length, joins=True, rows=None)
+        if isinstance(layout.reversal, Together) and layout.order.block == 1
+    )
+    sizes = {(one.order.adjacent, one.reversal.size) for one in every}
+    assert {size for adjacent, size in sizes if adjacent == length} == {
+        100: {4, 5, 10, 25, 50},
+        96: {4, 8, 16, 32, 48},
+        90: {3, 6, 15, 30, 45},
+    }[length]
+    # There is no such size where the number of steps has few divisors.
+    assert all(
+        adjacent % size == 0
+        or not any(adjacent % n == 0 for n in range(size // 2 + 1, size))
+        for adjacent, size in sizes
+    )
