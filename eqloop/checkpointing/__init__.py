@@ -27,6 +27,7 @@ from ._stored_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
 from .engine._invariant import hoist
 from .engine._layout import Layout
+from .engine._listing import unlisted
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
@@ -79,5 +80,6 @@ __all__ = [
     "run_loop",
     "run_while",
     "trace_step",
+    "unlisted",
     "with_inverse",
 ]

@@ -119,6 +119,16 @@ class Plan:
         """How often one gradient evaluates the step, the primal included."""
         return self.layout.evaluations
 
+    @property
+    def columns(self) -> tuple[str, str, str, str]:
+        """Steps, schedule, what is stored, and evaluations, in a few words each."""
+        stored = f"{self.slots} carries"
+        if self.layout.stores_residuals:
+            stored = "residuals"
+        elif self.block > 1:
+            stored += f", blocks of {self.block}"
+        return str(self.length), repr(self.schedule), stored, str(self.evaluations)
+
     def __str__(self) -> str:
         rows = [("steps", str(self.length))]
         if self.levels:

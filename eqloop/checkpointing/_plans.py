@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -9,17 +10,21 @@ import equinox as eqx
 
 from .._bytes import format_bytes
 from .._equations import equations, formula_of, programs_in
+from .._formula import Vmapped
 from .._loop_markers import loop_name
-from .._places import Place, place_of
+from .._places import Place, folders_of, place_of
 from ._plan import Plan, plan_of
 from ._schedule import measures
+from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import Layout
-from .engine._listing import Decided, listing
+from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
-from .engine._problem import Problem, all_active
+from .engine._problem import Problem, activity, all_active
 from .engine._repetition import Counted
 from .planning._measured import pace
+from .planning._memory import Maps
+from .whiles._while_order import AbstractWhileOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +34,16 @@ class LoopPlan:
     Attributes:
         name: The transform that the loop is of.
         place: Where it is called, if that is known.
-        plan: Its plan: for the whole batch, if it is batched.
+        plan: Its plan: for the whole batch, if it is batched. That of a while loop has
+            no `relative_time`, and its `length` and `evaluations` are those of all the
+            steps that it may run, or `None` if there is no bound.
         batch: How many examples run in it side by side.
         depth: In how many other loops of these it is.
     """
 
     name: str
     place: Place | None
-    plan: Plan
+    plan: Plan | WhilePlan
     batch: int
     depth: int
 
@@ -79,12 +86,13 @@ class Plans(Sequence[LoopPlan]):
 def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
     """Finds the plans of all loops in a function, without running it.
 
-    The function is traced. Listed is every loop with a schedule that plans its gradient
-    and that is differentiated in reverse mode, with the plan that it will run by: for
-    the batch that it is in, be it within the function or around, and for the inputs of
-    which a gradient is taken. A loop that is not differentiated has no plan, nor has
-    one of [`StoreAll`][eqloop.StoreAll], which JAX differentiates, nor a while loop
-    with an unknown number of steps.
+    The function is traced. Listed is every loop of this library that is differentiated
+    in reverse mode, with the plan that it will run by: for the batch that it is in, be
+    it within the function or around, and for the inputs of which a gradient is taken. A
+    loop that is not differentiated has no plan. While loops are listed as well, and so
+    are those that [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint] runs, by
+    the line that calls `diffeqsolve`. The plan of a while loop is one for as many steps
+    as it may run.
 
     Args:
         f: Any function that takes a gradient, a training step for example.
@@ -122,7 +130,7 @@ def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
         with listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
             finder = _Finder({id(d.stands_for_it): d for d in decided}, decided)
-            loops, peak = finder.of_program(program, 0)
+            loops, peak = finder.of_program(program, 0, None)
         return Plans(tuple(loops), peak)
 
     return find
@@ -140,14 +148,22 @@ class _Finder:
     known: dict[int, Decided]
     decided: list[Decided]
 
-    def of_program(self, program: Any, depth: int) -> tuple[list[LoopPlan], int]:
-        """The loops in a program, and the most bytes that they take at once."""
+    def of_program(
+        self, program: Any, depth: int, around: Place | None
+    ) -> tuple[list[LoopPlan], int]:
+        """The loops in a program, and the most bytes that they take at once.
+
+        Args:
+            program: The program.
+            depth: In how many loops it is.
+            around: Where it is called.
+        """
         jaxpr = getattr(program, "jaxpr", program)
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
         for i, eqn in enumerate(jaxpr.eqns):
-            found, peak, slots = self._of_equation(eqn, depth)
+            found, peak, slots = self._of_equation(eqn, depth, around)
             loops += found
             inner.append(peak)
             if slots is not None:
@@ -157,59 +173,86 @@ class _Finder:
         return loops, max((at(i) + peak for i, peak in enumerate(inner)), default=0)
 
     def _of_equation(
-        self, eqn: Any, depth: int
+        self, eqn: Any, depth: int, around: Place | None
     ) -> tuple[list[LoopPlan], int, list[Any] | None]:
         """The loops in an equation, their bytes, and its slots if it is such a loop."""
+        # Diffrax runs the loops of our adjoint, and the user knows who called Diffrax.
+        # JAX keeps so few frames that this may be known of the compiled call alone.
+        place = place_of(eqn.source_info, through=folders_of("diffrax")) or around
         formula = formula_of(eqn)
-        loop = getattr(formula, "formula", formula)
+        loop, maps = _unwrapped(formula)
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
-            layout = loop.saves.layout
-            if isinstance(layout, Layout):
-                saved = len(loop.out_aval[2])
-                shown = getattr(formula, "shown", (True,) * saved)
-                count = sum(shown[len(shown) - saved :])
-                slots = list(eqn.outvars)[len(eqn.outvars) - count :]
-                return [self._loop(eqn, loop, layout, depth)], 0, slots
+            saved = len(loop.out_aval[2])
+            shown = getattr(formula, "shown", (True,) * saved)
+            count = sum(shown[len(shown) - saved :])
+            slots = list(eqn.outvars)[len(eqn.outvars) - count :]
+            plan, batch = self._plan(loop, maps)
+            name = loop_name(eqn.source_info.name_stack) or "loop"
+            return [LoopPlan(name, place, plan, batch, depth)], 0, slots
         loops: list[LoopPlan] = []
         if formula is not None:
             # What it runs is traced here, and inner loops are planned as it is.
             if _has_loops(formula):
                 program = formula.expanded
                 self.known.update({id(d.stands_for_it): d for d in self.decided})
-                loops, _ = self.of_program(program, depth + 1)
+                loops, _ = self.of_program(program, depth + 1, place)
             return loops, 0, None
         peak = 0
         for program in programs_in(eqn):
-            found, size = self.of_program(program, depth)
+            found, size = self.of_program(program, depth, place)
             loops, peak = [*loops, *found], max(peak, size)
         return loops, peak, None
 
-    def _loop(self, eqn: Any, loop: PlannedLoop, saved: Layout, depth: int) -> LoopPlan:
-        problem = loop.problem
+    def _plan(self, loop: PlannedLoop, maps: Maps) -> tuple[Plan | WhilePlan, int]:
+        """The plan of a loop, and how many examples run in it."""
+        problem, saves = loop.problem, loop.saves
+        assert saves is not None
         # Some derivatives of derivatives decide for all of their inputs.
-        of_all = Decided(saved, saved, all_active(problem.step))
-        decided = self.known.get(id(saved), of_all)
-        counted = dataclasses.replace(
-            problem,
-            loop=dataclasses.replace(problem.loop, stops=False),
-            repetition=Counted(),
-        )
-        layout = decided.layout
-        if problem.loop.stops:
-            layout = layout.by_carries()
-        active = _of_joint(decided.active, problem)
-        how_long = pace(counted, active, measures(problem.planner))
-        plan = plan_of(counted, active, layout, how_long)
-        name = loop_name(eqn.source_info.name_stack) or "loop"
-        place = place_of(eqn.source_info)
-        return LoopPlan(name, place, plan, problem.loop.batch, depth)
+        of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
+        decided = self.known.get(id(saves.layout), of_all)
+        active = _fitting(decided.active, problem)
+        batch = math.prod((problem.loop.batch, *(axis.size for axis, _ in maps)))
+        with unlisted():
+            return _plan_of(problem, active, decided.layout, maps), batch
 
 
-def _of_joint(active: Active, problem: Problem) -> Active:
-    """The marks for a joint loop: it has more consts, and a leaf before the carry."""
+def _unwrapped(formula: Any) -> tuple[Any, Maps]:
+    """What a formula is of, without a selection, and the `vmap`s of it."""
+    maps: Maps = ()
+    while (inner := getattr(formula, "formula", None)) is not None:
+        if isinstance(formula, Vmapped):
+            maps = ((formula.axis_data, formula.dims), *maps)
+        formula = inner
+    return formula, maps
+
+
+def _plan_of(
+    problem: Problem, active: Active, layout: Layout | AbstractWhileOrder, maps: Maps
+) -> Plan | WhilePlan:
+    if isinstance(layout, AbstractWhileOrder):
+        return while_plan_of(problem, active, layout, maps)
+    counted = dataclasses.replace(
+        problem,
+        loop=dataclasses.replace(problem.loop, stops=False),
+        repetition=Counted(),
+    )
+    layout = layout.by_carries() if problem.loop.stops else layout
+    how_long = pace(counted, active, measures(problem.planner))
+    return plan_of(counted, active, layout, how_long)
+
+
+def _fitting(active: Active, problem: Problem) -> Active:
+    """The marks for what has become of a loop since they were decided.
+
+    A joint loop has more consts, and a leaf before the carry. Others have lost leaves
+    of the carry of which nothing is read: those that are left count as differentiated.
+    """
     step = problem.step
     more = step.num_consts - len(active.consts)
     before = step.num_carry - len(active.carry)
+    if before < 0:
+        whole_carry = active._replace(carry=(True,) * step.num_carry)
+        return activity(step, whole_carry)[0]
     return active._replace(
         consts=(*active.consts, *[False] * more),
         carry=(*[False] * before, *active.carry),
@@ -239,18 +282,6 @@ def _has_loops(formula: Any) -> bool:
 
 
 def _row(loop: LoopPlan) -> tuple[str, ...]:
-    plan = loop.plan
-    stored = f"{plan.slots} carries"
-    if plan.layout.stores_residuals:
-        stored = "residuals"
-    elif plan.block > 1:
-        stored += f", blocks of {plan.block}"
-    return (
-        "  " * loop.depth + loop.name,
-        str(plan.length),
-        str(loop.batch),
-        repr(plan.schedule),
-        stored,
-        str(plan.evaluations),
-        format_bytes(plan.peak_bytes),
-    )
+    steps, *others = loop.plan.columns
+    name, size = "  " * loop.depth + loop.name, format_bytes(loop.plan.peak_bytes)
+    return name, steps, str(loop.batch), *others, size

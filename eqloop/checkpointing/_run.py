@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 from .._array_types import strongly_typed
-from .._effects import refuse_checks, without_derivatives
+from .._effects import has_checks, refuse_checks, without_derivatives
 from .._partition import Arrays
 from ..progress import Guarded
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored
+from .engine._listing import is_listing
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
@@ -49,7 +50,9 @@ def run_loop(
         return list(init), stored(step, loop, policy, *inputs)[1]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
-    if schedule._by_jax and is_plain:
+    is_by_jax = schedule._by_jax and is_plain
+    # Where plans are listed, it has one like any other loop.
+    if is_by_jax and (not is_listing() or has_checks(step.jaxpr.effects)):
         return stored(step, loop, policy, consts, init, xs)
     if loop.stops:
         return _run_until_stopped(step, (consts, init, xs), loop, schedule, policy)

@@ -16,7 +16,13 @@ from .._equations import equations
 from .._partition import pick, put
 from .._settings import as_count
 from .._tangents import is_inexact
-from ..checkpointing import Budget, Saveable, is_budget, refuse_second_place
+from ..checkpointing import (
+    Budget,
+    Saveable,
+    is_budget,
+    refuse_second_place,
+    unlisted,
+)
 from ._chunk_derivatives import MarkPair
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop
@@ -196,7 +202,8 @@ def _found(search: _Search) -> tuple[int, int]:
     def bytes_of(size: int) -> int:
         loop = search.within.in_chunks_of(size, search.f)
         run, types = search.program(loop)
-        measured = temporary_bytes(run, *types)
+        with unlisted():
+            measured = temporary_bytes(run, *types)
         if measured is None:
             return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
         return measured

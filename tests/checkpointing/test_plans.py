@@ -1,16 +1,28 @@
 """`el.plans`: the loops of a function, and what they are going to do."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import checkify, io_callback
 
 import eqloop as el
 
 from ..marks import slow_if
 
 XS = jnp.ones((64, 5))
+WHILES = {
+    "bounded": el.BoundedWhileLoop(
+        lambda c: c.sum() < 9, jnp.exp, max_steps=64, base=4
+    ),
+    "online": el.CheckpointedWhileLoop(
+        lambda c: c.sum() < 9, jnp.exp, max_steps=64, checkpoints=11
+    ),
+    "unbounded": el.CheckpointedWhileLoop(lambda c: c.sum() < 9, jnp.exp),
+}
 
 
 def step(h, x):
@@ -107,7 +119,7 @@ def test_what_is_not_differentiated_has_no_plan():
     forward = lambda xs: scan(jnp.ones(5), xs)
     assert len(el.plans(forward)(XS)) == 0
     assert len(el.plans(lambda xs: jax.jvp(forward, (xs,), (xs,)))(XS)) == 0
-    assert len(el.plans(grad_of(el.StoreAll()))(1.0, XS)) == 0
+    assert len(el.plans(lambda c: WHILES["online"](c))(0.5)) == 0
     (found,) = el.plans(jax.grad(lambda xs: loss(el.Recursive(2), 1.0, xs)))(XS)
     both = el.plans(grad_of(el.Recursive(2)))(1.0, XS)[0]
     assert found.plan.peak_bytes <= both.plan.peak_bytes
@@ -174,8 +186,6 @@ def test_models_and_scans_that_end():
 
     (found,) = el.plans(gradient)(ends, jax.ShapeDtypeStruct((64, 5), jnp.float32))
     assert (found.name, found.plan.length, found.plan.slots) == ("ScanWhile", 64, 64)
-    one = lambda c: el.BoundedWhileLoop(lambda c: c < 3, jnp.exp, max_steps=4)(c)
-    assert len(el.plans(jax.grad(one))(0.5)) == 0
     batched = jax.vmap(lambda m, xs: gradient(m, xs), (None, 0))
     (found,) = el.plans(batched)(ends, jnp.ones((2, 64, 5)))
     assert (found.batch, found.plan.length) == (2, 64)
@@ -205,3 +215,142 @@ def test_errors_are_those_of_the_function():
         el.plans(jax.grad(lambda xs: scan(jnp.ones(5), xs)[0].sum()))(XS)
     with pytest.raises(ValueError, match="must all be the same"):
         el.plans(lambda xs: scan(jnp.ones(5), xs, length=3))(XS)
+
+
+def temporary(f, *args):
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def assert_about(plan, bytes_taken):
+    assert bytes_taken <= plan.peak_bytes <= 1.1 * bytes_taken + 1024
+
+
+@pytest.mark.parametrize("kind", ["online", *slow_if(bool, ["bounded", "unbounded"])])
+def test_while_loops(kind):
+    loop = WHILES[kind]
+    one = lambda c: loop(c).sum()
+    inside = jax.grad(lambda batch: jax.vmap(one)(batch).sum())
+    outside = jax.vmap(jax.grad(one))
+    alone = el.plans(jax.grad(one))(jnp.zeros(5))
+    place = alone[0].place
+    assert (place.file, place.function) == (__file__, "<lambda>")
+    assert place.text == "one = lambda c: loop(c).sum()"
+    steps, slots, evaluations = {
+        "bounded": (64, 12, 224),
+        "online": (64, 11, 181),
+        "unbounded": (None, 64, None),
+    }[kind]
+    batch = jnp.zeros((300, 5))
+    for run in (inside, outside):
+        (found,) = el.plans(jax.jit(run))(batch)
+        plan = found.plan
+        assert (found.name, found.batch) == (type(loop).__name__, 300)
+        assert (plan.length, plan.slots) == (steps, slots)
+        assert plan.evaluations == evaluations
+        assert found.place == place
+        assert_about(plan, temporary(run, batch))
+    assert alone.peak_bytes == alone[0].plan.peak_bytes
+
+
+def test_the_table_of_a_while_loop():
+    tables = {
+        kind: str(el.plans(jax.grad(lambda c, kind=kind: WHILES[kind](c).sum()))(XS[0]))
+        for kind in ("online", "unbounded")
+    }
+    assert "<= 64  1      checkpoints=11  11 carries  <= 181 " in tables["online"]
+    assert (
+        "any    1      checkpoints=64  64 carries  3 a step up to 2144 steps"
+        in (tables["unbounded"])
+    )
+    few = el.CheckpointedWhileLoop(
+        lambda c: c.sum() < 9, jnp.exp, checkpoints=2, max_steps=64
+    )
+    (found,) = el.plans(jax.grad(lambda c: few(c).sum()))(XS[0])
+    lines = str(found.plan).split("\n")
+    assert lines[0] == "checkpoints=2"
+    assert lines[1].split() == ["steps", "<=", "64"]
+    assert lines[3].split() == ["evaluations", "about", str(found.plan.evaluations)]
+
+
+def test_loops_that_jax_differentiates():
+    """Traced to be looked at, they are planned like the others, and are not run so."""
+    gradient = grad_of(el.StoreAll())
+    before = jax.jit(gradient).lower(1.0, XS).as_text()
+    (found,) = el.plans(gradient)(1.0, XS)
+    assert found.plan.layout.stores_residuals
+    assert (found.name, found.plan.evaluations) == ("Scan", 64)
+    assert found.place.function == "loss"
+    assert_about(found.plan, temporary(gradient, 1.0, XS))
+    assert jax.jit(gradient).lower(1.0, XS).as_text() == before
+    batch = jnp.ones((3, 64, 5))
+    (found,) = el.plans(jax.vmap(gradient, (None, 0)))(1.0, batch)
+    assert found.batch == 3
+
+
+def test_what_a_plan_measures_is_not_what_is_listed():
+    """What stores residuals was measured as what stands for it in the listing."""
+
+    def run(schedule, w, xs):
+        f = lambda h, x: (jnp.tanh(w @ jnp.tanh(w @ h + x)), None)
+        return el.Scan(f, schedule=schedule)(jnp.ones(31), xs)[0].sum()
+
+    w, xs = jnp.full((31, 31), 0.1), jnp.ones((999, 31))
+    everything = el.Scan(step, schedule=el.StoreAll()).plan(jnp.ones(31), xs).pinned
+    gradient = lambda schedule: jax.grad(lambda w, xs: run(schedule, w, xs))
+    (found,) = el.plans(gradient(everything))(w, xs)
+    taken = temporary(gradient(el.StoreAll()), w, xs)
+    assert found.plan.layout.stores_residuals
+    assert_about(found.plan, taken)
+
+
+@pytest.mark.parametrize("schedule", [el.StoreAll(), "pinned"], ids=str)
+def test_effects_that_are_not_repeated(schedule):
+    """A loop that runs each step once may have them, whoever asks for its plan."""
+
+    def told(h, x):
+        io_callback(lambda x: None, None, x[0])
+        return jnp.sin(h * x), None
+
+    if schedule == "pinned":
+        plain = el.Scan(step, schedule=el.StoreAll())
+        schedule = plain.plan(jnp.ones(5), XS).pinned
+    run = lambda h: el.Scan(told, schedule=schedule)(h, XS)[0].sum()
+    (found,) = el.plans(jax.grad(run))(jnp.ones(5))
+    assert found.plan.evaluations == 64
+    again = lambda h: el.Scan(told, schedule=el.Chunked(8))(h, XS)[0].sum()
+    with pytest.raises(ValueError, match="runs steps again"):
+        el.plans(jax.grad(again))(jnp.ones(5))
+
+
+def test_a_loop_with_checks_is_left_to_jax():
+    def checked(h, x):
+        checkify.check(h[0] < 9, "too large")
+        return h * x, None
+
+    run = lambda h: el.Scan(checked, schedule=el.StoreAll())(h, XS)[0].sum()
+    run = checkify.checkify(run)
+    assert len(el.plans(jax.grad(lambda h: run(h)[1]))(jnp.ones(5))) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", [el.StoreAll(), el.Chunked(8)], ids=str)
+def test_while_loops_and_plain_loops_within_loops(outer):
+    def inner(h, x):
+        h = WHILES["online"](h + x)
+        return el.Scan(step, schedule=el.StoreAll())(h, jnp.ones((9, 5)))[0], None
+
+    run = lambda h: el.Scan(inner, schedule=outer)(h, XS)[0].sum()
+    gradient = jax.grad(run)
+    for f, shape in (
+        (gradient, (5,)),
+        (jax.jit(gradient), (5,)),
+        (jax.vmap(jax.jit(jax.vmap(gradient)), 1), (3, 2, 5)),
+    ):
+        found = el.plans(f)(jnp.ones(shape))
+        assert {loop.batch for loop in found} == {math.prod(shape[:-1])}
+        listed = sorted((x.name, x.plan.length, x.depth) for x in found)
+        assert listed == [
+            ("CheckpointedWhileLoop", 64, 1),
+            ("Scan", 9, 1),
+            ("Scan", 64, 0),
+        ]

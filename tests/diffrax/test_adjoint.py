@@ -336,6 +336,28 @@ def test_without_a_bound_on_the_number_of_steps():
     assert_same(jax.grad(end)(1.0), -((1 - 1e-2) ** 99))
 
 
+@pytest.mark.parametrize(
+    ("name", "saved", "loops"),
+    [
+        ("checkpoints", "last", [("CheckpointedWhileLoop", 32, 0)]),
+        slow("checkpoints", "times", [("CheckpointedWhileLoop", 32, 0)]),
+        slow("schedule", "last", [("ScanWhile", 32, 0)]),
+    ],
+)
+def test_its_loops_are_listed(name, saved, loops):
+    """By the user's line, although Diffrax is between."""
+    gradient = jax.grad(weighed(solution(ADJOINTS[name], saved)))
+    if saved == "times":
+        loops = [*loops, ("CheckpointedWhileLoop", len(SAVED["times"].subs.ts), 1)]
+    batch = [jnp.stack([x] * 3) for x in inputs()]
+    found = el.plans(jax.vmap(gradient))(*batch)
+    assert [(one.name, one.plan.length, one.depth) for one in found] == loops
+    assert {one.batch for one in found} == {3}
+    assert {one.place.function for one in found} == {"solve"}
+    assert {one.place.file for one in found} == {__file__}
+    assert found[0].plan.slots == {"checkpoints": 3, "schedule": 4}[name]
+
+
 def test_what_is_used_of_diffrax_is_there():
     """Its parts that no page of its documentation names."""
     expected = {"inner_while_loop", "outer_while_loop", "max_steps", "solver", "terms"}

@@ -2,7 +2,8 @@
 
 A loop that stores residuals leaves no trace of its layout in a program: what is there
 is JAX's own derivative of a scan. So where layouts are listed, such a loop is traced as
-one that stores its carries. Nobody runs that program.
+one that stores its carries. Nobody runs that program. What is compiled or run meanwhile
+to make a plan is traced as ever, or it would be measured as what it is not.
 """
 
 import contextlib
@@ -50,6 +51,29 @@ def listing() -> Iterator[list[Decided]]:
             yield decided
     finally:
         _list.reset(token)
+
+
+@contextlib.contextmanager
+def unlisted() -> Iterator[None]:
+    """Traces in this context what is to be measured, even where layouts are listed."""
+    token = _list.set(None)
+    try:
+        yield
+    finally:
+        _list.reset(token)
+
+
+def is_listing() -> bool:
+    """Whether layouts are listed."""
+    return _list.get() is not None
+
+
+def stands_for_residuals(layout: Any) -> bool:
+    """Whether it is the stand-in of a layout that stores residuals."""
+    return any(
+        layout is decided.stands_for_it and decided.layout.stores_residuals
+        for decided in _list.get() or ()
+    )
 
 
 def listed(layout: Any, active: Active) -> Any:

@@ -36,7 +36,7 @@ from ._held import (
     without_leaves,
 )
 from ._layout import Layout
-from ._listing import listed
+from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
 from ._problem import (
     Problem,
@@ -122,14 +122,8 @@ class PlannedLoop(Formula):
             (carry, ys), residuals = store_residuals(*settings, *moves, inputs)
             slots = []
         else:
-            refuse_callbacks(
-                self.effects,
-                "The gradient of this loop runs steps again",
-                problem.repetition.instead_of_effects,
-            )
-            refuse_refs_in_rules(
-                problem.step.jaxpr, problem.repetition.instead_of_effects
-            )
+            if not stands_for_residuals(saves.layout):
+                self._refuse_to_run_again()
             primal = settled_problem(problem, active, reverse=True)
             run = type(self)(primal, saves.at_primal, self.in_avals)
             carry, ys, slots = run(*inputs)
@@ -226,6 +220,13 @@ class PlannedLoop(Formula):
 
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
         return activity(self.problem.step, self.in_tree.unflatten(moves))
+
+    def _refuse_to_run_again(self) -> None:
+        """Checks that a gradient may run the steps more than once."""
+        instead = self.problem.repetition.instead_of_effects
+        again = "The gradient of this loop runs steps again"
+        refuse_callbacks(self.effects, again, instead)
+        refuse_refs_in_rules(self.problem.step.jaxpr, instead)
 
     def _no_slots(self) -> list[bool]:
         """A mark for each of the slots, of which none has a tangent."""

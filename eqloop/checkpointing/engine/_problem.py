@@ -20,6 +20,7 @@ from ._forward import Active, Saveable
 from ._held import leaves_held
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import Layout
+from ._listing import unlisted
 from ._loop import Loop, nbytes
 from ._reversals import ByResiduals
 from ._segmented import Segmented
@@ -59,7 +60,8 @@ class Problem:
         """How its planner has it stored and reversed."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
-        return self.repetition.layout(self, active)
+        with unlisted():
+            return self.repetition.layout(self, active)
 
     def under(self, layout: Any) -> "Problem":
         """The same loop with the policy that a layout has chosen, if it has."""

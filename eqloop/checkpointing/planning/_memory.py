@@ -2,18 +2,24 @@
 
 import dataclasses
 import functools
+from typing import Any, TypeAlias
 
 import jax
 
 from ..._compiled import temporary_bytes
+from ..._programs import batched_types, vmap
 from ..engine._forward import Active, Saveable
 from ..engine._layout import Layout
+from ..engine._listing import unlisted
 from ..engine._loop import Loop
 from ..engine._problem import Problem
 from ..engine._step import Step
 from ._cost import step_cost
 from ._guess import working_set
 from ._trial import Fixed, gradient_of, of_length
+
+# The axes of `vmap`s, the innermost first, each with where it is in the inputs.
+Maps: TypeAlias = tuple[tuple[Any, tuple[int | None, ...]], ...]
 
 
 def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
@@ -26,23 +32,37 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     order, extra = layout.order.stand_in(len(problem.step.carry_types))
     stand_in = dataclasses.replace(layout, order=order)
     loop = of_length(problem.loop, order.length)
-    fixed = dataclasses.replace(problem, loop=loop, planner=Fixed(stand_in))
-    measured = _measured(
-        _MeasuredLoop(
-            _printed(problem.step),
-            (jax.default_backend(), jax.config.read("jax_enable_x64")),
-            loop,
-            problem.policy,
-            stand_in,
-            active,
-            fixed,
-        )
-    )
+    small = dataclasses.replace(problem, loop=loop)
+    measured = loop_bytes(small, active, stand_in)
     if measured is None:
         cost = step_cost(problem, active)
         measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
-    total = measured + extra
-    return total + total // 200 + 512
+    return with_a_little_more(measured + extra)
+
+
+def loop_bytes(
+    problem: Problem, active: Active, layout: Any, maps: Maps = ()
+) -> int | None:
+    """The bytes that the gradient of this very loop allocates by itself.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layout: How it is stored and reversed.
+        maps: The `vmap`s around the gradient.
+
+    Returns:
+        The bytes, or `None` if they cannot be known.
+    """
+    fixed = dataclasses.replace(problem, planner=Fixed(layout))
+    platform = jax.default_backend(), jax.config.read("jax_enable_x64")
+    settings = _printed(problem.step), platform, problem.loop, problem.policy
+    return _measured(_MeasuredLoop(*settings, layout, active, fixed, maps))
+
+
+def with_a_little_more(size: int) -> int:
+    """What to expect of a loop within another program."""
+    return size + size // 200 + 512
 
 
 @functools.lru_cache(maxsize=128)
@@ -58,13 +78,20 @@ class _MeasuredLoop:
     platform: tuple[str, bool]
     loop: Loop
     policy: Saveable
-    layout: Layout
+    layout: Any  # Layout | AbstractWhileOrder
     active: Active
     problem: Problem = dataclasses.field(compare=False)
+    maps: Maps = ()
 
 
 @functools.lru_cache(maxsize=512)
 def _measured(program: _MeasuredLoop) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     run, types = gradient_of(program.problem, program.active)
-    return temporary_bytes(run, *types)
+    leaves, tree = jax.tree.flatten(types)
+    mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
+    for axis_data, dims in program.maps:
+        mapped = vmap(mapped, axis_data, dims, 0)
+        leaves = batched_types(leaves, dims, axis_data.size)
+    with unlisted():
+        return temporary_bytes(mapped, *leaves)

@@ -9,7 +9,6 @@ import jax
 from ..._partition import pick, put
 from ..._tangents import is_inexact
 from ..engine._forward import Active
-from ..engine._layout import Layout
 from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
 from ..engine._problem import LoopSpec, Problem
@@ -20,9 +19,9 @@ from ._cost import xs_types
 class Fixed:
     """Plans the one layout."""
 
-    only: Layout
+    only: Any  # Layout | AbstractWhileOrder
 
-    def layout(self, loop: LoopSpec) -> Layout:
+    def layout(self, loop: LoopSpec) -> Any:
         return self.only
 
 

@@ -39,6 +39,30 @@ class Bounded(AbstractWhileOrder):
     def rows(self) -> int:
         return len(self.order.starts)
 
+    @property
+    def length(self) -> int:
+        return self.max_steps
+
+    @property
+    def stored(self) -> int:
+        return self.order.slots
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        return self.order.levels
+
+    @property
+    def evaluations(self) -> int:
+        return self.order.evaluations
+
+    @property
+    def setting(self) -> str:
+        return f"base={self.base}"
+
+    @property
+    def evaluations_described(self) -> str:
+        return f"<= {self.evaluations}"
+
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Any], list[Any]]:

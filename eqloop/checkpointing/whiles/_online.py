@@ -69,6 +69,32 @@ class Online(AbstractWhileOrder):
     def rows(self) -> int:
         return self.checkpoints + 1
 
+    @property
+    def length(self) -> int | None:
+        return None if self.max_steps == UNLIMITED else self.max_steps
+
+    @property
+    def stored(self) -> int:
+        return self.checkpoints
+
+    @property
+    def evaluations(self) -> int | None:
+        """The fewest that are possible; `_spread.py` says how many more it may take."""
+        if self.length is None:
+            return None
+        return 2 * self.length + _binomial.sweep_advances(self.length, self.stored)
+
+    @property
+    def setting(self) -> str:
+        return f"checkpoints={self.checkpoints}"
+
+    @property
+    def evaluations_described(self) -> str:
+        thrice = self.checkpoints * (self.checkpoints + 3) // 2
+        if self.length is None:
+            return f"3 a step up to {thrice} steps"
+        return f"{'<=' if self.length <= thrice else 'about'} {self.evaluations}"
+
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Any], list[Any]]:

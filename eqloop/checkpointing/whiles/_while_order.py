@@ -51,6 +51,36 @@ class AbstractWhileOrder(abc.ABC):
     def rows(self) -> int:
         """How many slots there are."""
 
+    @property
+    @abc.abstractmethod
+    def length(self) -> int | None:
+        """The most steps that are run, if there is a bound."""
+
+    @property
+    @abc.abstractmethod
+    def stored(self) -> int:
+        """How many carries are stored at once, at the most."""
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """How many segments each nested level has, if there are levels."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int | None:
+        """How often a gradient of `length` steps evaluates a step, if that is known."""
+
+    @property
+    @abc.abstractmethod
+    def setting(self) -> str:
+        """What the user has chosen, as it was written."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations_described(self) -> str:
+        """How often a gradient evaluates a step, in words."""
+
     @abc.abstractmethod
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays

@@ -1,0 +1,103 @@
+"""Plans of while loops: what is stored, and what a gradient will cost."""
+
+import dataclasses
+import math
+
+from .._bytes import format_bytes
+from .engine._forward import Active
+from .engine._loop import nbytes
+from .engine._problem import Problem
+from .engine._repetition import Counted
+from .planning._cost import step_cost
+from .planning._guess import working_set
+from .planning._memory import Maps, loop_bytes, with_a_little_more
+from .whiles._while_order import AbstractWhileOrder
+
+
+@dataclasses.dataclass(frozen=True)
+class WhilePlan:
+    """How a while loop is stored and reversed, and what a gradient will cost.
+
+    How many steps the loop runs is not known beforehand. Printed, it is a table.
+
+    Attributes:
+        order: Which carries are stored.
+        peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
+            outputs, however many steps are run.
+    """
+
+    order: AbstractWhileOrder = dataclasses.field(repr=False)
+    peak_bytes: int
+
+    @property
+    def length(self) -> int | None:
+        """The most steps that the loop runs, if there is a bound."""
+        return self.order.length
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """How many segments each nested level has: a tuple for each nest in turn."""
+        return self.order.levels
+
+    @property
+    def slots(self) -> int:
+        """How many carries are stored at once, at the most."""
+        return self.order.stored
+
+    @property
+    def block(self) -> int:
+        """How many consecutive steps have their residuals stored together."""
+        return self.order.block
+
+    @property
+    def evaluations(self) -> int | None:
+        """How often a gradient evaluates the step if all `length` steps are run.
+
+        The primal is included. A loop with `checkpoints` takes no more than the fewest
+        evaluations that are possible as long as no step is evaluated more than 3 times:
+        that is, for `slots * (slots + 3) / 2` steps. For more steps this is the least,
+        and it may take a few per cent more. `None` if there is no bound on the steps.
+        """
+        return self.order.evaluations
+
+    @property
+    def columns(self) -> tuple[str, str, str, str]:
+        """Steps, schedule, what is stored, and evaluations, in a few words each."""
+        steps = "any" if self.length is None else f"<= {self.length}"
+        setting, evaluations = self.order.setting, self.order.evaluations_described
+        return steps, setting, f"{self.slots} carries", evaluations
+
+    def __str__(self) -> str:
+        steps, setting, _, evaluations = self.columns
+        rows = [
+            ("steps", steps),
+            ("stored carries", str(self.slots)),
+            ("evaluations", evaluations),
+            ("peak memory", format_bytes(self.peak_bytes)),
+        ]
+        return "\n".join([setting, *(f"  {name:<19}{value}" for name, value in rows)])
+
+
+def while_plan_of(
+    problem: Problem, active: Active, order: AbstractWhileOrder, maps: Maps
+) -> WhilePlan:
+    """The plan of a while loop.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        order: Which carries are stored.
+        maps: The `vmap`s around its gradient, in which each example is reversed by
+            itself.
+    """
+    batch = math.prod(axis_data.size for axis_data, _ in maps)
+    size = loop_bytes(problem, active, order, maps)
+    if size is None:
+        lead = problem.repetition.lead
+        step = problem.repetition.reversed_step(problem.step)
+        counted = dataclasses.replace(problem, step=step, repetition=Counted())
+        cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
+        size = batch * (order.rows * cost.held + working_set(cost))
+    # Within another program, what the loop starts from there and back may be copied.
+    ends = 2 * batch * nbytes(problem.step.carry_types)
+    return WhilePlan(order, with_a_little_more(size + ends))
