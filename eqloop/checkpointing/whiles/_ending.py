@@ -25,6 +25,7 @@ from ..engine._held import Saves, Way
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
+from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -81,7 +82,8 @@ class Ending(AbstractStopping):
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
         own, *slots = saved
-        settings = (way.loop, way.back, way.layout.reversal)
+        back = way.back.mapped(without_short_loops)
+        settings = (way.loop, back, way.layout.reversal)
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own

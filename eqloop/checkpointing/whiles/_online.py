@@ -13,10 +13,12 @@ from ..._constant import constant
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..engine import _binomial
+from ..engine._loop import element
 from ..engine._revolve import Chain, Stack
 from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ._later_steps import past_later_steps
 from ._spread import Spread, appended, full, move_on
 from ._until import State, first_state, goes_on, next_carry, run_until
 from ._while_order import UNLIMITED, AbstractWhileOrder
@@ -144,11 +146,18 @@ class Online(AbstractWhileOrder):
         count, starts, rows, *slots = saved
         reach = constant(self.reach)
         order = appended(rows, self.checkpoints)
-        chain = Chain(sweep, self.checkpoints - 1, reach, order=order)
+        later = past_later_steps(sweep)
+        first = 0 if later is sweep else 1
+        chain = Chain(later, self.checkpoints - 1, reach, order=order)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         stack = self._stack(reach, count, starts, carries)
-        cts = sweep.start(ct_carry)
-        return chain.reverse(stack, count - 1, 0, cts)[1]
+        stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))
+        if not first:
+            return cts
+        # A loop, as a branch would copy the cotangents.
+        init = stack.carries.read(element(rows, 0))
+        pull = lambda _, cts: sweep.pull(init, 0, 1, cts)
+        return lax.fori_loop(0, jnp.minimum(count, 1), pull, cts)
 
     def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:
         """The slots as the primal leaves them: after few steps, some are free."""

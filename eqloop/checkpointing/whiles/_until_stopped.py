@@ -10,6 +10,7 @@ from ..engine._held import Saves, Way
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
+from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -43,7 +44,8 @@ class UntilStopped(AbstractStopping):
 
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, way.layout
-        settings = (way.loop, way.back, layout.reversal)
+        back = way.back.mapped(without_short_loops)
+        settings = (way.loop, back, layout.reversal)
         sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
