@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ._drawing import save
 from ._headlines import PAGES, with_figures
 from ._once import Shown, shown
-from ._plots import PICTURES, Picture
+from ._plots import PICTURES
 from ._report import environment, folded, section
 from ._results import Record, Results, data_of, load
+from ._style import AbstractPicture
 from .groups import GROUPS
 
 _PICTURES = "images/benchmarks"
@@ -56,7 +56,7 @@ The figures are also in [benchmarks.json](benchmarks.json).
 
 The *recurrent step* is `h = tanh(W @ tanh(W @ h + x))`, of width 64. It does very
 little work, so the cost of the loop itself shows. In the pictures eqloop is blue, and
-both axes are logarithmic.
+axes are logarithmic.
 """
 
 _PLATFORMS = {"cpu": "On a CPU", "gpu": "On a GPU", "tpu": "On a TPU"}
@@ -79,7 +79,7 @@ def write(page: Path) -> None:
         for name, comparisons in shown(_in_order(groups)).items():
             outcomes = [one.outcome for one in comparisons]
             for picture in PICTURES.get(name, ()):
-                save(picture, outcomes, folder / _file(platform, picture))
+                picture.save(outcomes, folder / _file(platform, picture))
     if page.resolve().parent == PAGES[-1].parent:  # it is that of the documentation
         for other in PAGES:
             other.write_text(with_figures(other.read_text(), results["cpu"]))
@@ -143,9 +143,9 @@ def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
     return "\n\n".join(parts)
 
 
-def _image(platform: str, picture: Picture) -> str:
+def _image(platform: str, picture: AbstractPicture) -> str:
     return f"![{picture.alt}]({_PICTURES}/{_file(platform, picture)})"
 
 
-def _file(platform: str, picture: Picture) -> str:
+def _file(platform: str, picture: AbstractPicture) -> str:
     return f"{platform}_{picture.name}.svg"

@@ -1,51 +1,15 @@
 """What the pictures of the page show: which figures, against which, in which units."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
+from ._lines import Lines
+from ._ratios import Ratios, Series, Strip
 from ._results import Outcome, Row
+from ._style import OURS, AbstractPicture
 
-Points = list[tuple[float, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A picture of a group: a line for each library, on logarithmic axes.
-
-    Args:
-        name: of its file.
-        alt: what it shows, for those who cannot see it.
-        title: stands above it.
-        across: what is drawn across, of an outcome and one of its rows.
-        up: what is drawn upwards, of an outcome and one of its rows.
-        xlabel: stands below the horizontal axis.
-        xunit: how its ticks are written.
-        yunit: how those of the vertical axis are written.
-        labels: where the lines are labelled: in a column at their ends, or beside them.
-        joined: whether the points of a line are joined.
-    """
-
-    name: str
-    alt: str
-    title: str
-    across: Callable[[Outcome, Row], float]
-    up: Callable[[Outcome, Row], float]
-    xlabel: str
-    xunit: Callable[[float], str]
-    yunit: Callable[[float], str]
-    labels: Literal["at the end", "beside"] = "at the end"
-    joined: bool = True
-
-    def lines(self, outcomes: Sequence[Outcome]) -> Mapping[str, Points]:
-        """The points of each line, from the rows that belong to one."""
-        lines: dict[str, Points] = {}
-        for outcome in outcomes:
-            for row in outcome.rows:
-                if row.line:
-                    point = (self.across(outcome, row), self.up(outcome, row))
-                    lines.setdefault(row.line, []).append(point)
-        return lines
+_TIME = Series("time", OURS)
+_MEMORY = Series("memory", "#767676", "s", 5.5, filled=False)
 
 
 def seconds(value: float) -> str:
@@ -89,89 +53,139 @@ def _temp_bytes(outcome: Outcome, row: Row) -> float:
     return max(row.temp_bytes, 1)
 
 
-def _relative(value: Callable[[Outcome, Row], float]) -> Callable[..., float]:
-    """A value of a row, over that of the first row of its comparison."""
-    return lambda outcome, row: value(outcome, row) / value(outcome, outcome.rows[0])
+def _beside_lax_scan(outcome: Outcome) -> Iterator[Strip]:
+    """Each loop of a recurrent cell, relative to the first, which is `lax.scan`."""
+    first, *others = outcome.rows
+    _, cell = outcome.title.split(": ")
+    for row in others:
+        time = row.seconds / first.seconds
+        memory = row.temp_bytes / first.temp_bytes
+        yield Strip(cell, _in_short(row), [(_TIME, time), (_MEMORY, memory)])
 
 
-def times(value: float) -> str:
-    """How many times the first row."""
-    return f"{value:g} x"
+def _in_short(row: Row) -> str:
+    """The name of a row, with a budget in MB."""
+    budget = re.fullmatch(r"Budget\((\d+)\)", row.name)
+    return f"Budget, {int(budget[1]) / 1e6:.1f} MB" if budget else row.line
 
 
-PICTURES: Mapping[str, Sequence[Picture]] = {
+def _regret(outcome: Outcome) -> Iterator[Strip]:
+    """The budgets of a problem that something else fits into, from the least."""
+    figures = {verdict.text: verdict.figure for verdict in outcome.verdicts}
+    start, end = "temporary memory of ", "over the fastest of the others that fit"
+    budgets = sorted(
+        (verdict.at_most, verdict.text.removeprefix(start))
+        for verdict in outcome.verdicts
+        if verdict.text.startswith(start)
+    )
+    ratios = [figures[f"time, {name} {end}"] for _, name in budgets]
+    dots = [
+        (Series("", OURS, size=4.0 + 2.0 * i, filled=False), ratio)
+        for i, ratio in enumerate(ratios)
+        if ratio > 0
+    ]
+    yield Strip(outcome.title, "", dots)
+
+
+def _beside_diffrax(outcome: Outcome) -> Iterator[Strip]:
+    """What an adjoint takes over another one, as it was claimed."""
+    equation, saved = outcome.title.split(": ")
+    time, memory = (verdict.figure for verdict in outcome.verdicts)
+    yield Strip(
+        equation, saved.removesuffix(" saved"), [(_TIME, time), (_MEMORY, memory)]
+    )
+
+
+PICTURES: Mapping[str, Sequence[AbstractPicture]] = {
     "length": (
-        Picture(
+        Lines(
             "length_time",
             "The time of a gradient over the number of steps, a line for each library",
             "Time of a gradient",
+            "steps",
             _size,
             _seconds,
-            "steps",
             number,
             seconds,
         ),
-        Picture(
+        Lines(
             "length_memory",
             "The temporary memory of a gradient over the number of steps, a line for "
             "each library",
             "Temporary memory of a gradient",
+            "steps",
             _size,
             _temp_bytes,
-            "steps",
             number,
             nbytes,
         ),
-        Picture(
+        Lines(
             "length_compile",
             "The time to trace and compile a gradient over the number of steps, a line "
             "for each library",
             "Time to trace and compile a gradient",
+            "steps",
             _size,
             _compile_seconds,
-            "steps",
             number,
             seconds,
         ),
     ),
     "frontier": (
-        Picture(
+        Lines(
             "frontier",
             "The time of a gradient against its temporary memory, a point for each "
             "setting of each library, and a line for the budgets of eqloop",
             "Time of a gradient of 4,096 steps",
+            "temporary memory",
             _temp_bytes,
             _seconds,
-            "temporary memory",
             nbytes,
             seconds,
             labels="beside",
         ),
     ),
     "cells": (
-        Picture(
+        Ratios(
             "cells",
             "The time and the temporary memory of the gradient of four recurrent "
-            "cells, relative to lax.scan, a point for each cell and schedule",
-            "Time of the gradients of four cells",
-            _relative(_temp_bytes),
-            _relative(_seconds),
-            "temporary memory, relative to lax.scan",
-            times,
-            times,
-            labels="beside",
-            joined=False,
+            "cells, relative to lax.scan, a strip for each schedule",
+            "Gradients of recurrent cells",
+            "relative to lax.scan; less is better",
+            _beside_lax_scan,
+        ),
+    ),
+    "regret": (
+        Ratios(
+            "regret",
+            "The time of a gradient within a budget, relative to the fastest of the "
+            "other loops that fit into it, a dot for each budget",
+            "Budgets beside the best that fits",
+            "time, relative to the fastest other that fits\n"
+            "larger circles are larger budgets",
+            _regret,
+        ),
+    ),
+    "diffrax": (
+        Ratios(
+            "diffrax",
+            "The time and the temporary memory of the gradient of a solve by Diffrax "
+            "with the adjoint of eqloop, relative to Diffrax's own adjoint, a strip "
+            "for what is saved of each equation",
+            "Diffrax with the adjoint of eqloop",
+            "relative to RecursiveCheckpointAdjoint;\nless is better",
+            _beside_diffrax,
         ),
     ),
     "layers": (
-        Picture(
+        Lines(
             "layers_compile",
             "The time to trace and compile a gradient over the number of layers, for "
             "StackedLayers and for a Python loop",
             "Time to trace and compile a gradient",
+            "layers",
             _size,
             _compile_seconds,
-            "layers",
             number,
             seconds,
         ),

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.benchmarks import (
-    _drawing,
     _headlines,
+    _lines,
     _once,
     _page,
     _plots,
@@ -174,13 +174,80 @@ def test_pictures_are_drawn_the_same_twice(tmp_path):
     rows = [row(line=line, seconds=0.1 * i) for i, line in enumerate(LINES, 1)]
     outcomes = [outcome(*rows, size=size) for size in (256, 1024)]
     for picture in (_plots.PICTURES["length"][0], _plots.PICTURES["frontier"][0]):
-        paths = [tmp_path / f"{picture.name}{i}.svg" for i in (1, 2)]
-        for path in paths:
-            _drawing.save(picture, outcomes, path)
-        first, second = (path.read_text() for path in paths)
+        first, second = _drawn_twice(picture, outcomes, tmp_path)
         assert first == second
         for line in LINES:
             assert f"<!-- {line} -->" in first
+
+
+def _drawn_twice(picture, outcomes, folder):
+    paths = [folder / f"{picture.name}{i}.svg" for i in (1, 2)]
+    for path in paths:
+        picture.save(outcomes, path)
+    return [path.read_text() for path in paths]
+
+
+def verdict(text, figure, at_most=1.0):
+    """What a claim came to."""
+    return _results.Verdict(text, figure, at_most, "x")
+
+
+def strips(group, of):
+    """Headings, labels and ratios that the picture of a group shows of an outcome."""
+    (picture,) = _plots.PICTURES[group]
+    return [
+        (strip.heading, strip.label, [ratio for _, ratio in strip.dots])
+        for strip in picture.strips(of)
+    ]
+
+
+CELL = outcome(
+    row(),
+    row("Recursive(16)", "Recursive(16)", seconds=0.75, temp_bytes=200_000),
+    row("Budget(1234567)", "Budget", seconds=0.25, temp_bytes=1_000_000),
+    title="Gradient of weights: a cell",
+)
+# The figure is zero where nothing else fits into the budget.
+BUDGETS = outcome(
+    title="a step",
+    verdicts=tuple(
+        verdict(text, figure, at_most)
+        for name, ratio, at_most in (("Budget(9)", 1.25, 9.0), ("Budget(2)", 0.0, 2.0))
+        for text, figure in (
+            (f"temporary memory of {name}", 0.5),
+            (f"time, {name} over the fastest of the others that fit", ratio),
+        )
+    ),
+)
+SOLVE = outcome(
+    title="An equation: the end saved",
+    verdicts=(verdict("time, ours", 0.5), verdict("temporary memory, ours", 1.5)),
+)
+
+
+def test_what_pictures_of_ratios_show():
+    assert strips("cells", CELL) == [
+        ("a cell", "Recursive(16)", [1.5, 0.1]),
+        ("a cell", "Budget, 1.2 MB", [0.5, 0.5]),
+    ]
+    assert strips("regret", BUDGETS) == [("a step", "", [1.25])]
+    assert strips("diffrax", SOLVE) == [("An equation", "the end", [0.5, 1.5])]
+
+
+@pytest.mark.parametrize(
+    ("group", "of", "words"),
+    [
+        ("cells", CELL, ["a cell", "Budget, 1.2 MB", "memory"]),
+        ("regret", BUDGETS, ["a step", "1 x"]),
+        ("diffrax", SOLVE, ["An equation", "the end", "time"]),
+    ],
+)
+def test_pictures_of_ratios_are_drawn_the_same_twice(tmp_path, group, of, words):
+    (picture,) = _plots.PICTURES[group]
+    first, second = _drawn_twice(picture, [of], tmp_path)
+    assert first == second
+    for word in words:
+        assert f"<!-- {word} -->" in first
 
 
 LINES = ("lax.scan", "by hand", "Equinox", "Recursive(16)", "Budget")
@@ -190,7 +257,7 @@ LINES = ("lax.scan", "by hand", "Equinox", "Recursive(16)", "Budget")
     "heights", [[0.1, 0.5, 0.9], [0.5, 0.5, 0.5], [0.0, 0.01, 0.3, 0.31, 0.32]]
 )
 def test_labels_are_spread(heights):
-    moved = _drawing._spread(heights, gap=0.1)
+    moved = _lines._spread(heights, gap=0.1)
     assert np.all(np.diff(moved) > 0.1 - 1e-9)
     assert np.mean(moved) == pytest.approx(np.mean(heights))
 

@@ -1,25 +1,24 @@
-"""How the pictures of the page look. Needs matplotlib."""
+"""Pictures of lines: one for each library, on logarithmic axes. Needs matplotlib."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, final
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator
 from matplotlib.transforms import Bbox
 
-from ._plots import Picture, Points
-from ._results import Outcome
+from ._results import Outcome, Row
+from ._style import OURS, AbstractPicture
+
+Points = list[tuple[float, float]]
 
 # Apart in hue and in lightness, so that they can be told apart with any eyes, and dark
-# enough on white for text. This project is blue.
-_OURS = "#0060b0"
+# enough on white for text.
 _STYLES: Mapping[str, tuple[str, str]] = {
     "lax.scan": ("#000000", "o"),
     "jax.checkpoint": ("#767676", "s"),
@@ -28,82 +27,82 @@ _STYLES: Mapping[str, tuple[str, str]] = {
     "powerpax": ("#a87400", "^"),
     "brainstate": ("#d04a00", "X"),
     "Python loop": ("#000000", "o"),
-    "Recursive(16)": (_OURS, "P"),
-    "Recursive, in blocks": (_OURS, "p"),
-    "Chunked, in blocks": (_OURS, "."),
-    "Binomial(30)": (_OURS, "*"),
-    "Budget": (_OURS, "."),
-    "StackedLayers": (_OURS, "."),
-}
-# Narrow, and of large type, for a telephone shows all of it at its own width.
-_SETTINGS: Any = {
-    "figure.figsize": (4.4, 4.0),
-    "figure.facecolor": "white",
-    "font.size": 11.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
-    "grid.color": "0.9",
-    "svg.hashsalt": "eqloop",
+    "Recursive(16)": (OURS, "P"),
+    "Binomial(30)": (OURS, "*"),
+    "Budget": (OURS, "."),
+    "StackedLayers": (OURS, "."),
 }
 # Of labels from their points: near ones before far ones.
 _OFFSETS = [(x, y) for y in (0, 9, -9, 16, -16) for x in (8, -8, 0) if x or y]
 _OFFSETS += [(x, y) for y in (-26, -40, 26, 40, 54) for x in (8, -8, 24, -24)]
 
 
-def save(picture: Picture, outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draws a picture into a file: the same file for the same outcomes."""
-    with mpl.rc_context(_SETTINGS):
-        figure = draw(picture, outcomes)
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+@final
+@dataclasses.dataclass(frozen=True)
+class Lines(AbstractPicture):
+    """A line for each library.
+
+    Args:
+        across: what is drawn across, of an outcome and one of its rows.
+        up: what is drawn upwards, of an outcome and one of its rows.
+        xunit: how the ticks of the horizontal axis are written.
+        yunit: how those of the vertical axis are written.
+        labels: where the lines are labelled: in a column at their ends, or beside them.
+    """
+
+    across: Callable[[Outcome, Row], float]
+    up: Callable[[Outcome, Row], float]
+    xunit: Callable[[float], str]
+    yunit: Callable[[float], str]
+    labels: Literal["at the end", "beside"] = "at the end"
+
+    def draw(self, figure: Figure, outcomes: Sequence[Outcome]) -> None:
+        ax = figure.subplots()
+        lines = self._lines(outcomes)
+        for name, points in lines.items():
+            _draw_line(ax, name, points)
+        ax.set(xscale="log", yscale="log", title=self.title, xlabel=self.xlabel)
+        ax.xaxis.set_major_formatter(lambda value, _: self.xunit(value))
+        ax.yaxis.set_major_formatter(lambda value, _: self.yunit(value))
+        ax.minorticks_off()
+        low, high = ax.get_ylim()
+        if high < 30 * low:
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        if self.labels == "beside":
+            _label_beside(ax, lines)
+        else:
+            ticks = sorted({x for points in lines.values() for x, _ in points})
+            ax.set_xticks(ticks)
+            _label_ends(ax, lines)
+
+    def _lines(self, outcomes: Sequence[Outcome]) -> Mapping[str, Points]:
+        """The points of each line, from the rows that belong to one."""
+        lines: dict[str, Points] = {}
+        for outcome in outcomes:
+            for row in outcome.rows:
+                if row.line:
+                    point = (self.across(outcome, row), self.up(outcome, row))
+                    lines.setdefault(row.line, []).append(point)
+        return lines
 
 
-def draw(picture: Picture, outcomes: Sequence[Outcome]) -> Figure:
-    """Draws a picture."""
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    ax = figure.subplots()
-    lines = picture.lines(outcomes)
-    for name, points in lines.items():
-        _draw_line(ax, name, points, picture.joined)
-    ax.set(xscale="log", yscale="log", title=picture.title, xlabel=picture.xlabel)
-    ax.xaxis.set_major_formatter(lambda value, _: picture.xunit(value))
-    ax.yaxis.set_major_formatter(lambda value, _: picture.yunit(value))
-    ax.minorticks_off()
-    low, high = ax.get_ylim()
-    if high < 30 * low:
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    if picture.labels == "beside":
-        _label_beside(ax, lines)
-    else:
-        ticks = sorted({x for points in lines.values() for x, _ in points})
-        ax.set_xticks(ticks)
-        _label_ends(ax, lines)
-    return figure
-
-
-def _draw_line(ax: Axes, name: str, points: Points, joined: bool) -> None:
+def _draw_line(ax: Axes, name: str, points: Points) -> None:
     colour, marker = _STYLES[name]
-    ours = colour == _OURS
+    ours = colour == OURS
     size = 9 if marker in "*PX." else 5.5
-    width = (2.0 if ours else 1.2) if joined else 0.0
     ax.plot(
         *zip(*points, strict=True),
         color=colour,
         marker=marker,
         markersize=size,
-        linewidth=width,
+        linewidth=2.0 if ours else 1.2,
         zorder=3 if ours else 2,
     )
 
 
 def _label(ax: Axes, name: str, xy: tuple[float, float], **settings: Any) -> Annotation:
     colour, _ = _STYLES[name]
-    weight = "bold" if colour == _OURS else "normal"
+    weight = "bold" if colour == OURS else "normal"
     return ax.annotate(name, xy, color=colour, weight=weight, **settings)
 
 
