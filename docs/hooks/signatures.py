@@ -46,12 +46,19 @@ def _init(pkg: griffe.Module, found: griffe.Class, value: type) -> griffe.Functi
                 name,
                 annotation=annotations.get(name),
                 kind=griffe.ParameterKind(parameter.kind.description),
-                default=None if lacks else repr(parameter.default),
+                default=None if lacks else _written(parameter.default),
             )
         )
     return griffe.Function(
         "__init__", parameters=griffe.Parameters(*parameters), parent=found
     )
+
+
+def _written(default: Any) -> str:
+    """A default as one would write it: a function by its name, without an address."""
+    if isinstance(default, tuple) and all(map(inspect.isfunction, default)):
+        return f"({', '.join(one.__name__ for one in default)})"
+    return repr(default)
 
 
 def _annotations(pkg: griffe.Module, value: type) -> Iterator[tuple[str, Any]]:
