@@ -8,7 +8,6 @@ import hypothesis
 import jax
 import pytest
 
-
 # A change of the engine makes new programs of all, and leaves the old ones behind.
 _PROGRAMS_AT_MOST = 2**29  # bytes on disk, for each process
 
