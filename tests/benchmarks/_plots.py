@@ -78,13 +78,14 @@ def _regret(outcome: Outcome) -> Iterator[Strip]:
         for verdict in outcome.verdicts
         if verdict.text.startswith(start)
     )
-    ratios = [figures[f"time, {name} {end}"] for _, name in budgets]
+    ratios = [figures.get(f"time, {name} {end}", 0.0) for _, name in budgets]
     dots = [
         (Series("", OURS, size=4.0 + 2.0 * i, filled=False), ratio)
         for i, ratio in enumerate(ratios)
         if ratio > 0
     ]
-    yield Strip(outcome.title, "", dots)
+    if dots:
+        yield Strip(outcome.title, "", dots)
 
 
 def _beside_diffrax(outcome: Outcome) -> Iterator[Strip]:

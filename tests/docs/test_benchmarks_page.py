@@ -207,16 +207,13 @@ CELL = outcome(
     row("Budget(1234567)", "Budget", seconds=0.25, temp_bytes=1_000_000),
     title="Gradient of weights: a cell",
 )
-# The figure is zero where nothing else fits into the budget.
+# Nothing else fits into the smaller budget, so nothing is claimed of its time.
 BUDGETS = outcome(
     title="a step",
-    verdicts=tuple(
-        verdict(text, figure, at_most)
-        for name, ratio, at_most in (("Budget(9)", 1.25, 9.0), ("Budget(2)", 0.0, 2.0))
-        for text, figure in (
-            (f"temporary memory of {name}", 0.5),
-            (f"time, {name} over the fastest of the others that fit", ratio),
-        )
+    verdicts=(
+        verdict("temporary memory of Budget(9)", 0.5, 9.0),
+        verdict("time, Budget(9) over the fastest of the others that fit", 1.25),
+        verdict("temporary memory of Budget(2)", 0.5, 2.0),
     ),
 )
 SOLVE = outcome(
@@ -231,6 +228,8 @@ def test_what_pictures_of_ratios_show():
         ("a cell", "Budget, 1.2 MB", [0.5, 0.5]),
     ]
     assert strips("regret", BUDGETS) == [("a step", "", [1.25])]
+    nothing_fits = dataclasses.replace(BUDGETS, verdicts=BUDGETS.verdicts[2:])
+    assert strips("regret", nothing_fits) == []
     assert strips("diffrax", SOLVE) == [("An equation", "the end", [0.5, 1.5])]
 
 
