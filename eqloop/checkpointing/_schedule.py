@@ -120,7 +120,7 @@ class Recursive(AbstractSchedule):
             are reversed one by one. By default, steps with many parameters are
             reversed together if that should be faster, and there may be fewer levels.
             This takes at most twice the memory of the slots, or 64 KiB if that is more,
-            besides the products that are added to the parameters' cotangents.
+            besides the size of the parameters' cotangents.
 
     Raises:
         TypeError: If either is not an int.
@@ -166,7 +166,7 @@ class Recursive(AbstractSchedule):
         base = self.base if loop.has_slots else length
         order = Nested(nests(length, max(base, 2), block))
         layout = Layout(order, reversal=reversal)
-        if self.block is None and loop.has_slots and not loop.has_policy:
+        if self.block is None and not loop.has_policy:
             return with_batches(loop, layout)
         return layout
 

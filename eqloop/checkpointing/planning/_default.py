@@ -1,5 +1,6 @@
 """Steps reversed together where nobody asked for it: if that is faster, and small."""
 
+import dataclasses
 from collections.abc import Iterator
 
 from ..._axes import is_symbolic
@@ -34,8 +35,8 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
 
     Returns:
         The fastest that takes at most twice the memory of the other one's slots, or
-        64 KiB, besides what is added to the parameters' cotangents; or the other one.
-        Both are estimated.
+        64 KiB, besides the size of the parameters' cotangents; or the other one. Both
+        are estimated.
     """
     problem, active = loop.problem, loop.active
     consts = pick(problem.step.const_types, active.consts)
@@ -48,10 +49,18 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
     cost = step_cost(problem, active)
     pace = Estimated(cost, rates())
     room = max(2 * plain.stored_bytes(cost), _ALWAYS) + cost.ct_consts
-    fitting = (
-        one for one in _batched_layouts(loop.length) if one.stored_bytes(cost) <= room
-    )
+    # Without slots nothing is run again, and more levels would be of no use.
+    every = _batched_layouts(loop.length) if cost.held else _batches_of(plain)
+    fitting = (one for one in every if one.stored_bytes(cost) <= room)
     return min((plain, *fitting), key=lambda layout: layout.duration(pace))
+
+
+def _batches_of(plain: Layout) -> Iterator[Layout]:
+    """The same order, with batches of various sizes."""
+    most = min(plain.order.adjacent, _BATCH_SIZES[-1])
+    for size in range(_BATCH_SIZES[0], most + 1):
+        if plain.order.adjacent % size == 0 or size in _BATCH_SIZES:
+            yield dataclasses.replace(plain, reversal=Together(size))
 
 
 def _batched_layouts(length: int) -> Iterator[Layout]:

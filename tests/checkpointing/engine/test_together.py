@@ -183,6 +183,35 @@ def test_large_products_are_added_part_by_part(mode):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_loops_without_a_carry_are_reversed_together_by_default():
+    cell, _, xs = mixed()
+    xs = jnp.tile(xs, (5, 1))
+
+    def grad(loop):
+        def loss(cell, xs):
+            row = lambda x: jnp.sum(cell(jnp.ones(128), x)[1] ** 2)
+            return jnp.sum(loop(row, xs))
+
+        return jax.grad(loss, (0, 1))
+
+    default = grad(lambda row, xs: el.CheckpointedForLoop(row)(xs))
+    alone = el.Recursive(16, block=1)
+    one_by_one = grad(lambda row, xs: el.CheckpointedForLoop(row, schedule=alone)(xs))
+    (loop,) = el.plans(default)(cell, xs)
+    assert isinstance(loop.plan.layout.reversal, Together)
+    assert loop.plan.evaluations == 2 * len(xs)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(cell))
+    least = temp_bytes(one_by_one, cell, xs)
+    assert least < temp_bytes(default, cell, xs) <= least + weights + 2**16
+    expected = grad(lambda row, xs: jax.lax.map(row, xs))
+    twice = lambda f: lambda *args: jax.jvp(f, args, args)
+    each = lambda f: jax.vmap(f, (None, 0))
+    for mode, x in ((lambda f: f, xs), (twice, xs), (each, jnp.stack([xs, 2 * xs]))):
+        a, b = (jax.tree.leaves(jax.jit(mode(f))(cell, x)) for f in (default, expected))
+        for left, right in zip(a, b, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-3)
+
+
 def test_products_of_several_weights_are_not_in_memory_at_once():
     width, block = 256, 8
     cell, init, xs = gru(64, width)
