@@ -1,7 +1,7 @@
 """What transforms are generic in: the parameters and the results of their functions.
 
-A type checker that cannot follow how a transform is made, as mypy cannot, takes `Any`
-for each of them.
+A type checker that cannot follow how a transform is made, as mypy cannot where there
+are settings alone, takes `Any` for each of them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Carry = TypeVar("Carry", default=Any)
     Y = TypeVar("Y", default=Any)
     X = TypeVar("X", default=Any)
+    Function = TypeVar("Function", default=Any)
 else:
     from typing import ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ else:
     Carry = TypeVar("Carry")
     Y = TypeVar("Y")
     X = TypeVar("X")
+    Function = TypeVar("Function")
 
 # The same, of the function that is given to an `_of`: see `_transform.py`.
 NewP = ParamSpec("NewP")

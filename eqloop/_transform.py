@@ -9,6 +9,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Generic,
     Protocol,
     Self,
     TypeVar,
@@ -18,7 +19,7 @@ from typing import (
 
 import equinox as eqx
 
-from ._generics import NewP, NewR
+from ._generics import Function, NewP, NewR
 
 _Instance = TypeVar("_Instance")
 _InstanceIn = TypeVar("_InstanceIn", contravariant=True)
@@ -57,8 +58,8 @@ class _Binds(Protocol[_InstanceIn, NewP, NewR, _TransformOut]):
     @property
     def f(self) -> Callable[Concatenate[_InstanceIn, NewP], NewR]: ...
 
-    @property
-    def _of(self) -> Callable[[Callable[NewP, NewR]], _TransformOut]: ...
+    @staticmethod
+    def _of(f: Callable[NewP, NewR], /) -> _TransformOut: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class _TransformMeta(_ModuleMeta):
         return Decorator(cls, settings)  # pyright: ignore
 
 
-class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignore
+class AbstractTransform(eqx.Module, Generic[Function], metaclass=_TransformMeta):  # pyright: ignore
     """A function `f`, and what to do when it is called.
 
     A transform is a PyTree: the arrays of `f` are its arrays, so it can be a layer of a
@@ -132,6 +133,13 @@ class AbstractTransform(eqx.Module, metaclass=_TransformMeta):  # pyright: ignor
     """
 
     f: eqx.AbstractVar[Callable[..., Any]]
+
+    if TYPE_CHECKING:
+        # For mypy, which makes nothing of the metaclass: what is given is an `f`, or
+        # settings alone. The `__init__` that pyright knows has all of the fields.
+        def __init__(
+            self, f: Function = ..., /, *args: Any, **settings: Any
+        ) -> None: ...
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

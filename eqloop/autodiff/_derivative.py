@@ -14,7 +14,7 @@ from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
 
 
-class AbstractDerivative(AbstractTransform, Generic[P]):
+class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     """A function whose call gives a derivative of `f` at the arguments.
 
     It differentiates with respect to the floating-point and complex arrays of the

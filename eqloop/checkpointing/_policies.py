@@ -345,7 +345,7 @@ def _from_name(text: str) -> Policy:
             "`Budget`, which then chooses the policy as well. Here, give one of "
             "`eqloop.policies`."
         )
-    near = difflib.get_close_matches(text, [*_VALUES, *_MAKERS], n=1)
+    near = difflib.get_close_matches(text, [*_VALUES, *_MAKERS, AUTO], n=1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"There is no policy named {text!r}. {hint}{_the_names()}")
 

@@ -28,7 +28,7 @@ def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 
 @final
-class Remat(AbstractTransform, Generic[P, R]):
+class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Runs a function, and recomputes its residuals when it is differentiated.
 
     The values that reverse mode needs from inside `f` are not stored while `f` runs.

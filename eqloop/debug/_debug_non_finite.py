@@ -19,7 +19,7 @@ from ._program import make_program
 
 
 @final
-class DebugNonFinite(AbstractTransform, Generic[P, R]):
+class DebugNonFinite(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Runs a function, and raises an error at its first NaN or infinity.
 
     The error names the operation, the line that asked for it, its operands, the

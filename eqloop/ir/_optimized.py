@@ -21,7 +21,7 @@ def _as_passes(passes: Any) -> tuple[Callable[..., Any], ...]:
 
 
 @final
-class Optimize(AbstractTransform, Generic[P, R]):
+class Optimize(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Runs a function after the passes of `eqloop.ir` have rewritten it.
 
     Call it like `f`. `f` is traced with its own arrays and those of its arguments as

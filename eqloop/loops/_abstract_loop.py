@@ -9,6 +9,7 @@ from typing import Any, Self
 import equinox as eqx
 
 from .._axes import hashable_axes
+from .._generics import Function
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, typed, without_annotations
@@ -25,7 +26,7 @@ from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
 
 
-class AbstractLoop(AbstractTransform):
+class AbstractLoop(AbstractTransform[Function]):
     """A loop whose number of steps is known beforehand.
 
     Subclasses differ in how they are called: `plan` and `_open` take what the call

@@ -126,7 +126,9 @@ Backward: TypeAlias = Truncate | Callable[[Any], Any]
 
 def check_backward(owner: str, backward: Any) -> None:
     """Checks that a setting can be a `backward`."""
-    if backward is not None and not isinstance(backward, Truncate | Callable):
+    # A class is callable: `el.Truncate` without its number, say.
+    is_one = isinstance(backward, Truncate | Callable | None)
+    if not is_one or isinstance(backward, type):
         raise TypeError(
             f"{owner}: `backward` must be `el.Truncate(every)`, "
             f"`el.ClipCotangent(max_norm)`, or a function from the cotangent of the "

@@ -21,7 +21,7 @@ from ._carry import Words
 from ._open_loop import OpenedLoop
 
 
-class AbstractForLoop(AbstractLoop, Generic[Y]):
+class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
     """A loop over the leading axes of several arrays, that carries nothing along.
 
     Args:

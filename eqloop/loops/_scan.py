@@ -30,7 +30,7 @@ Stepping = (
 )
 
 
-class AbstractScan(AbstractLoop, Generic[Carry, Y]):
+class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
     """A loop over the leading axis of arrays, that carries a state along.
 
     It is an abstract class, for annotations: a field of this type holds any of

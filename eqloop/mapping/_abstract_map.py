@@ -11,7 +11,7 @@ from .._transform import AbstractTransform
 from .._typecheck import PyTree
 
 
-class AbstractMap(AbstractTransform, Generic[P, R]):
+class AbstractMap(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """A function that is called on every row of its arguments.
 
     Final classes declare `f` anew: pyright takes the type of a method that is decorated

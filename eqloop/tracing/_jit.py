@@ -17,7 +17,7 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 
 @final
-class Jit(AbstractTransform, Generic[P, R]):
+class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Compiles a function, like `equinox.filter_jit`.
 
     Arrays are traced. All other leaves of the arguments and of `f` are static: the

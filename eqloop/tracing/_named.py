@@ -13,7 +13,7 @@ from .._typecheck import enforce_annotations
 
 
 @final
-class Named(AbstractTransform, Generic[P, R]):
+class Named(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Runs a function under a name, like `jax.named_scope`.
 
     Profiles, compiled programs and drawings show the name before those of the

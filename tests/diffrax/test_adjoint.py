@@ -404,6 +404,31 @@ WRONG = {
         ValueError,
         "CheckpointedAdjoint: give either `checkpoints` or a `schedule`",
     ),
+    "schedule in place of checkpoints": (
+        lambda: CheckpointedAdjoint(el.Chunked(3)),
+        TypeError,
+        "CheckpointedAdjoint: `checkpoints` must be an int, the number of carries",
+    ),
+    "truth": (
+        lambda: CheckpointedAdjoint(checkpoints=True),
+        TypeError,
+        "but it is True, of type bool.",
+    ),
+    "traced": (
+        lambda: jax.jit(lambda n: solved(CheckpointedAdjoint(checkpoints=n)).ys)(4),
+        TypeError,
+        "CheckpointedAdjoint: `checkpoints` must be an int, the number of carries",
+    ),
+    "class of schedules": (
+        lambda: CheckpointedAdjoint(schedule=el.Chunked),
+        TypeError,
+        "`el.Binomial(30)`, not <class 'eqloop.checkpointing._schedule.Chunked'>.",
+    ),
+    "truncation": (
+        lambda: CheckpointedAdjoint(schedule=el.Truncate(3)),
+        TypeError,
+        "`el.Binomial(30)`, not Truncate(every=3).",
+    ),
     "no bound": (
         lambda: solved(ADJOINTS["schedule"], max_steps=None),
         ValueError,

@@ -387,6 +387,38 @@ WRONG = {
         TypeError,
         "ScanWhile: `backward` must be `el.Truncate(every)`",
     ),
+    "a class": (
+        scan(backward=el.Truncate),
+        TypeError,
+        "not <class 'eqloop.loops._backward.Truncate'>.",
+    ),
+    "a class of functions": (
+        lambda: el.ScanWhile(
+            lambda c: c < 1, add, max_steps=3, backward=el.ClipCotangent
+        ),
+        TypeError,
+        "not <class 'eqloop.loops._backward.ClipCotangent'>.",
+    ),
+    "a schedule": (
+        scan(backward=el.Chunked(3)),
+        TypeError,
+        "another, not Chunked(chunk_size=3, block=1).",
+    ),
+    "in place of a schedule": (
+        scan(schedule=el.Truncate(3)),
+        TypeError,
+        "Scan: `schedule` must be a schedule, such as `el.Recursive(16)`, not Truncate",
+    ),
+    "traced number": (
+        lambda: jax.jit(lambda n: el.Truncate(n).every)(4),
+        TypeError,
+        "Truncate: `every` must be an int, the number of steps between two cuts, but",
+    ),
+    "negative norm": (
+        lambda: el.ClipCotangent(-1.0),
+        ValueError,
+        "ClipCotangent: `max_norm` must be more than 0, but it is -1.0.",
+    ),
     "structure": (
         scan(backward=lambda ct: (ct, ct)),
         TypeError,

@@ -254,3 +254,8 @@ def test_it_needs_a_budget_when_it_was_put_in_later():
 def test_elsewhere_there_is_nothing_to_choose(call):
     with pytest.raises(ValueError, match=r"`policy='auto'` is for scans and `Stacked"):
         call()
+
+
+def test_a_name_that_is_almost_it():
+    with pytest.raises(ValueError, match=r"named 'Auto'\. Did you mean 'auto'"):
+        el.Scan(step, schedule=budget("1MiB"), policy="Auto")

@@ -331,6 +331,45 @@ WRONG = {
         ValueError,
         "ScanWhile: `key` must be one key",
     ),
+    "positional max_steps": (
+        lambda: el.ScanWhile(below(1), add, 4),
+        TypeError,
+        "ScanWhile(cond, f, *, max_steps): too many positional arguments. Settings are",
+    ),
+    "truth as max_steps": (
+        lambda: el.ScanWhile(below(1), add, max_steps=True),
+        TypeError,
+        "but it is True, of type bool.",
+    ),
+    "cond of a vector": (
+        lambda: el.ScanWhile(lambda c: c < jnp.ones(3), add, max_steps=2)(
+            0.0, jnp.ones(2)
+        ),
+        TypeError,
+        "ScanWhile: `cond` must return a scalar boolean, but it returned bool[3].",
+    ),
+    "cond of nothing": (
+        lambda: el.ScanWhile(lambda c: None, add, max_steps=2)(0.0, jnp.ones(2)),
+        TypeError,
+        "ScanWhile: `cond` must return a scalar boolean, but it returned None.",
+    ),
+    "class of schedules": (
+        lambda: el.ScanWhile(below(1), add, max_steps=2, schedule=el.Recursive),
+        TypeError,
+        "ScanWhile: `schedule` must be a schedule, such as `el.Recursive(16)`, not <cl",
+    ),
+    "auto without a budget": (
+        lambda: el.ScanWhile(
+            below(1), add, max_steps=2, policy="auto", schedule=el.Binomial(3)
+        ),
+        ValueError,
+        "ScanWhile: with `policy='auto'` a budget chooses what is kept of each step",
+    ),
+    "no initial carry": (
+        lambda: el.ScanWhile(below(1), add, max_steps=2)(),
+        TypeError,
+        "ScanWhile(init, xs=None, *, key=None): missing a required argument: 'init'.",
+    ),
     "length at the call": (
         lambda: el.ScanWhile(below(1), add, max_steps=2)(0.0, length=2),
         TypeError,

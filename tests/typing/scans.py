@@ -229,5 +229,6 @@ def in_a_function(init: Array, xs: Array) -> None:
         return el.Scan(step)(init, xs)[0]
 
     found = el.plans(run)(xs)
-    assert_type(found[0].plan, el.Plan)
+    assert_type(found[0].plan.peak_bytes, int)
+    assert_type(found[0].plan.evaluations, int | None)
     assert_type(found.peak_bytes, int)

@@ -1,7 +1,8 @@
 """What pyright, and so an editor, makes of the library: the files beside this one.
 
 They are never run. In each of them `assert_type` says what is inferred, and what is
-wrong is marked as an error: pyright objects to a mark that is not needed.
+wrong is marked as an error: pyright objects to a mark that is not needed. One of the
+files, `both.py`, is for mypy as well.
 """
 
 import importlib.util
@@ -22,6 +23,10 @@ _ROOT = _HERE.parent.parent
 
 needs_pyright = pytest.mark.skipif(
     importlib.util.find_spec("pyright") is None, reason="pyright is not installed"
+)
+
+needs_mypy = pytest.mark.skipif(
+    importlib.util.find_spec("mypy") is None, reason="mypy is not installed"
 )
 
 
@@ -45,6 +50,14 @@ def test_what_is_inferred_and_what_is_an_error():
         for item in found["generalDiagnostics"]
     ]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.slow
+@needs_mypy
+def test_what_mypy_infers(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "mypy", f"--cache-dir={tmp_path}"]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
