@@ -109,9 +109,13 @@ def _run(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
 
     def read(atom: Any) -> _Value:
-        if isinstance(atom, jex.Literal):
-            return _Value(atom.val, range_of_literal(atom.val))
-        return values[atom]
+        if not isinstance(atom, jex.Literal):
+            return values[atom]
+        number, aval = atom.val, atom.aval
+        if isinstance(number, bool | int | float | complex):
+            # A Python number would not say of which type it is.
+            number = np.asarray(number, getattr(aval, "dtype", None))
+        return _Value(number, range_of_literal(number))
 
     for eqn in jaxpr.eqns:
         outs = _results(jaxpr, eqn, list(map(read, eqn.invars)))
