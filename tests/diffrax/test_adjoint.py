@@ -209,34 +209,6 @@ def test_batches_take_no_more_memory(saved, each):
     assert taken(CheckpointedAdjoint()) <= 1.05 * theirs + 64 * 1024
 
 
-@pytest.mark.slow
-def test_stages_take_no_more_memory():
-    """Cotangents of weights are there twice: of a step, and of all steps behind it."""
-    width = 64
-
-    def taken(adjoint):
-        def end(weights, y0):
-            found = diffrax.diffeqsolve(
-                diffrax.ODETerm(lambda t, y, w: jnp.tanh(w[1] @ jnp.tanh(w[0] @ y))),
-                diffrax.Tsit5(),
-                0.0,
-                1.0,
-                1e-2,
-                y0,
-                weights,
-                adjoint=adjoint,
-                max_steps=128,
-            )
-            return jnp.sum(found.ys**2)
-
-        weights = jnp.full((2, width, width), 0.1)
-        compiled = jax.jit(jax.grad(end)).lower(weights, jnp.ones(width)).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    theirs = taken(diffrax.RecursiveCheckpointAdjoint())
-    assert taken(CheckpointedAdjoint()) <= theirs
-
-
 SOLVERS = {
     "implicit": diffrax.Kvaerno3(),
     "fixed": diffrax.Euler(),
