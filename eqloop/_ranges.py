@@ -16,7 +16,7 @@ Range: TypeAlias = tuple[int, int]
 _EITHER = (0, 1)
 # The entries of the result are among those of the operand. The last three are of
 # Equinox: they take an operand out of a `vmap`, or say that it is out of it.
-_HANDS_ON = frozenset(
+_OF_THE_SAME_RANGE = frozenset(
     {
         "broadcast_in_dim",
         "copy",
@@ -47,8 +47,8 @@ def range_of_result(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
         return None
     aval = eqn.outvars[0].aval
     if _has(aval, jnp.bool_):
-        return _computed(eqn, ranges) or _EITHER
-    found = _computed(eqn, ranges) if _has(aval, jnp.integer) else None
+        return _found_for(eqn, ranges) or _EITHER
+    found = _found_for(eqn, ranges) if _has(aval, jnp.integer) else None
     if found is None:
         return None
     limits = jnp.iinfo(aval.dtype)  # beyond them a number wraps around
@@ -61,30 +61,30 @@ def _has(aval: Any, kind: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, kind) and aval.size > 0
 
 
-def _computed(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
+def _found_for(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
     name, operands = eqn.primitive.name, [atom.aval for atom in eqn.invars]
     if name == "select_n":
-        return _selected(*ranges)
+        return _among_cases(*ranges)
     known = [pair for pair in ranges if pair is not None]
     is_counted = all(_has(x, jnp.integer) or _has(x, jnp.bool_) for x in operands)
     if not known or len(known) < len(ranges) or not is_counted:
         return None
-    if name in _HANDS_ON:
+    if name in _OF_THE_SAME_RANGE:
         return known[0]
     if name == "convert_element_type":
         return _converted(known[0], eqn.outvars[0].aval)
-    if name in _COMPARED:
-        return _COMPARED[name](*known)
+    if name in _COMPARED_RANGES:
+        return _COMPARED_RANGES[name](*known)
     if name in _MONOTONIC:
-        return _between(_MONOTONIC[name], *known)
+        return _over_ends(_MONOTONIC[name], *known)
     if not _has(operands[0], jnp.bool_):
         return None
     if name == "not":
         return _opposite(known[0])
-    return _between(_OF_BOOLEANS[name], *known) if name in _OF_BOOLEANS else None
+    return _over_ends(_OF_BOOLEANS[name], *known) if name in _OF_BOOLEANS else None
 
 
-def _selected(which: Range | None, *cases: Range | None) -> Range | None:
+def _among_cases(which: Range | None, *cases: Range | None) -> Range | None:
     first, last = which or (0, len(cases) - 1)
     known = [case for case in cases[first : last + 1] if case is not None]
     if not known or len(known) < last + 1 - first:
@@ -99,7 +99,7 @@ def _converted(known: Range, aval: Any) -> Range:
     return (int(not low <= 0 <= high), int(known != (0, 0)))
 
 
-def _between(f: Callable[[int, int], int], one: Range, other: Range) -> Range:
+def _over_ends(f: Callable[[int, int], int], one: Range, other: Range) -> Range:
     ends = [f(a, b) for a in one for b in other]
     return min(ends), max(ends)
 
@@ -117,7 +117,7 @@ def _opposite(known: Range) -> Range:
     return 1 - known[1], 1 - known[0]
 
 
-_COMPARED: dict[str, Callable[[Range, Range], Range]] = {
+_COMPARED_RANGES: dict[str, Callable[[Range, Range], Range]] = {
     "lt": _is_less,
     "gt": lambda one, other: _is_less(other, one),
     "le": lambda one, other: _opposite(_is_less(other, one)),

@@ -75,7 +75,7 @@ def with_known(step: Step, known: Known) -> Step:
     """
     if step.jaxpr.effects:
         return step
-    run = lambda *flat: [value.array for value in _outputs(step, known, flat)]
+    run = lambda *flat: [value.array for value in _after_step(step, known, flat)]
     jaxpr = pruned(jax.make_jaxpr(run)(*step.jaxpr.in_avals))
     return step.rewritten(lambda _: jaxpr)
 
@@ -86,32 +86,36 @@ def numbers_after(step: Step) -> Known:
     found = list[_Value]()
 
     def run(*flat: Any) -> list[Any]:
-        found.extend(_outputs(step, (), flat)[: step.num_carry])
+        found.extend(_after_step(step, (), flat)[: step.num_carry])
         return [value.array for value in found]
 
     jax.make_jaxpr(run)(*step.jaxpr.in_avals)
     pairs = zip(found, step.carry_types, strict=True)
-    return tuple(value.number if _is_plain(aval) else None for value, aval in pairs)
+    return tuple(value.number if _is_writable(aval) else None for value, aval in pairs)
 
 
-def _outputs(step: Step, known: Known, flat: Sequence[Any]) -> list[_Value]:
+def _after_step(step: Step, known: Known, flat: Sequence[Any]) -> list[_Value]:
     """What a step gives."""
     consts, carry, xs = split(list(map(_Value, flat)), step.num_consts, step.num_carry)
     for i, (number, aval) in enumerate(zip(known, step.carry_types, strict=False)):
         carry[i] = carry[i] if number is None else _literal(number, aval)
-    return _run(step.jaxpr, [*consts, *carry, *xs])
+    return _values_of(step.jaxpr, [*consts, *carry, *xs])
 
 
-def _run(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
+def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     """What a program gives."""
     jaxpr = program.jaxpr
     values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
 
     def read(atom: Any) -> _Value:
-        if isinstance(atom, jex.Literal):
-            return _Value(atom.val, range_of_literal(atom.val))
-        return values[atom]
+        if not isinstance(atom, jex.Literal):
+            return values[atom]
+        number, aval = atom.val, atom.aval
+        if isinstance(number, bool | int | float | complex):
+            # A Python number would not say of which type it is.
+            number = np.asarray(number, getattr(aval, "dtype", None))
+        return _Value(number, range_of_literal(number))
 
     for eqn in jaxpr.eqns:
         outs = _results(jaxpr, eqn, list(map(read, eqn.invars)))
@@ -123,18 +127,18 @@ def _results(jaxpr: Any, eqn: Any, inputs: list[_Value]) -> list[_Value]:
     """What an equation of a program gives."""
     name, params = eqn.primitive.name, eqn.params
     if name == "jit" and _is_entered(eqn):
-        return _run(close(params["jaxpr"]), inputs)
+        return _values_of(close(params["jaxpr"]), inputs)
     if _is_short_loop(eqn):
         return _iterated(params, inputs)
     which = inputs[0].number if inputs else None
     if name == "cond" and which is not None:
         branches = params["branches"]
         taken = branches[min(max(which, 0), len(branches) - 1)]
-        return _run(close(taken), inputs[1:])
+        return _values_of(close(taken), inputs[1:])
     if name == "select_n" and which is not None:
         return [inputs[1 + which]]
     found = range_of_result(eqn, [value.range for value in inputs])
-    if found is not None and found[0] == found[1] and _is_plain(eqn.outvars[0].aval):
+    if found is not None and found[0] == found[1] and _is_writable(eqn.outvars[0].aval):
         return [_literal(found[0], eqn.outvars[0].aval)]
     pairs = zip(eqn.invars, inputs, strict=True)
     given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
@@ -157,7 +161,7 @@ def _iterated(params: Any, inputs: list[_Value]) -> list[_Value]:
     rows: dict[int, list[Any]] = {}
     for i in reversed(indices) if params["reverse"] else indices:
         x = [_Value(lax.index_in_dim(x.array, i, keepdims=False)) for x in xs]
-        outs = _run(program, [*consts, *map(_computed_once, carry), *x])
+        outs = _values_of(program, [*consts, *map(_computed_once, carry), *x])
         carry, y = split(outs, len(carry))
         rows[i] = [value.array for value in y]
     ys = zip(*(rows[i] for i in indices), strict=True)
@@ -188,13 +192,13 @@ def _is_short_loop(eqn: Any) -> bool:
 
 def _is_entered(eqn: Any) -> bool:
     """Whether there may be something in a call to write out, or to know beforehand."""
-    if len(eqn.outvars) == 1 and _is_plain(eqn.outvars[0].aval):
+    if len(eqn.outvars) == 1 and _is_writable(eqn.outvars[0].aval):
         return True
     inside = equations(eqn.params["jaxpr"])
     return any(inner.primitive.name in ("cond", "scan", "select_n") for inner in inside)
 
 
-def _is_plain(aval: Any) -> bool:
+def _is_writable(aval: Any) -> bool:
     """Whether a number that is written down is of this type."""
     return getattr(aval, "shape", None) == () and not axes_of(aval)
 
