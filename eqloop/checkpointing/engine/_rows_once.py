@@ -284,7 +284,7 @@ class _Reading:
             return ins
         if name in WRITES:
             return [self._write(eqn, ins)]
-        if (rule := _RULES.get(name)) is not None:
+        if (rule := _FOLLOWED.get(name)) is not None:
             return [rule(self, eqn, ins)]
         return [None] * len(eqn.outvars)
 
@@ -388,17 +388,17 @@ def _is_flat(eqn: Any) -> bool:
     return len(eqn.outvars[0].aval.shape) == 1
 
 
-def _handed_on(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _unchanged(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
     return ins[0]
 
 
-_RULES: dict[str, Callable[[_Reading, Any, list[Any]], Any]] = {
+_FOLLOWED: dict[str, Callable[[_Reading, Any, list[Any]], Any]] = {
     "add": _add,
     "add_any": _add,
     "broadcast_in_dim": _repeated,
     "concatenate": _in_a_row,
     "convert_element_type": _convert,
-    "copy": _handed_on,
+    "copy": _unchanged,
     "lt": _Reading.is_less,
     "reshape": _reshape,
     "select_n": _Reading.select,
