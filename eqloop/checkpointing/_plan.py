@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
+from .._partition import pick
 from .._tangents import is_inexact
 from ._schedule import Pinned, measures
 from .engine._all_at_once import AllAtOnce
@@ -12,7 +13,7 @@ from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._pace import AbstractPace
-from .engine._problem import Planner, Problem, all_active, held_leaves
+from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._measured import pace
@@ -50,6 +51,8 @@ class Plan:
             the carries on the host.
         holds: For each leaf of the carry its path, and whether slots hold it. Leaves
             that no reversal of a step reads are not stored or computed again.
+        saved_once: The paths of buffers that are read and that slots do not hold, as
+            each of their rows is written once: the last carry has all of them.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -74,6 +77,7 @@ class Plan:
     is_measured: bool = False
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
+    saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -142,9 +146,14 @@ class Plan:
         if self.kept is not None:
             rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
         if self.slots and not all(held for _, held in self.holds):
-            for name, mark in {"each holds": True, "and not": False}.items():
-                paths = [path for path, held in self.holds if held is mark]
-                rows.append((name, _listed(paths)))
+            held = [path for path, held in self.holds if held]
+            others = [path for path, _ in self.holds if path not in held]
+            unread = [path for path in others if path not in self.saved_once]
+            rows.append(("each holds", _listed(held)))
+            if self.saved_once:
+                rows.append(("saved once", _listed(list(self.saved_once))))
+            if unread:
+                rows.append(("and not", _listed(unread)))
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
         rows += [
@@ -217,20 +226,23 @@ def plan_of(
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
         bytes_elsewhere=layout.bytes_elsewhere(cost),
-        holds=_holds(problem, active, layout),
+        **_leaves(problem, active, layout),
     )
 
 
-def _holds(
+def _leaves(
     problem: Problem, active: Active, layout: Layout
-) -> tuple[tuple[str, bool], ...]:
+) -> dict[str, tuple[Any, ...]]:
+    """What a plan says of the leaves of the carry."""
     paths = problem.loop.carry_paths
     if layout.stores_residuals or len(paths) != problem.step.num_carry:
-        return ()
+        return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    held = held_leaves(problem, active, wanted, layout.block)
-    return tuple(zip(paths, held, strict=True))
+    held, final = needs_of_gradient(problem, active, wanted, layout.block)
+    once = [f and not h for h, f in zip(held, final, strict=True)]
+    holds = tuple(zip(paths, held, strict=True))
+    return dict(holds=holds, saved_once=tuple(pick(paths, once)))
 
 
 def _listed(paths: list[str]) -> str:

@@ -29,17 +29,27 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
             f"{plan.evaluations}. Draw the plan of a shorter loop."
         )
     ax = _axes_to_draw_on(ax)
-    stored = [plan.layout.order.event_bytes(plan.cost, event) for event in events]
+    layout, cost = plan.layout, plan.cost
+    stored = [layout.order.event_bytes(cost, event) for event in events]
+    far = [layout.order.stored_by_primal(event) * cost.held for event in events]
+    far = far if layout.is_elsewhere else []
+    if far and not layout.slots.take_device_memory:
+        stored = [size - there for size, there in zip(stored, far, strict=True)]
     # What does not depend on the place in the sweep: buffers that come and go.
     rest = max(plan.peak_bytes - max(stored), 0)
     sizes = [size + rest for size in stored]
     ax.fill_between(range(len(sizes)), sizes, step="post", color="0.85")
     ax.step(range(len(sizes)), sizes, where="post", color="0.5", linewidth=1)
     ax.set(xlabel="evaluations and reversals, in order", ylabel="bytes in use")
-    ax.set(xlim=(0, len(events)), ylim=(0, 1.05 * plan.peak_bytes))
+    highest = max(plan.peak_bytes, *far, 0)
+    if far:
+        style: dict[str, Any] = dict(where="post", color="0.3", linestyle="--")
+        ax.step(range(len(far)), far, linewidth=1, label=layout.slots.place, **style)
+        ax.legend(loc="upper left", frameon=False)
+    ax.set(xlim=(0, len(events)), ylim=(0, 1.05 * highest))
     # Ticks at powers of two, of which there are about five.
-    tick = 2 ** math.ceil(math.log2(max(plan.peak_bytes, 1) / 6))
-    ax.set_yticks(range(0, plan.peak_bytes + 1, tick))
+    tick = 2 ** math.ceil(math.log2(max(highest, 1) / 6))
+    ax.set_yticks(range(0, highest + 1, tick))
     ax.yaxis.set_major_formatter(_format)
     ax.set_title(repr(plan.schedule), fontsize="medium")
     _plot_positions(ax, events)

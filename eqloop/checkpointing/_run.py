@@ -58,7 +58,7 @@ def run_loop(
         return _run_until_stopped(step, (consts, init, xs), loop, schedule, policy)
     form = normal_form(step, keeps_carry=loop.meter.is_shown)
     refuse_checks(form.step.jaxpr.effects)
-    loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
+    loop = form.loop(loop)
     problem = Problem(form.step, loop, policy, schedule, Counted())
     if loop.meter.is_shown:
         problem = problem.with_bars(Guarded())
@@ -74,10 +74,12 @@ def _run_until_stopped(
     (consts, init, xs), is_told = inputs, loop.meter.is_shown
     if is_told:
         step, init = with_bar(step, init, loop.meter)
+        loop = dataclasses.replace(loop, starts=())
     form = normal_form(step, keeps_carry=is_told)
     refuse_checks(form.step.jaxpr.effects)
     # The number of the bar and its own count come before the count.
     repetition = Ending(count_at=3 if is_told else 1)
+    loop = dataclasses.replace(loop, starts=form.starts(loop.starts))
     problem = Problem(form.step, loop, policy, schedule, repetition)
     strong = form.open(consts, init)
     carry, ys = planned_loop(problem, *strong, list(map(strongly_typed, xs)))

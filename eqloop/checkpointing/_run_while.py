@@ -1,5 +1,6 @@
 """Runs a loop of unknown length: what the while loops of the library call."""
 
+import dataclasses
 from typing import Any
 
 from .._effects import refuse_checks
@@ -20,6 +21,7 @@ def run_while(
     step: Step,
     consts: Arrays,
     init: Arrays,
+    starts: tuple[int | None, ...],
     planner: ForwardOnly | Bounded | Online,
     meter: Meter,
 ) -> list[Any]:
@@ -30,6 +32,7 @@ def run_while(
         consts: What it gets each time.
         init: The initial carry. Its first leaf, a boolean, says whether there is a
             first step; what each step makes of it, whether there is another.
+        starts: The numbers that its leaves are, as far as they are known.
         planner: How many steps there may be, and how they are differentiated.
         meter: Its progress bars.
 
@@ -41,7 +44,9 @@ def run_while(
     loop = Loop(planner.max_steps, meter=meter)
     if meter.is_shown:
         step, init = with_bar(step, init, meter)
+        starts = ()
     form = normal_form(step, keeps_carry=meter.is_shown)
+    loop = dataclasses.replace(loop, starts=form.starts(starts))
     refuse_checks(form.step.jaxpr.effects)
     problem = Problem(form.step, loop, None, planner, UntilStopped())
     carry, _ = planned_loop(problem, *form.open(consts, init), [])

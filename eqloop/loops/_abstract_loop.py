@@ -1,7 +1,6 @@
 """What all loops of known length share: their settings, and how they are planned."""
 
 import abc
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, Self
@@ -96,9 +95,8 @@ class AbstractLoop(AbstractTransform[Function]):
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
         opened = open_abstractly(open_call, self, args, kwargs)
-        form, loop = normal_form(opened.step), opened.loop
-        loop = dataclasses.replace(loop, carry_paths=form.paths(loop.carry_paths))
-        return dict(step=form.step, loop=loop, **self._how())
+        form = normal_form(opened.step)
+        return dict(step=form.step, loop=form.loop(opened.loop), **self._how())
 
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)

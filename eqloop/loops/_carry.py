@@ -106,6 +106,19 @@ class Carry:
         names = paths(self.tree, self.words.path)
         return tuple(pick(names, list(map(is_dynamic, flatten(self.tree)[0]))))
 
+    def starts(self, init: Any) -> tuple[int | None, ...]:
+        """For the leaves that vary the numbers of Python that they were at first.
+
+        Args:
+            init: The carry before numbers became arrays.
+        """
+        leaves = zip(flatten(init)[0], flatten(self.tree)[0], strict=True)
+        return tuple(
+            before if type(before) is int else None
+            for before, after in leaves
+            if is_dynamic(after)
+        )
+
     def join(self, arrays: list[Any]) -> Any:
         """A carry of this structure, and with these static leaves."""
         return partition(self.tree)[1].join(arrays)

@@ -188,7 +188,9 @@ class LoopOpener:
         if self.undo is not None:
             self._refuse_cuts()
             step, consts = self._with_inverse(step, consts, carry, inputs)
-        loop = dataclasses.replace(loop, carry_paths=carry.paths)
+        loop = dataclasses.replace(
+            loop, carry_paths=carry.paths, starts=carry.starts(init)
+        )
         head = self._steps_before_reversal(loop, step)
 
         def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:

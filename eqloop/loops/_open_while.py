@@ -44,6 +44,7 @@ class OpenedWhile:
         step: `body`, with `cond` of what it returns.
         consts: The arrays that are the same for every step.
         init: Whether `cond` holds for the carry, and the leaves of it that vary.
+        starts: The numbers of Python that these were at first.
         close: Turns the final carry, a list of arrays, into what the user gets.
         label: Makes what is written before a progress bar of the user's function.
     """
@@ -51,6 +52,7 @@ class OpenedWhile:
     step: Step
     consts: list[Any]
     init: list[Any]
+    starts: tuple[int | None, ...]
     close: Callable[[list[Any]], Any]
     label: Callable[[Callable[[int, Any, Any], str]], Label]
 
@@ -95,12 +97,14 @@ def open_while(
         carry, _ = step(of_body, carry[1:], x)
         return [condition(of_cond, carry), *carry], []
 
+    starts = None, *carry.starts(init)
     consts, init = [*settled.consts, *condition.consts], [holds, *carry.arrays]
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
     return OpenedWhile(
         step=make_step(joint, const_types, carry_types, []),
         consts=consts,
         init=init,
+        starts=starts,
         close=lambda final: settled.final(final[1:]),
         label=lambda desc: Label.of(desc, step.carry_types, [], carry.join, _no_y),
     )

@@ -222,13 +222,17 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoo
     count = vary(jnp.zeros((), jnp.int32), axes_of(holds))
     init = [holds, count, *opened.init]
     paths = ("whether to go on", "the number of steps", *opened.loop.carry_paths)
+    starts = None, None, *opened.loop.starts
+    loop = dataclasses.replace(
+        opened.loop, stops=True, starts=starts, carry_paths=paths
+    )
     const_types, carry_types = (list(map(jax.typeof, x)) for x in (consts, init))
     return dataclasses.replace(
         opened,
         step=make_step(run, const_types, carry_types, step.x_types),
         consts=consts,
         init=init,
-        loop=dataclasses.replace(opened.loop, stops=True, carry_paths=paths),
+        loop=loop,
         close=close,
         label=label,
     )

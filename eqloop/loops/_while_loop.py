@@ -75,7 +75,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
         name = type(self).__name__
         opened = open_while(name, self.cond, self.body, init, is_bounded=is_bounded)
         meter = make_meter(name, self.progress, None, opened.label)
-        arguments = (opened.step, opened.consts, opened.init)
+        arguments = (opened.step, opened.consts, opened.init, opened.starts)
         with loop_scope(name):
             carry = run_while(*arguments, planner, meter)
         return opened.close(carry)

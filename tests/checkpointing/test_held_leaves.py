@@ -87,6 +87,10 @@ KINDS = {
         rows_of,
         lambda v, h, i: (v.at[i].set(h), jnp.sin(v[jnp.maximum(i - 2, 0)])),
     ),
+    "ring": (
+        rows_of,
+        lambda v, h, i: (v.at[i % 3].set(h), jnp.sin(v[(i - 2) % 3])),
+    ),
     "key": (
         lambda h: jax.random.key(3),
         lambda v, h, i: (
@@ -242,7 +246,8 @@ HELD = {
     "ratio": True,
     "own square": True,
     "clipped": True,
-    "read back": True,
+    "read back": False,
+    "ring": True,
     "key": True,
     "sum": False,
     "written": False,
@@ -261,7 +266,7 @@ def test_a_slot_holds_what_is_read(kind):
     # Whatever leads to the state of later steps is computed again, as that is read.
     leads_there = kind in ("rate", "key")
     assert held["carry[1][0]"] == (HELD[kind] or leads_there)
-    indexes = ("written", "set", "added to", "read back")
+    indexes = ("written", "set", "added to", "read back", "ring")
     assert held["carry[0]"] == (kind in indexes)
 
 

@@ -1,5 +1,6 @@
 """Plans: what runs, exactly counted, and how it is shown."""
 
+import dataclasses
 import sys
 
 import jax
@@ -7,6 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+from eqloop.checkpointing.engine._hierarchical import Hierarchical
+from eqloop.checkpointing.engine._levels import nests
+from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine._revolved import Revolved
 
 from ..marks import slow
 from .memory import gradient, temp_bytes
@@ -150,6 +155,30 @@ def test_pictures():
     assert star.get_xdata() == [plan.peak_bytes]
     with pytest.raises(ValueError, match="Draw the plan of a shorter loop"):
         el.Scan(f).plan(init, jax.ShapeDtypeStruct((10**6, 32), jnp.float32)).plot()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Revolved(40, 4), Nested(nests(40, 3)), Hierarchical(40, 2, 3, 1.0)],
+    ids=repr,
+)
+def test_a_picture_of_carries_elsewhere(order, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    f, init, xs = recurrent(40)
+    spilled = el.Scan(f, schedule=el.Spill(el.Binomial(4), tmp_path)).plan(init, xs)
+    layout = dataclasses.replace(spilled.layout, order=order)
+    plan = dataclasses.replace(spilled, layout=layout, peak_bytes=10**5)
+    ax = plan.plot()
+    device, far = (line.get_ydata() for line in ax.lines[:2])
+    assert max(device) == plan.peak_bytes
+    assert max(far) == len(order.starts) * plan.cost.held
+    events = list(order.history())
+    total = [order.event_bytes(plan.cost, event) for event in events]
+    on_device = [size - there for size, there in zip(total, far, strict=True)]
+    assert min(on_device) >= 0
+    assert list(device - device.min()) == [n - min(on_device) for n in on_device]
+    assert ax.get_legend().texts[0].get_text() == layout.slots.place
 
 
 def test_without_matplotlib(monkeypatch):

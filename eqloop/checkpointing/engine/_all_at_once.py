@@ -76,6 +76,9 @@ class AllAtOnce(AbstractOrder):
         for position in reversed(range(self.steps)):
             yield Event("reversal", position, 0, position + 1)
 
+    def stored_by_primal(self, event: Event) -> int:
+        return 0
+
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         return cost.everything * event.residuals // self.steps
 

@@ -8,24 +8,60 @@ and no rows. Such leaves are not stored, not copied, and not computed again.
 Which these are follows from the two programs alone. The reversal of a step reads some
 leaves; to run on to a later carry takes those of which they are computed, and so on
 until no leaf is added.
+
+A buffer whose rows are written once, such as the history of an equation with delays, is
+what it is in the end where it has been written, and what it was before where it has not
+(`_rows_once.py`). It is saved once, as it is in the end, and slots do not hold it.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
-import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._partition import Flags, pick, put, split, union
+from ..._partition import Flags, pick, split, union
 from ..._programs import called, inputs_read
-from ._back import Around, Back, Ends, Inputs, Taken, program_of
+from ._back import Back, program_of
 from ._lean import lean
 from ._loop import Loop, stack_type
+from ._rows_once import rows_once
 from ._step import Step
+
+
+class Needs(NamedTuple):
+    """What a way back takes of the carries, of the leaves that it knows.
+
+    Attributes:
+        held: Which leaves slots hold.
+        final: Which leaves are saved once, as they are after the last step.
+    """
+
+    held: Flags
+    final: Flags
+
+    @property
+    def total(self) -> int:
+        """How many leaves that is."""
+        return sum(self.held) + sum(self.final)
+
+    def with_those_of(self, other: "Needs") -> "Needs":
+        """What two ways back take."""
+        pairs = zip(self, other, strict=True)
+        return Needs(*(tuple(union(*pair)) for pair in pairs))
+
+    def changed(self, change: Callable[[Flags], Sequence[bool]]) -> "Needs":
+        """The same for a carry of other leaves."""
+        return Needs(*(tuple(change(flags)) for flags in self))
+
+    def serves(self, other: "Needs") -> bool:
+        """Whether a way back that takes others finds them here."""
+        known = tuple(union(self.held, self.final))
+        of_slots, of_known = union(self.held, other.held), union(known, other.final)
+        return tuple(of_slots) == self.held and tuple(of_known) == known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +70,16 @@ class Saves:
 
     Attributes:
         layout: Which carries are stored, and where.
-        held: Which leaves of a carry the slots hold, of those that the way back knows.
+        needs: Which leaves of them, and of the last carry.
     """
 
     layout: Any  # Layout | AbstractWhileOrder
-    held: Flags
+    needs: Needs
+
+    @property
+    def held(self) -> Flags:
+        """Which leaves of a carry the slots hold, of those that the way back knows."""
+        return self.needs.held
 
     @property
     def at_primal(self) -> Self | None:
@@ -46,37 +87,26 @@ class Saves:
         return self if self.layout.slots.outlast_primal else None
 
     @property
-    def given(self) -> Flags | None:
-        """Which leaves the slots hold that a way back is given, if it is given any."""
-        return self.held if self.layout.slots.outlast_primal else None
+    def given(self) -> Needs | None:
+        """Which leaves a way back is given, if it is given any."""
+        return self.needs if self.layout.slots.outlast_primal else None
 
     def of_these(self, saved: Sequence[Any], fewer: "Saves") -> list[Any]:
-        """What others get of what is saved: they hold some of the same leaves."""
+        """What others get of what is saved: they take some of the same leaves."""
         if self.at_primal is None:
             return []
-        numbers, slots = split(saved, len(saved) - sum(self.held))
-        return [*numbers, *pick(slots, pick(fewer.held, self.held))]
+        held, final = self.needs
+        numbers, slots, last = split(saved, len(saved) - self.needs.total, sum(held))
+        slots = pick(slots, pick(fewer.needs.held, held))
+        return [*numbers, *slots, *pick(last, pick(fewer.needs.final, final))]
 
-    def with_tangents(self, count: int) -> "Saves":
+    def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:
+        """The same for a carry of other leaves."""
+        return dataclasses.replace(self, needs=self.needs.changed(change))
+
+    def with_tangents(self, count: int) -> Self:
         """The same for a carry with so many tangents behind it, which are not held."""
-        return dataclasses.replace(self, held=(*self.held, *[False] * count))
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """A way back that is given no more of a carry than slots hold.
-
-    Attributes:
-        loop: The loop.
-        step: The step to advance by.
-        back: What is done to a step.
-        layout: How the loop was stored.
-    """
-
-    loop: Loop
-    step: Step
-    back: Back
-    layout: Any  # Layout | AbstractWhileOrder
+        return self.of_leaves(lambda flags: (*flags, *[False] * count))
 
 
 def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
@@ -111,8 +141,8 @@ def _leaves_read_by(back: Back, loop: Loop) -> Flags:
 
 
 @functools.lru_cache(maxsize=256)
-def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
-    """The leaves of a carry that a slot must hold.
+def needs_of(back: Back, step: Step, loop: Loop, block: int = 1) -> Needs:
+    """The leaves of a carry that a slot must hold, and those that are saved once.
 
     Args:
         back: What the reversal of a step does.
@@ -120,11 +150,29 @@ def leaves_held(back: Back, step: Step, loop: Loop, block: int = 1) -> Flags:
         loop: The loop.
         block: How many steps are reversed at once, at most.
     """
-    held = leaves_computed(step, leaves_read(back, loop))
+    read = leaves_read(back, loop)
+    needs = closed_needs(step, loop, read)
     # To trace a block takes a while. It cannot read more than all leaves.
-    if block > 1 and back.takes_blocks and not all(held):
-        held = leaves_computed(step, union(held, leaves_read(back, loop, 2)))
-    return tuple(held)
+    if block > 1 and back.takes_blocks and not all(needs.held):
+        read = tuple(union(read, leaves_read(back, loop, 2)))
+        needs = closed_needs(step, loop, read)
+    return needs
+
+
+def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
+    """What it takes to have some leaves at every step."""
+    rows, needed = rows_once(step, loop), list(read)
+    while True:
+        final = [n and row is not None for n, row in zip(needed, rows, strict=True)]
+        # The counter tells which rows have been written.
+        counters = {row.counter for row in pick(rows, final) if row is not None}
+        held = [n and not f for n, f in zip(needed, final, strict=True)]
+        held = [h or i in counters for i, h in enumerate(held)]
+        more = union(needed, _leaves_before(step, held))
+        more = union(more, held)
+        if more == needed:
+            return Needs(tuple(held), tuple(final))
+        needed = more
 
 
 def leaves_computed(
@@ -138,22 +186,22 @@ def leaves_computed(
         ys: Which of the outputs are.
     """
     while True:
-        more = list(carry)
-        for program in filter(None, (step.jaxpr, step.inverse)):
-            outs = (*carry, *ys)[: len(program.out_avals)]
-            read = _inputs_read(program, outs)[step.num_consts :]
-            more = union(more, read[: step.num_carry])
-        if list(more) == list(carry):
-            return list(more)
+        more = union(carry, _leaves_before(step, carry, ys))
+        if more == list(carry):
+            return more
         carry = more
 
 
-@functools.lru_cache(maxsize=256)
-def narrowed(step: Step, held: Flags) -> Step:
-    """A step without outputs for the leaves that slots hold: it needs no others."""
-    if all(held):
-        return step
-    return without_leaves(step, held)
+def _leaves_before(
+    step: Step, carry: Sequence[bool], ys: Sequence[bool] = ()
+) -> list[bool]:
+    """The leaves of a carry that some of the next one are computed from."""
+    found = [False] * step.num_carry
+    for program in filter(None, (step.jaxpr, step.inverse)):
+        outs = (*carry, *ys)[: len(program.out_avals)]
+        read = _inputs_read(program, outs)[step.num_consts :]
+        found = union(found, read[: step.num_carry])
+    return found
 
 
 def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) -> Step:
@@ -162,7 +210,7 @@ def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) ->
 
     def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         outs = (*held, *ys)[: len(program.out_avals)]
-        return _taking(lean(program, outs), kept)
+        return taking(lean(program, outs), kept)
 
     inverse = step.inverse and narrow(step.inverse)
     return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
@@ -173,73 +221,10 @@ def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:
     return inputs_read(program, [True] * len(program.out_avals))
 
 
-def _taking(program: jex.ClosedJaxpr, kept: Sequence[bool]) -> jex.ClosedJaxpr:
+def taking(program: jex.ClosedJaxpr, kept: Sequence[bool]) -> jex.ClosedJaxpr:
     """A program that is given those inputs alone, and reads no others."""
     jaxpr = program.jaxpr
     outs = [True] * len(jaxpr.outvars)
     jaxpr, given = partial_eval.dce_jaxpr(jaxpr, outs, instantiate=list(kept))
     assert list(given) == list(kept)
     return jex.ClosedJaxpr(jaxpr, program.consts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Slim(Around):
-    """The same reversal, given no more of a carry than slots hold.
-
-    Attributes:
-        held: Which leaves slots hold. It reads no others.
-    """
-
-    held: Flags
-
-    @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
-        consts, carry, x = self.of.types
-        return consts, pick(carry, self.held), x
-
-    @property
-    def takes_blocks(self) -> bool:
-        return self.of.takes_blocks
-
-    @property
-    def joins_steps(self) -> bool:
-        return self.of.joins_steps
-
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        return self._without_others(self.of, self.of.types[1], loop, inputs, ends)
-
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        carries = [stack_type(aval, loop.length) for aval in self.of.types[1]]
-        return self._without_others(self.of.joined, carries, loop, inputs, ends)
-
-    def _without_others(
-        self,
-        take: Callable[..., Taken],
-        carry_types: list[Any],
-        loop: Loop,
-        inputs: Inputs,
-        ends: Ends,
-    ) -> Taken:
-        """Runs what is left of a reversal without the leaves that it does not read."""
-        consts, carry, xs = inputs
-        # Of the others the type will do: it is traced, and not run.
-        carry = put(carry_types, self.held, carry)
-        args = ([*consts], carry, [*xs], list(map(list, ends)))
-        flat, tree = jax.tree.flatten(args)
-        given = [[True] * len(consts), self.held, [True] * len(xs)]
-        marks = [mark for group in given for mark in group]
-        marks += [True] * (len(flat) - len(marks))
-
-        def run(*flat: Any) -> Taken:
-            *inputs, ends = tree.unflatten(flat)
-            return take(loop, inputs, ends)
-
-        traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
-        program = _taking(lean(traced, (True,) * len(traced.out_avals)), marks)
-        outs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *pick(flat, marks))
-        return jax.tree.unflatten(jax.tree.structure(out), outs)
-
-
-def slim(back: Back, held: Flags) -> Back:
-    """A reversal that is given no more of a carry than slots hold."""
-    return back if all(held) else Slim(back, held)

@@ -160,20 +160,26 @@ class Hierarchical(AbstractSlotOrder):
         for leaf in self.leaves.leaves:
             for event in self._leaf_history(leaf, within):
                 yield event._replace(
-                    position=event.position + start, slots=event.slots + besides
+                    position=event.position + start,
+                    slots=event.slots + besides,
+                    far=event.far + besides,
                 )
 
     def _leaf_history(self, leaf: Leaf, within: Revolved) -> Iterator[Event]:
         """The way to a leaf, and its reversal."""
         filled = leaf.row + 1
         for begin, stop in itertools.pairwise([leaf.begin, *leaf.pushes, leaf.start]):
-            yield from within.advance_history(begin, stop, filled)
+            for event in within.advance_history(begin, stop, filled):
+                yield event._replace(far=filled)
             filled += 1
         filled = leaf.row + 1 + len(leaf.pushes)
         length = leaf.stop - leaf.start
         rank = _binomial.rank_of(length, within.slots)
         for event in within.chain_history(leaf.start, length, rank, 1):
-            yield event._replace(slots=event.slots + filled)
+            yield event._replace(slots=event.slots + filled, far=filled)
+
+    def stored_by_primal(self, event: Event) -> int:
+        return event.slots if event.kind == "primal" else event.far
 
     @property
     def within(self) -> Revolved:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._equations import equations
-from ..._partition import Arrays, Flags, pick, split
+from ..._partition import Arrays, pick, split
 from ..._programs import parted, run
 from ..._reaching import reached
 from ._back import Back, Taken, program_of
@@ -254,21 +254,18 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     return KeptResiduals(sweep, parts, places, pick(ahead, is_fixed))
 
 
-def rows_per_step(
-    back: Back, loop: Loop, held: Flags, slots: AbstractSlots
-) -> int | None:
+def rows_per_step(back: Back, loop: Loop, slots: AbstractSlots) -> int | None:
     """How many slots the residuals of a step take, if slots can hold them.
 
     Args:
-        back: The reversal.
+        back: The reversal, given no more of a carry than a slot holds.
         loop: The loop.
-        held: Which leaves of a carry a slot holds.
         slots: The slots.
     """
-    if not any(held) or not _comes_apart(back):
+    if not back.types[1] or not _comes_apart(back):
         return None
     parts = parts_of(back, loop.part(1))
-    places = _places_in(slots, parts, pick(back.types[1], held))
+    places = _places_in(slots, parts, back.types[1])
     return None if places is None else rows_of(places)
 
 

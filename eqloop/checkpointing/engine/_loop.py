@@ -35,6 +35,8 @@ class Loop:
         base: The index of its first element of `xs`, if `xs` has others before.
         stops: Whether it ends, before its length, once the first leaf of the carry is
             false.
+        starts: For leaves of the carry, the number that each starts from, if that is
+            known while tracing. There may be more leaves.
         carry_paths: What the user calls the leaves of the carry, if that is known.
     """
 
@@ -47,6 +49,7 @@ class Loop:
     batch: int = 1
     base: int = 0
     stops: bool = False
+    starts: tuple[int | None, ...] = ()
     # Loops of one program are one to all that is remembered, whatever they are called.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
@@ -71,6 +74,10 @@ class Loop:
     def descends(self) -> bool:
         """Whether the first step that is kept has the last row of `ys`."""
         return self.reverse != (self.kept is not None and self.kept.step < 0)
+
+    def padded_starts(self, count: int) -> list[int | None]:
+        """The `starts` of so many leaves."""
+        return [*self.starts, *[None] * (count - len(self.starts))]
 
     def index(self, position: Any) -> Any:
         """The place in `xs` and `ys` of the step at a position."""
@@ -116,7 +123,7 @@ class Loop:
     def part(self, length: int) -> "Loop":
         """The same loop over fewer steps: all are run and kept, and there is no bar."""
         return dataclasses.replace(
-            self, length=length, kept=None, meter=NO_BARS, stops=False
+            self, length=length, kept=None, meter=NO_BARS, stops=False, starts=()
         )
 
     def cut_at(self, position: int) -> tuple["Loop", "Loop"]:
@@ -128,7 +135,7 @@ class Loop:
         if kept is not None:
             kept = range(kept.start - first, kept.stop - first, kept.step)
             kept = None if kept == range(after) else kept
-        rest = dataclasses.replace(self, length=after, kept=kept, base=first)
+        rest = dataclasses.replace(self, length=after, kept=kept, base=first, starts=())
         return head, rest
 
     def in_blocks(self, size: int) -> "Loop":

@@ -203,6 +203,9 @@ class Mixed(AbstractSlotOrder):
                     position=event.position + start, slots=event.slots + besides
                 )
 
+    def stored_by_primal(self, event: Event) -> int:
+        return event.slots
+
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         return (event.slots + event.residuals * self.rows) * cost.held
 

@@ -19,6 +19,7 @@ import jax.extend.core as jex
 from ..._array_types import strongly_typed
 from ..._effects import is_ref
 from ..._partition import Arrays, Flags, pick, put, split
+from ._loop import Loop
 from ._step import Step, make_step
 
 
@@ -49,6 +50,18 @@ class NormalForm:
         """The paths of the leaves of its carry, from those of the original."""
         refs = ["a reference"] * sum(self.refs)
         return (*pick(paths, _not(self.stays)), *refs) if paths else ()
+
+    def starts(self, starts: Sequence[int | None]) -> tuple[int | None, ...]:
+        """The numbers that leaves of its carry start from, from those of the original.
+
+        What is in references, which follows upon them, is not known.
+        """
+        return tuple(pick(starts, _not(self.stays))) if starts else ()
+
+    def loop(self, loop: Loop) -> Loop:
+        """The loop around it, from that around the original."""
+        paths, starts = self.paths(loop.carry_paths), self.starts(loop.starts)
+        return dataclasses.replace(loop, carry_paths=paths, starts=starts)
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Any]:
         """The final carry of the original, whose references are updated."""

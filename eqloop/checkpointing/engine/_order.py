@@ -6,6 +6,7 @@ a file of its own; nothing else in the library asks which order it has.
 """
 
 import abc
+import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -31,12 +32,14 @@ class Event(NamedTuple):
         position: Which step.
         slots: How many carries are stored meanwhile.
         residuals: Of how many steps the residuals are stored.
+        far: Of an order of two places, how many of the carries are in the second one.
     """
 
     kind: Literal["primal", "again", "reversal"]
     position: int
     slots: int
     residuals: int = 0
+    far: int = 0
 
 
 class AbstractOrder(abc.ABC):
@@ -138,7 +141,11 @@ class AbstractOrder(abc.ABC):
 
     @abc.abstractmethod
     def event_bytes(self, cost: StepCost, event: Event) -> int:
-        """The bytes that are stored during an event."""
+        """The bytes that are stored during an event, wherever they are."""
+
+    @abc.abstractmethod
+    def stored_by_primal(self, event: Event) -> int:
+        """How many of the carries are in slots of the primal during an event."""
 
     @abc.abstractmethod
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
@@ -256,6 +263,10 @@ class AbstractSlotOrder(AbstractOrder):
     def event_bytes(self, cost: StepCost, event: Event) -> int:
         carries = event.slots * cost.held
         return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
+
+    def stored_by_primal(self, event: Event) -> int:
+        # Segments are reversed last to first, and then their starts are read no more.
+        return bisect.bisect_right(self.starts, event.position)
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = [("stored carries", f"{self.slots}, {format_bytes(cost.held)} each")]

@@ -18,7 +18,7 @@ import jax
 from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, union
+from ..._partition import Arrays, Flags, pick, put, split, union
 from ..._tangents import inexact_only, instantiated, is_zero, zero_cotangent
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
@@ -26,15 +26,7 @@ from ._back import Back, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
 from ._groups import flat, spread, tangents_behind, with_tangents
-from ._held import (
-    Saves,
-    Way,
-    leaves_computed,
-    leaves_held,
-    narrowed,
-    slim,
-    without_leaves,
-)
+from ._held import Needs, Saves, leaves_computed, needs_of, without_leaves
 from ._layout import Layout
 from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
@@ -44,12 +36,13 @@ from ._problem import (
     again,
     all_active,
     gradient_back,
-    held_leaves,
     merge,
+    needs_of_gradient,
     select,
     settled_problem,
     tangent_problem,
 )
+from ._slim import Known, Way, narrowed, slim
 from ._step import Step, reaching, without_outputs
 
 
@@ -76,7 +69,10 @@ class PlannedLoop(Formula):
     def __init__(self, problem: Problem, saves: Saves | None, in_avals: Any):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
-        slots = [] if saves is None else problem.repetition.saved_types(step, saves)
+        slots = []
+        if saves is not None:
+            slots = problem.repetition.saved_types(step, saves)
+            slots = [*slots, *_last(problem, saves, step.carry_types)]
         self.in_avals = in_avals
         self.out_aval = (step.carry_types, ys, slots)
         self.params = dict(problem=problem, saves=saves)
@@ -86,7 +82,7 @@ class PlannedLoop(Formula):
     def expand(self, *inputs: Any) -> Any:
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        return self.problem.repetition.run(self.problem, self.saves, inputs)
+        return run_and_save(self.problem, self.saves, inputs)
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
@@ -194,7 +190,7 @@ class PlannedLoop(Formula):
         if not any(slots):
             saves = None
         elif saves is not None:
-            carry = union(carry, (*[False] * lead, *saves.held))
+            carry = union(carry, (*[False] * lead, *union(*saves.needs)))
         carry = leaves_computed(step, [True] * own + carry[own:], ys)
         kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
         # A bar may show any of the leaves.
@@ -208,11 +204,12 @@ class PlannedLoop(Formula):
         step = without_leaves(step, carry, ys)
         paths = problem.loop.carry_paths
         paths = tuple(pick(paths, carry)) if len(paths) == len(carry) else ()
-        loop = dataclasses.replace(problem.loop, carry_paths=paths)
+        starts = pick(problem.loop.padded_starts(len(carry)), carry)
+        loop = problem.loop
+        loop = dataclasses.replace(loop, carry_paths=paths, starts=tuple(starts))
         problem = dataclasses.replace(problem, step=step, loop=loop)
         if saves is not None:
-            held = tuple(pick(saves.held, carry[lead:]))
-            saves = dataclasses.replace(saves, held=held)
+            saves = saves.of_leaves(lambda flags: pick(flags, carry[lead:]))
         consts, init, xs = self.in_avals
         formula = PlannedLoop(problem, saves, (consts, pick(init, carry), xs))
         gives = *carry, *ys, *[saves is not None] * len(slots)
@@ -265,14 +262,15 @@ class Reverse(Formula):
         problem: The loop there.
         back: What the way back does to a block.
         layout: Which carries are slots.
-        held: Which leaves of a carry the given slots hold. `None` if the loop there has
-            to be run: there are no slots, or they do not hold what is read.
+        given: Which leaves of a carry the given slots hold, and which leaves of the
+            last carry follow upon them. `None` if the loop there has to be run: nothing
+            is given, or not what is read.
     """
 
     problem: Problem
     back: Back
     layout: Any  # Layout | AbstractWhileOrder
-    held: Flags | None
+    given: Needs | None
     unit = "iteration"
     is_backward = True
 
@@ -281,7 +279,7 @@ class Reverse(Formula):
         problem: Problem,
         back: Back,
         layout: Layout,
-        held: Flags | None,
+        given: Needs | None,
         in_avals: Any,
     ):
         (consts, _, xs), _, carried, _ = in_avals
@@ -292,7 +290,7 @@ class Reverse(Formula):
             list(carried),
             ct_types(xs, back.x_of),
         )
-        self.params = dict(problem=problem, back=back, layout=layout, held=held)
+        self.params = dict(problem=problem, back=back, layout=layout, given=given)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
@@ -321,13 +319,17 @@ class Reverse(Formula):
         return cls(primal, back, saves.layout, saves.given, in_avals)(*args)
 
     def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
-        if (held := self.held) is None:
-            held = self.needed
-            slots = self._forward(inputs, held)
-        consts, _, xs = inputs
+        if (given := self.given) is None:
+            given = self.needed
+            slots = self._forward(inputs, given)
+        (consts, init, xs), problem = inputs, self.problem
+        known = Known.of(given, self.again, problem.loop_back)
+        slots, last = split(slots, len(slots) - sum(given.final))
+        last = put(given.final, given.final, last)
+        consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
         given = (consts, xs, carried, zs)
-        step, back = narrowed(self.again, held), slim(self.back, held)
-        way = Way(self.problem.loop, step, back, self.layout)
+        step, back = narrowed(self.again, known), slim(self.back, known)
+        way = Way(problem.loop, step, back, self.layout)
         cts = self.problem.repetition.reverse(way, given, slots)
         return cts.consts, cts.carry, cts.xs
 
@@ -348,7 +350,7 @@ class Reverse(Formula):
         back = Pushed(self.back, self.again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
-        formula = type(self)(self.problem, back, self.layout, self.held, in_avals)
+        formula = type(self)(self.problem, back, self.layout, self.given, in_avals)
         return self._as_doubled(formula.checked(), active, uses_slots=True)
 
     def _as_doubled(
@@ -421,26 +423,28 @@ class Reverse(Formula):
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
-        """The same, which has the loop there run if its slots do not hold enough."""
-        held = self.held
-        if held is None or tuple(union(held, self.needed)) == held:
+        """The same, which has the loop there run if too little of it is given."""
+        if self.given is None or self.given.serves(self.needed):
             return self
-        return self.with_params(held=None)
+        return self.with_params(given=None)
 
     @property
     def reads(self) -> Flags:
         reads = jax.tree.map(lambda _: True, self.in_avals)
-        if self.held is not None:
+        if self.given is not None:
             # The way back starts from slots. That there is from the initial carry.
             inputs, *others = reads
-            consts, init, xs = inputs
-            reads = (consts, [False] * len(init), xs), *others
+            consts, _, xs = inputs
+            known = Known.of(self.given, self.again, self.problem.loop_back)
+            init = [False] * self.problem.repetition.lead + known.firsts
+            reads = (consts, init, xs), *others
         return tuple(jax.tree.leaves(reads))
 
     @property
-    def needed(self) -> Flags:
-        """Which leaves of a carry slots must hold."""
-        return leaves_held(self.back, self.again, self.problem.loop, self.layout.block)
+    def needed(self) -> Needs:
+        """Which leaves of the carries it must be given."""
+        loop, block = self.problem.loop_back, self.layout.block
+        return needs_of(self.back, self.again, loop, block)
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -477,11 +481,11 @@ class Reverse(Formula):
         back = kind(self.back, self.again, self._known(active))
         return type(self)(problem, back, layout, None, in_avals)
 
-    def _forward(self, inputs: Any, held: Flags) -> list[Any]:
-        """The slots, from running the loop there."""
+    def _forward(self, inputs: Any, needs: Needs) -> list[Any]:
+        """What is saved, from running the loop there."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-        return problem.repetition.run(problem, Saves(self.layout, held), inputs)[2]
+        return run_and_save(problem, Saves(self.layout, needs), inputs)[2]
 
     def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         """The same by JAX, of two loops between which every carry is kept."""
@@ -507,13 +511,28 @@ def _saves_of(
     layout = asked_for.layout if asked_for else problem.layout(active)
     layout = listed(layout, active)
     if layout.stores_residuals:
-        return Saves(layout, ())
+        return Saves(layout, Needs((), ()))
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
     problem = problem.under(layout)
-    held = held_leaves(problem, active, wanted, layout.block)
+    needs = needs_of_gradient(problem, active, wanted, layout.block)
     if asked_for is not None:
-        held = tuple(union(held, asked_for.held))
-    return Saves(layout, held)
+        needs = needs.with_those_of(asked_for.needs)
+    return Saves(layout, needs)
+
+
+def run_and_save(
+    problem: Problem, saves: Saves | None, inputs: Any
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Runs a loop: the last carry, `ys`, and what is saved."""
+    carry, ys, saved = problem.repetition.run(problem, saves, inputs)
+    return carry, ys, [*saved, *_last(problem, saves, carry)]
+
+
+def _last(problem: Problem, saves: Saves | None, carry: Arrays) -> list[Any]:
+    """The leaves of the last carry that are saved."""
+    if saves is None:
+        return []
+    return pick(carry[problem.repetition.lead :], saves.needs.final)
 
 
 def _types_of(inputs: Any) -> Any:

@@ -17,7 +17,7 @@ from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
 from ._back import Pull
 from ._forward import Active, Saveable
-from ._held import leaves_held
+from ._held import Needs, needs_of
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import Layout
 from ._listing import unlisted
@@ -62,6 +62,12 @@ class Problem:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
         with unlisted():
             return self.repetition.layout(self, active)
+
+    @property
+    def loop_back(self) -> Loop:
+        """The loop, with the `starts` of the leaves that the way back knows of."""
+        starts = self.loop.starts[self.repetition.lead :]
+        return dataclasses.replace(self.loop, starts=starts)
 
     def under(self, layout: Any) -> "Problem":
         """The same loop with the policy that a layout has chosen, if it has."""
@@ -214,7 +220,7 @@ class LoopSpec:
     def _held(self) -> Flags:
         step = self.problem.step
         _, y_active = activity(step, self.active)
-        return held_leaves(self.problem, self.active, y_active)
+        return needs_of_gradient(self.problem, self.active, y_active).held
 
 
 def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
@@ -256,10 +262,10 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
     return Pull(step, problem.policy, active._replace(carry=carry), wanted)
 
 
-def held_leaves(
+def needs_of_gradient(
     problem: Problem, active: Active, wanted: Flags, block: int = 1
-) -> Flags:
-    """The leaves of a carry that the slots of a gradient hold.
+) -> Needs:
+    """The leaves of the carries that a gradient saves.
 
     Args:
         problem: The loop that is differentiated.
@@ -269,7 +275,7 @@ def held_leaves(
     """
     step = again(settled_problem(problem, active, reverse=True))
     back = gradient_back(problem, active, wanted)
-    return leaves_held(back, step, problem.loop, block)
+    return needs_of(back, step, problem.loop_back, block)
 
 
 def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Problem:

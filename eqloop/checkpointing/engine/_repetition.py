@@ -16,9 +16,10 @@ from ...progress import told_back
 from . import _forward
 from ._by_segments import BySegments
 from ._forward import Active
-from ._held import Saves, Way
+from ._held import Saves
 from ._loop import with_batch_axis
 from ._problem import LoopSpec, Problem, batched_problem
+from ._slim import Way
 from ._step import Step
 from ._sweep import Cotangents, Sweep
 from ._written_out import there_and_back
@@ -54,6 +55,7 @@ class AbstractRepetition(abc.ABC):
         Args:
             problem: The loop.
             saves: What is to be left for the way back; `None` for nothing.
+                Leaves of the last carry are not among what is returned for it.
             inputs: Consts, the initial carry and `xs`.
 
         Returns:
@@ -155,8 +157,11 @@ class Counted(AbstractRepetition):
         ]
         args = (list(consts), init, list(xs))
         at = lambda axis, flags: [axis if flag else None for flag in flags]
-        slots = at(1, pick(carry[lead:], formula.saves.held)) if formula.saves else []
-        out_dims = [*at(0, carry), *at(1, ys), *slots]
+        saved = list[int | None]()
+        if formula.saves:
+            held, final = formula.saves.needs
+            saved += at(1, pick(carry[lead:], held)) + at(0, pick(carry[lead:], final))
+        out_dims = [*at(0, carry), *at(1, ys), *saved]
         return formula.remade(problem, args), args, out_dims
 
     def written_out(

@@ -164,6 +164,9 @@ class Revolved(AbstractSlotOrder):
                     position=event.position + start, slots=event.slots + besides
                 )
 
+    def stored_by_primal(self, event: Event) -> int:
+        return event.slots
+
     def chain_history(
         self, start: int, length: int, rank: int, slots: int
     ) -> Iterator[Event]:

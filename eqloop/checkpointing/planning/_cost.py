@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
-from ..._partition import Arrays, pick, put
+from ..._partition import Arrays, pick, put, union
 from ..._tangents import is_inexact
 from ..engine import _forward
 from ..engine._costs import Rates, StepCost
@@ -15,8 +15,15 @@ from ..engine._forward import Active, Saveable
 from ..engine._held import leaves_read
 from ..engine._kept_steps import parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
-from ..engine._problem import Problem, gradient_back, held_leaves
+from ..engine._problem import (
+    Problem,
+    again,
+    gradient_back,
+    needs_of_gradient,
+    settled_problem,
+)
 from ..engine._products import product_bytes
+from ..engine._slim import Known, slim
 from ..engine._slots import DeviceSlots
 from ._work import outer_products, rates, work
 
@@ -50,9 +57,12 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
     pull = parts.rest.jaxpr
     is_const = [at is not None and at < step.num_consts for at in parts.source]
     stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
-    read = leaves_read(back, problem.loop)
-    held = held_leaves(problem, active, wanted)
-    held_types = tuple(pick(step.carry_types, held))
+    needs = needs_of_gradient(problem, active, wanted)
+    forward = again(settled_problem(problem, active, reverse=True))
+    known = Known.of(needs, forward, problem.loop_back)
+    read = union(leaves_read(back, problem.loop), known.firsts)
+    read = [r and h for r, h in zip(read, needs.held, strict=True)]
+    held_types = tuple(pick(step.carry_types, needs.held))
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -70,7 +80,7 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
-        rows=rows_per_step(back, problem.loop, held, DeviceSlots()),
+        rows=rows_per_step(slim(back, known), problem.loop, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),

@@ -124,7 +124,7 @@ def _joint_problem(
         x_types,
     )
     meter = batched.loop.meter.moved(1)
-    loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes)
+    loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes, starts=())
     return dataclasses.replace(batched, step=joint_step, loop=loop)
 
 

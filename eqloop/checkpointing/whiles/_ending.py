@@ -21,11 +21,12 @@ from ..._partition import Arrays, split
 from ...progress import NO_BARS, told_back, told_while
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
-from ..engine._held import Saves, Way
+from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
 from ..engine._short_loops import without_short_loops
+from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -116,7 +117,8 @@ class Ending(AbstractStopping):
         # Whether any example goes on is not one's own.
         carry, ys, saved = joint.out_aval
         shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(saved)))
-        slot_dims = [0, *[1] * (len(saved) - 1)] * has_slots
+        last = sum(saves.needs.final) if saves else 0
+        slot_dims = [0, *[1] * (len(saved) - 1 - last), *[0] * last] * has_slots
         out_dims: list[int | None] = [
             *[0] * (len(carry) - 1),
             *[1] * len(ys),
@@ -127,4 +129,4 @@ class Ending(AbstractStopping):
 
 def _of_whole_carry(saves: Saves) -> Saves:
     """The same for a carry with its first leaf, which the way back does not know."""
-    return dataclasses.replace(saves, held=(False, *saves.held))
+    return saves.of_leaves(lambda flags: (False, *flags))

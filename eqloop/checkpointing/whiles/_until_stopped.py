@@ -6,11 +6,12 @@ from typing import Any
 from ..._formula import Formula, Selected, mapped
 from ..._partition import Arrays, split
 from ...progress import told_back, told_while
-from ..engine._held import Saves, Way
+from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
 from ..engine._short_loops import without_short_loops
+from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -63,7 +64,7 @@ class UntilStopped(AbstractStopping):
                 formula, axis_data, args, dims, self.lead
             )
             # All examples run as many steps, and store the same ones.
-            count = sum(saves.held) if saves else 0
+            count = saves.needs.total if saves else 0
             shown, slots = split(out_dims, len(out_dims) - count)
             integers = len(saves.layout.integers) if saves else 0
             return formula, args, [*shown, *[None] * integers, *slots]
