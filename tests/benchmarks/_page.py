@@ -6,7 +6,7 @@ from pathlib import Path
 from ._headlines import PAGES, with_figures
 from ._once import Shown, shown
 from ._plots import PICTURES
-from ._report import environment, folded, section
+from ._report import environment, folded, missed, section
 from ._results import Record, Results, data_of, load
 from ._style import AbstractPicture
 from .groups import GROUPS
@@ -137,6 +137,8 @@ def _group(platform: str, name: str, comparisons: Sequence[Shown]) -> str:
     parts = [f"### {group.title}", group.about]
     if drawn := PICTURES.get(name, ()):
         parts += (_image(platform, picture) for picture in drawn)
+        if missing := missed(one.outcome for one in comparisons):
+            parts.append(missing)
         parts.append(folded("The figures", tables))
     else:
         parts.append(tables.rstrip())

@@ -94,6 +94,20 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
     return "\n\n".join([*parts, folded(summary, _claim_table(held))])
 
 
+def missed(outcomes: Iterable[Outcome]) -> str:
+    """A table of the claims that comparisons miss; nothing if they miss none."""
+    rows = [
+        (outcome.title, *_claim_cells(verdict)[:-1])
+        for outcome in outcomes
+        for verdict in outcome.verdicts
+        if not verdict.holds
+    ]
+    if not rows:
+        return ""
+    header = ("missed", "claim", "measured", "at most")
+    return table(header, rows)
+
+
 def _claim_table(verdicts: Sequence[Verdict]) -> str:
     header = ("claim", "measured", "at most", "")
     return table(header, [_claim_cells(verdict) for verdict in verdicts])

@@ -106,6 +106,15 @@ def test_a_section_says_what_misses_what_disagrees_and_what_was_not_run():
     assert not found.holds
 
 
+def test_a_missed_claim_is_not_folded_away_with_the_figures_of_a_picture():
+    late = outcome(row(), verdicts=(verdict("a claim", 1.5), verdict("another", 0.5)))
+    open_, _ = _page.text({"cpu": {"cells": record(late)}}).split("<details", 1)
+    assert "| A title | a claim | 1.5x | 1x |" in open_
+    assert "another" not in open_
+    held = outcome(row(), verdicts=(verdict("another", 0.5),))
+    assert "| missed |" not in _page.text({"cpu": {"cells": record(held)}})
+
+
 def test_the_page_says_where_it_was_measured_and_what_was_not():
     one = _page.text({"cpu": {"modes": record(outcome()), "maps": record(outcome())}})
     assert one.count("- a machine\n") == 1
