@@ -1,35 +1,10 @@
 """What all tests share: devices, examples, strict types, a bounded cache."""
 
-import os
-import shutil
 from collections.abc import Iterator
 
 import hypothesis
 import jax
 import pytest
-
-# A change of the engine makes new programs of all, and leaves the old ones behind.
-_PROGRAMS_AT_MOST = 2**29  # bytes on disk, for each process
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Has JAX keep what it compiles in the folder of pytest's cache.
-
-    Tests compile many programs more than once: operations outside of `jit`, and the
-    loops that others are compared with. Here each is compiled once, and not again in
-    the next run unless it has changed. A process has a folder of its own, because JAX
-    may read an entry while another process is still writing it.
-    """
-    if cache := getattr(config, "cache", None):
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-        folder = cache.mkdir(f"programs-{worker}")
-        if sum(file.stat().st_size for file in folder.iterdir()) > _PROGRAMS_AT_MOST:
-            shutil.rmtree(folder)
-            folder.mkdir()
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
 
 # Enough devices to shard over; a program on one device does not notice the others.
 jax.config.update("jax_num_cpu_devices", 8)
