@@ -24,6 +24,7 @@ References:
     SIAM J. Sci. Comput. 38(3), 2016.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -170,6 +171,7 @@ _Split = Callable[[int, int, int], tuple[int, bool, int]]
 
 def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
     """The leaves of consecutive parts, the last one first."""
+    # Their rows ascend, and each row is that of one part alone.
     left, pushes = list(parts), list[int]()
     while left:
         part = left.pop()
@@ -184,7 +186,8 @@ def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
             continue
         # What is read is the last carry that was there before the pushes.
         row = part.row - len(pushes)
-        begin = next((p.start for p in reversed(left) if p.row == row), part.start)
+        at = bisect.bisect_left(left, row, key=lambda part: part.row)
+        begin = left[at].start if at < len(left) else part.start
         yield Leaf(row, begin, tuple(pushes), middle, part.stop)
         pushes = []
 

@@ -36,7 +36,7 @@ _MOST_ITERATIONS = 16
 _MOST_EQUATIONS = 512
 
 # The numbers that leaves of a carry are known to be, and `None` for the others.
-Known: TypeAlias = tuple[int | None, ...]
+Numbers: TypeAlias = tuple[int | None, ...]
 
 
 class _Value(NamedTuple):
@@ -64,7 +64,7 @@ def without_short_loops(step: Step) -> Step:
 
 
 @functools.lru_cache(maxsize=128)
-def with_known(step: Step, known: Known) -> Step:
+def with_known(step: Step, known: Numbers) -> Step:
     """The step for a carry of which some numbers are known.
 
     Short loops in it are written out, and branches that are then known are taken.
@@ -81,7 +81,7 @@ def with_known(step: Step, known: Known) -> Step:
 
 
 @functools.lru_cache(maxsize=128)
-def numbers_after(step: Step) -> Known:
+def numbers_after(step: Step) -> Numbers:
     """The numbers that leaves of the carry are after a step, whatever they were."""
     found = list[_Value]()
 
@@ -94,11 +94,11 @@ def numbers_after(step: Step) -> Known:
     return tuple(value.number if _is_writable(aval) else None for value, aval in pairs)
 
 
-def _after_step(step: Step, known: Known, flat: Sequence[Any]) -> list[_Value]:
+def _after_step(step: Step, known: Numbers, flat: Sequence[Any]) -> list[_Value]:
     """What a step gives."""
     consts, carry, xs = split(list(map(_Value, flat)), step.num_consts, step.num_carry)
     for i, (number, aval) in enumerate(zip(known, step.carry_types, strict=False)):
-        carry[i] = carry[i] if number is None else _literal(number, aval)
+        carry[i] = carry[i] if number is None else _written_down(number, aval)
     return _values_of(step.jaxpr, [*consts, *carry, *xs])
 
 
@@ -139,7 +139,7 @@ def _results(jaxpr: Any, eqn: Any, inputs: list[_Value]) -> list[_Value]:
         return [inputs[1 + which]]
     found = range_of_result(eqn, [value.range for value in inputs])
     if found is not None and found[0] == found[1] and _is_writable(eqn.outvars[0].aval):
-        return [_literal(found[0], eqn.outvars[0].aval)]
+        return [_written_down(found[0], eqn.outvars[0].aval)]
     pairs = zip(eqn.invars, inputs, strict=True)
     given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
     unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
@@ -203,5 +203,5 @@ def _is_writable(aval: Any) -> bool:
     return getattr(aval, "shape", None) == () and not axes_of(aval)
 
 
-def _literal(number: int, aval: Any) -> _Value:
+def _written_down(number: int, aval: Any) -> _Value:
     return _Value(np.asarray(number, aval.dtype), (number, number))

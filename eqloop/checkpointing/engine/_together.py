@@ -32,7 +32,7 @@ from ..._tangents import is_inexact
 from ._back import Back, Taken, one
 from ._costs import Rates, StepCost
 from ._loop import Loop
-from ._products import added_in_parts
+from ._products_in_parts import added_in_parts
 from ._reversals import AbstractReversal, ByResiduals, carries_within
 from ._slots import StoredSteps
 from ._step import Step

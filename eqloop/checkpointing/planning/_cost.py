@@ -22,7 +22,7 @@ from ..engine._problem import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine._products import product_bytes
+from ..engine._products_in_parts import product_bytes
 from ..engine._slim import Known, slim
 from ..engine._slots import DeviceSlots
 from ._work import outer_products, rates, work
