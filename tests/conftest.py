@@ -16,7 +16,7 @@ hypothesis.settings.register_profile(
     "eqloop",
     deadline=None,
     derandomize=True,
-    max_examples=25,
+    max_examples=16,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("eqloop")
