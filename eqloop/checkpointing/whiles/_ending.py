@@ -83,7 +83,9 @@ class Ending(AbstractStopping):
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
         own, *slots = saved
-        back = way.back.mapped(without_short_loops)
+        is_joint = self.count_at > 1
+        # As for other loops that stop, see `UntilStopped`.
+        back = way.back if is_joint else way.back.mapped(without_short_loops)
         settings = (way.loop, back, way.layout.reversal)
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)

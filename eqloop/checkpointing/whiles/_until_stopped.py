@@ -25,7 +25,12 @@ class UntilStopped(AbstractStopping):
 
     There are neither `xs` nor `ys`, and an `AbstractWhileOrder` is the layout. Under
     `vmap` each example stops at its own time.
+
+    Attributes:
+        is_joint: Whether it is the loop of a batch whose examples do so.
     """
+
+    is_joint: bool = False
 
     def run(
         self, problem: Problem, saves: Saves | None, inputs: Any
@@ -45,7 +50,9 @@ class UntilStopped(AbstractStopping):
 
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, way.layout
-        back = way.back.mapped(without_short_loops)
+        # Written out, the step of such a batch takes longer: branches that depend on
+        # the example are selections there, and stay.
+        back = way.back if self.is_joint else way.back.mapped(without_short_loops)
         settings = (way.loop, back, layout.reversal)
         sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
@@ -69,6 +76,8 @@ class UntilStopped(AbstractStopping):
             integers = len(saves.layout.integers) if saves else 0
             return formula, args, [*shown, *[None] * integers, *slots]
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
+        repetition = dataclasses.replace(self, is_joint=True)
+        problem = dataclasses.replace(problem, repetition=repetition)
         args = (list(consts), list(init), [])
         joint = formula.remade(problem, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
