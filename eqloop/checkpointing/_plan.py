@@ -1,6 +1,7 @@
 """Plans: what a schedule decided for one loop, and what it will cost."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
@@ -161,9 +162,7 @@ class Plan:
             ("peak memory", format_bytes(self.peak_bytes)),
             ("time", f"{self.relative_time:.2f} x storing everything, {how}"),
         ]
-        return "\n".join(
-            [repr(self.schedule), *(f"  {name:<19}{value}" for name, value in rows)]
-        )
+        return as_table(repr(self.schedule), rows)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the bytes that are live over the sweep, and what is run when.
@@ -243,6 +242,11 @@ def _leaves(
     once = [f and not h for h, f in zip(held, final, strict=True)]
     holds = tuple(zip(paths, held, strict=True))
     return dict(holds=holds, saved_once=tuple(pick(paths, once)))
+
+
+def as_table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Rows of names and values, under a title."""
+    return "\n".join([title, *(f"  {name:<19}{value}" for name, value in rows)])
 
 
 def _listed(paths: list[str]) -> str:

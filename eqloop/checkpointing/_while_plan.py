@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from .._bytes import format_bytes
+from ._plan import as_table
 from .engine._forward import Active
 from .engine._loop import nbytes
 from .engine._problem import Problem
@@ -75,7 +76,7 @@ class WhilePlan:
             ("evaluations", evaluations),
             ("peak memory", format_bytes(self.peak_bytes)),
         ]
-        return "\n".join([setting, *(f"  {name:<19}{value}" for name, value in rows)])
+        return as_table(setting, rows)
 
 
 def while_plan_of(

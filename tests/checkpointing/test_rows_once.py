@@ -209,6 +209,19 @@ def test_counters_that_leave_the_buffer(write, first):
     check_scan((write, "delayed", 2), np.int32(first), LENGTH, 0, grad, False)
 
 
+def test_each_start_is_planned_by_itself():
+    """Outside of `jit`, calls of the same types share what has been compiled."""
+    settings = ("dynamic", "delayed", 2)
+    for first in (0, 3, 0):  # from 3 on, the last row is written several times
+        ours = functools.partial(of_scan, settings, first, LENGTH, SCANS[0])
+        start = jnp.asarray(first)
+        plain = functools.partial(of_scan, settings, start, LENGTH, lax.scan)
+        found, expected = (grad(run, *inputs()) for run in (ours, plain))
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=3e-4), found, expected
+        )
+
+
 def test_a_delay_under_vmap():
     mode = forward_over_reverse
     check_scan(("dynamic", "clamped", 2), 0, LENGTH, 0, mode, True)

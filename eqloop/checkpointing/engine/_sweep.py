@@ -141,6 +141,7 @@ class Sweep:
         pull = lambda _, cts: self.pull(carry, zero(), count, cts)
         if self.count is None:
             return pull(0, cts)
+        # A loop, as a branch would copy the cotangents.
         return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
 
     def common(self, start: Any, count: Any) -> Any:

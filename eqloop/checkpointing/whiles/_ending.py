@@ -25,7 +25,6 @@ from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._short_loops import without_short_loops
 from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
@@ -83,10 +82,7 @@ class Ending(AbstractStopping):
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
         own, *slots = saved
-        is_joint = self.count_at > 1
-        # As for other loops that stop, see `UntilStopped`.
-        back = way.back if is_joint else way.back.mapped(without_short_loops)
-        settings = (way.loop, back, way.layout.reversal)
+        settings = (way.loop, self.back(way), way.layout.reversal)
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
@@ -110,7 +106,7 @@ class Ending(AbstractStopping):
         if has_slots:
             self.check_batched(formula, axis_data)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = Ending(self.count_at + 1)
+        repetition = Ending(self.count_at + 1, is_joint=True)
         problem = dataclasses.replace(problem, repetition=repetition)
         args = (consts, init, list(args[2]))
         # Slots do not hold whether any example goes on, nor whether one's own does.

@@ -154,10 +154,7 @@ class Online(AbstractWhileOrder):
         stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))
         if not first:
             return cts
-        # A loop, as a branch would copy the cotangents.
-        init = stack.carries.read(element(rows, 0))
-        pull = lambda _, cts: sweep.pull(init, 0, 1, cts)
-        return lax.fori_loop(0, jnp.minimum(count, 1), pull, cts)
+        return sweep.pull_first(stack.carries.read(element(rows, 0)), 1, cts)
 
     def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:
         """The slots as the primal leaves them: after few steps, some are free."""

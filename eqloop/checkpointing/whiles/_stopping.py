@@ -1,25 +1,36 @@
 """What loops that end when their carry says so cannot do, and what to do instead."""
 
+import dataclasses
 from typing import Any, ClassVar, NoReturn
 
 from ..._array_types import axes_of
 from ..._formula import Formula
 from ..._partition import pick
 from ..._reaching import names_axis
+from ..engine._back import Back
 from ..engine._forward import Active
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition
+from ..engine._short_loops import without_short_loops
+from ..engine._slim import Way
 from ..engine._step import Step
 from ._until import unconditional
 
 
+@dataclasses.dataclass(frozen=True)
 class AbstractStopping(AbstractRepetition):
     """A loop goes on for as long as the first leaf of its carry says so.
 
     It is closed under derivatives just as a loop of known length is. The loop of the
     step's jvp stops when the primal does, since tangents are no part of what the
     condition reads.
+
+    Attributes:
+        is_joint: Whether it is the loop of a batch whose examples stop apart, see
+            `_batch.py`.
     """
+
+    is_joint: bool = dataclasses.field(default=False, kw_only=True)
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -28,6 +39,14 @@ class AbstractStopping(AbstractRepetition):
 
     def reversed_step(self, step: Step) -> Step:
         return unconditional(step)
+
+    def back(self, way: Way) -> Back:
+        """What the way back does to a step, with short loops in it written out.
+
+        Not in the joint loop of a batch: branches that depend on the example are
+        selections there, and stay. Written out, such a step takes longer.
+        """
+        return way.back if self.is_joint else way.back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: Any) -> None:
         """Checks the types of consts that have a cotangent.

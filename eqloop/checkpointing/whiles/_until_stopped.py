@@ -10,7 +10,6 @@ from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._short_loops import without_short_loops
 from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
@@ -25,12 +24,7 @@ class UntilStopped(AbstractStopping):
 
     There are neither `xs` nor `ys`, and an `AbstractWhileOrder` is the layout. Under
     `vmap` each example stops at its own time.
-
-    Attributes:
-        is_joint: Whether it is the loop of a batch whose examples do so.
     """
-
-    is_joint: bool = False
 
     def run(
         self, problem: Problem, saves: Saves | None, inputs: Any
@@ -50,10 +44,7 @@ class UntilStopped(AbstractStopping):
 
     def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, way.layout
-        # Written out, the step of such a batch takes longer: branches that depend on
-        # the example are selections there, and stay.
-        back = way.back if self.is_joint else way.back.mapped(without_short_loops)
-        settings = (way.loop, back, layout.reversal)
+        settings = (way.loop, self.back(way), layout.reversal)
         sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
