@@ -37,7 +37,7 @@ class Grad(AbstractExactDerivative[P]):
             Without it arguments may be complex, and the value must be real.
 
     Returns:
-        When called: the gradient, a tree as the argument, with `None` for leaves that
+        When called: the gradient, a tree like the argument, with `None` for leaves that
         are not differentiated; or `(gradient, value)`, `(gradient, aux)`,
         `(gradient, value, aux)`.
 

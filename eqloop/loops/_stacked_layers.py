@@ -50,10 +50,10 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     Slices keep the settings.
 
     **State.** If an argument of the call is an [`equinox.nn.State`][], then each layer
-    is given its own part of it in that place, must return `(x, state)`, and so does the
-    call. All layers have one `StateIndex`, for values with a leading axis of layers, so
-    [`equinox.nn.make_with_state`][] makes the state of a model that has stacked layers
-    as it makes that of any other.
+    gets its own part of it there, and returns `(x, state)`, and the call returns such a
+    pair, too. All layers have one `StateIndex`, for values with a leading axis of
+    layers, so [`equinox.nn.make_with_state`][] makes the state of a model that has
+    stacked layers as it makes that of any other.
 
     Args:
         layers: A layer, `layer(x, *args) -> x`, each array of which has a leading axis.
@@ -234,8 +234,8 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Args:
             x: What passes through them. They must keep its shapes, its dtypes and its
                 structure, and those of its leaves that are not arrays.
-            *args: Further arguments, the same for each layer; save for a state, of
-                which each layer is given its own part.
+            *args: Further arguments, the same for each layer; except for a state, of
+                which each layer gets its own part.
             key: A PRNG key. If it is given it is split, and each layer is called as
                 `layer(x, *args, key=...)`.
 
@@ -283,7 +283,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         *args: PyTree,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan of a gradient of the call. Nothing is run.
+        """The plan of a gradient of the call, without running the loop.
 
         Args:
             x: As for the call; a `jax.ShapeDtypeStruct` can stand for an array.
