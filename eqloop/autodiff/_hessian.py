@@ -22,8 +22,8 @@ class Hessian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its value is usually a scalar, but may be any PyTree.
-        chunk_size: How many columns to compute at once, to limit the memory (that of
-            the Hessian itself excepted): an `int`, or an [`eqloop.Budget`][]. By
+        chunk_size: How many columns to compute at once, to limit the memory (not
+            counting the Hessian itself): an `int`, or an [`eqloop.Budget`][]. By
             default all of them. The rows of a value that is not a scalar are in chunks
             as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.

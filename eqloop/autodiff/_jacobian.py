@@ -27,8 +27,8 @@ class AbstractJacobian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.
-        chunk_size: How many sweeps to run at once, to limit the memory (that of the
-            Jacobian itself excepted): an `int`, or an [`eqloop.Budget`][]. By default
+        chunk_size: How many sweeps to run at once, to limit the memory (not
+            counting the Jacobian itself): an `int`, or an [`eqloop.Budget`][]. By default
             all of them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
