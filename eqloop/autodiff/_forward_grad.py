@@ -36,10 +36,10 @@ class ForwardGrad(AbstractDerivative[...]):
         key; if it needs one, give that parameter another name.
 
     Raises:
-        TypeError: If a setting is not of its type; when called, as `Grad`, and if `key`
-            is not a key.
+        TypeError: If a setting is not of its type; when called, as for `Grad`, and if
+            `key` is not a key.
         ValueError: If `tangents` is less than 1, or `argnums` empty; when called, as
-            `Grad`.
+            for `Grad`.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp

@@ -27,9 +27,9 @@ class AbstractJacobian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.
-        chunk_size: How many sweeps to run at once, to limit the memory (not
-            counting the Jacobian itself): an `int`, or an [`eqloop.Budget`][]. By default
-            all of them.
+        chunk_size: How many sweeps to run at once, to limit the memory (not counting
+            the Jacobian itself): an `int`, or an [`eqloop.Budget`][]. By default all of
+            them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
 
@@ -120,8 +120,8 @@ class JacFwd(AbstractJacobian[P]):
         When called: what [`JacRev`][eqloop.JacRev] returns.
 
     Raises:
-        TypeError: As `JacRev`.
-        ValueError: As `JacRev`.
+        TypeError: As for `JacRev`.
+        ValueError: As for `JacRev`.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
@@ -159,8 +159,8 @@ class Jacobian(AbstractJacobian[P]):
         When called: what [`JacRev`][eqloop.JacRev] returns.
 
     Raises:
-        TypeError: As `JacRev`.
-        ValueError: As `JacRev`.
+        TypeError: As for `JacRev`.
+        ValueError: As for `JacRev`.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

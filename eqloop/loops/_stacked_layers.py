@@ -128,7 +128,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
                 parameter of that name. It is called once, under `vmap`.
             depth: How many layers.
             key: A PRNG key, which is split for them.
-            **settings: Those of the module.
+            **settings: Settings of the module: `schedule`, `policy` and `unroll`.
 
         Returns:
             The layers, stacked.
@@ -152,7 +152,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Args:
             layers: The layers. They must be alike in all but the values of their
                 arrays.
-            **settings: Those of the module.
+            **settings: Settings of the module: `schedule`, `policy` and `unroll`.
 
         Returns:
             The layers, stacked; `unstack` gives them back.
@@ -240,7 +240,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
                 `layer(x, *args, key=...)`.
 
         Returns:
-            What the last layer returned; with a state, the pair of that and the state.
+            The output of the last layer; with a state, the pair `(output, state)`.
 
         Raises:
             TypeError: If a layer changes the type of `x`, or if a jaxtyping annotation
@@ -263,7 +263,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             key: As for the call.
 
         Returns:
-            What the call returns, and the `x` that each layer returned, stacked along a
+            The result of the call, and the outputs of all layers, stacked along a
             leading axis.
 
         Examples:
