@@ -34,9 +34,12 @@ PHONE = {"width": 390, "height": 844}
 FIRST = {
     "save": "recipes/resume/",
     "resume": "recipes/resume/",
-    "checkpoint": "guides/memory/",
+    "checkpoint": "api/checkpointing/",
+    "saving": "recipes/resume/",
     "out of memory": "recipes/out_of_memory/",
+    "oom": "recipes/out_of_memory/",
     "truncated": "recipes/truncated_backpropagation/",
+    "bptt": "recipes/truncated_backpropagation/",
     "float64": "recipes/precision/",
     "nan": "guides/debugging/",
     "progress": "guides/progress/",
