@@ -35,7 +35,6 @@ FIRST = {
     "save": "recipes/resume/",
     "resume": "recipes/resume/",
     "checkpoint": "api/checkpointing/",
-    "saving": "recipes/resume/",
     "out of memory": "recipes/out_of_memory/",
     "oom": "recipes/out_of_memory/",
     "truncated": "recipes/truncated_backpropagation/",
