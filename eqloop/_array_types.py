@@ -1,4 +1,4 @@
-"""The parts of an array's type beside shape and dtype.
+"""The parts of an array's type besides shape and dtype.
 
 Weak types are taken away before arrays enter a loop, and given back afterwards. A
 tangent has no weak type and a primitive has to keep its types, so nothing in a loop is

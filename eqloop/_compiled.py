@@ -7,7 +7,7 @@ import jax
 
 
 def temporary_bytes(run: Callable[..., Any], *types: Any) -> int | None:
-    """The bytes that a program allocates beside its inputs and outputs.
+    """The bytes that a program allocates besides its inputs and outputs.
 
     Args:
         run: The program, a function of arrays.

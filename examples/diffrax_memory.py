@@ -2,15 +2,15 @@
 """
 # Diffrax in a tenth of the memory
 
-[Diffrax](https://docs.kidger.site/diffrax/) solves differential equations, and its
-solutions can be differentiated. For the gradient it stores the solution at a number of
-steps, and computes the others again. How many it stores depends on `max_steps`, the
-most steps that you allow, and not on the steps that the solver takes. With a generous
-`max_steps` and a solution that is large, that is a lot of memory.
+[Diffrax](https://docs.kidger.site/diffrax/) solves differential equations, and you can
+differentiate the solution. For the gradient it stores the solution at some of the
+steps, and computes the others again. The number of stored steps depends on `max_steps`,
+the most steps that you allow, and not on the steps that the solver takes. With a
+generous `max_steps` and a large solution, that is a lot of memory.
 
 [`eqloop.diffrax.CheckpointedAdjoint`](../api/diffrax.md) runs the same solve on the
-loops of eqloop. You say how many steps are stored, or how many bytes that may take. The
-rest of your program stays as it is.
+loops of eqloop. You choose how many steps to store, or how many bytes they may take.
+The rest of your program stays as it is.
 
 Here we learn from the map of an epidemic where people meet more often than elsewhere.
 
@@ -39,9 +39,9 @@ from eqloop.diffrax import CheckpointedAdjoint
 """
 ## The epidemic
 
-The country is a grid of 48 x 48 places. In each of them a part of the people is
-susceptible, and a part is ill. Who is ill infects others, there and in the places
-around, more of them in winter than in summer. Illness lasts ten days, and immunity
+The country is a grid of 48 x 48 places. In each place some people are susceptible, and
+some are ill. People who are ill infect others in the same place and in the neighbouring
+ones, and more of them in winter than in summer. Illness lasts ten days, and immunity
 somewhat more than a year, so the epidemic comes back in waves.
 """
 
@@ -59,7 +59,7 @@ def around(x: Map) -> Map:
 
 
 def rates(time: Float[Array, ""], y: tuple[Map, Map], contacts: Map) -> tuple[Map, Map]:
-    """What changes in a day: the susceptible, and the ill."""
+    """The rates of change per day, of the susceptible and of the ill."""
     susceptible, ill = y
     season = 1 + 0.2 * jnp.cos(2 * jnp.pi * time / 365)
     infected = season * contacts * susceptible * (ill + 0.1 * around(ill))
@@ -69,8 +69,8 @@ def rates(time: Float[Array, ""], y: tuple[Map, Map], contacts: Map) -> tuple[Ma
 
 # %% [markdown]
 """
-It begins in one corner. The solver is Heun's method, which chooses its own steps. We do
-not know how many it will take, so we allow 100,000.
+The epidemic begins in one corner. The solver is Heun's method with adaptive steps. We
+do not know how many steps it will take, so we allow 100,000.
 """
 
 # %%
@@ -119,9 +119,9 @@ print(f"the solver took {steps:,} steps")
 """
 ## The gradient, twice
 
-The loss compares the map that a guess predicts with the one that we saw. We compile its
-gradient with Diffrax's default adjoint, and with that of eqloop, which stores 20 steps.
-XLA reports how much memory each takes, before anything runs.
+The loss compares the maps that a guess predicts with the maps that we saw. We compile
+its gradient with Diffrax's default adjoint, and with eqloop's adjoint, which stores 20
+steps. XLA reports how much memory each of them takes, before anything runs.
 """
 
 
@@ -138,7 +138,7 @@ def compile_gradient(adjoint: diffrax.AbstractAdjoint):
 
 
 def mebibytes(program) -> float:
-    """What the program allocates beside its arguments and its results."""
+    """What the program allocates in addition to its arguments and its results."""
     return program.memory_analysis().temp_size_in_bytes / 2**20
 
 
@@ -147,13 +147,14 @@ before = compile_gradient(default)
 gradient = compile_gradient(CheckpointedAdjoint(checkpoints=20))
 print(f"RecursiveCheckpointAdjoint()         {mebibytes(before):6.2f} MiB")
 print(f"CheckpointedAdjoint(checkpoints=20)  {mebibytes(gradient):6.2f} MiB")
-print(f"that is one part in {mebibytes(before) / mebibytes(gradient):.1f}")
+print(f"{mebibytes(before) / mebibytes(gradient):.1f} times less")
 assert mebibytes(gradient) < mebibytes(before) / 10
 
 # %% [markdown]
 """
-They are the same gradient, up to rounding. It says, for each place, whether more or
-fewer contacts there would bring the prediction closer to what was seen.
+The two gradients are the same, up to rounding. For each place, the gradient says
+whether more or fewer contacts would bring the prediction closer to the maps that we
+saw.
 """
 
 # %%
@@ -167,8 +168,8 @@ assert difference < 1e-4
 """
 ## The fit
 
-SciPy's L-BFGS follows the gradient. To keep the map smooth, it is the sum of 6 x 6
-bumps, and what is fitted are their heights.
+SciPy's L-BFGS follows the gradient. To keep the map of contacts smooth, we make it the
+sum of 6 x 6 bumps, and fit their heights.
 """
 
 # %%
@@ -200,8 +201,8 @@ assert min(errors) < errors[0] / 10
 
 # %% [markdown]
 """
-It finds both regions. They come out broader than they are, because two maps do not say
-everything, and because the bumps are broad:
+The fit finds both regions. They come out broader than they are, because two maps do not
+determine everything, and because the bumps are broad:
 """
 
 # %%
@@ -224,8 +225,8 @@ plt.show()
 
 - `CheckpointedAdjoint(schedule=el.Budget("1MiB"))` takes bytes instead of a number of
   steps, and any other [schedule](../guides/memory.md) as well.
-- Diffrax has one adjoint for reverse mode, and another for forward mode. This one has
-  both, and Hessians: see the [recipes](../recipes/diffrax.md).
-- Fewer stored steps mean that more steps are computed again. The
-  [benchmarks](../benchmarks.md) show what that costs.
+- Diffrax has one adjoint for reverse mode, and another for forward mode. This one
+  supports both, and Hessians: see the [recipes](../recipes/diffrax.md).
+- If fewer steps are stored, more steps are computed again. The
+  [benchmarks](../benchmarks.md) measure the cost.
 """

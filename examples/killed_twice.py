@@ -4,13 +4,13 @@
 
 A gradient through a long simulation first runs the simulation, and then goes back
 through it. If that takes days, something will interrupt it: a machine fails, or a job
-reaches its time limit. Then everything has to start again, unless what was computed is
-on disk.
+reaches its time limit. Then everything has to start again, unless the results so far
+are on disk.
 
-[`eqloop.Resumable`](../guides/long_runs.md) writes it there. On this page a program
+[`eqloop.Resumable`](../guides/long_runs.md) writes them there. On this page a program
 computes the gradient through a week of a river. We kill it on its way forward, start it
-again, kill it on its way back, and start it again. The gradient is the same as if
-nothing had happened, to the last bit.
+again, kill it on its way back, and start it again. The gradient is the same, to the
+last bit, as if nothing had happened.
 
 You can run this page as a script,
 
@@ -18,8 +18,8 @@ You can run this page as a script,
 python -m pip install -e '.[examples]' && python examples/killed_twice.py
 ```
 
-or as a notebook. It prints memory, how far the program was each time, and that the
-gradients are equal, and it draws them.
+or as a notebook. It prints the memory, how far the program came each time, and that the
+gradients are equal, and draws the gradient.
 """
 
 # %%
@@ -44,12 +44,12 @@ Three factories release waste into a river that has a tide. Bacteria eat the was
 use up the oxygen of the water. Fish spawn in one stretch of the river, and need 6 mg of
 oxygen in each litre. Which factory harms them, and when?
 
-The simulation goes through a week in steps of 20 seconds. `harm` adds up how much
-oxygen is missing where the fish spawn. Its gradient with respect to what is released in
+The simulation goes through a week in steps of 20 seconds. `harm` adds up the oxygen
+that is missing where the fish spawn. Its gradient with respect to the waste released in
 each step answers the question, for all factories and all times at once.
 
-A process that is killed takes a notebook with it, so the program is a file, and each
-run of it is a process of its own.
+Killing the process of this notebook would end the notebook, so the program is a file,
+and each run of it is a process of its own.
 """
 
 # %%
@@ -90,7 +90,7 @@ class River(eqx.Module):
 
 
 def week():
-    "The first carry; the speed of the water and what is released in each step."
+    "The first carry; the speed of the water and the waste released in each step."
     hours = np.arange(WEEK, dtype=np.float32) / HOUR
     tide = 0.1 + 0.8 * np.cos(2 * np.pi * hours / 12.42)  # m/s
     released = np.full((WEEK, len(FACTORIES)), 5e-3, np.float32)  # mg/l in a second
@@ -115,9 +115,9 @@ river = importlib.import_module("river")
 # %% [markdown]
 """
 `Resumable` runs the loop in segments of six hours. After each segment it writes the
-state of the river to the directory, and on the way back what it needs to go on from
-there. Within a segment the schedule decides what is stored. So the memory is that of a
-segment:
+state of the river to the directory, and on the way back the cotangents, so that it can
+continue from there. Within a segment the schedule decides what is stored. So the
+gradient takes the memory of one segment:
 """
 
 # %%
@@ -137,8 +137,8 @@ for name, plan in plans.items():
 ## Killed on the way forward
 
 We start the program, wait until half of the week is simulated, and kill it. `SIGKILL`
-gives it no chance to put anything in order. `status` reads from the directory how far
-the run has come.
+gives it no chance to clean up. `status` reads from the directory how far the run has
+come.
 """
 
 
@@ -165,9 +165,9 @@ assert river.WEEK / 2 < status().steps < river.WEEK
 """
 ## Killed on the way back
 
-Started again with the same arguments, the program goes on after the last segment that
-was finished. It comes to the end of the week, and turns around. We kill it again when
-it has gone back through half of the week.
+Started again with the same arguments, the program continues after the last finished
+segment. It reaches the end of the week, and turns around. We kill it again when it has
+gone back through half of the week.
 """
 
 # %%
@@ -193,8 +193,8 @@ assert is_same
 
 # %% [markdown]
 """
-The gradient with respect to what is scanned is a memory map, and has a row for each
-step. It says how much harm a factory does with what it releases in that step.
+The gradient with respect to `xs` is a memory map, and has a row for each step. It says
+how much harm the waste of each factory does, if it is released in that step.
 """
 
 # %%
@@ -209,8 +209,8 @@ plt.show()
 
 # %% [markdown]
 """
-Waste harms the fish if the tide takes it to where they spawn. What the third factory
-releases while the water flows out to sea does almost nothing.
+Waste harms the fish if the tide takes it to where they spawn. The waste that the third
+factory releases while the water flows out to sea does almost no harm.
 
 ## Does it help?
 

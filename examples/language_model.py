@@ -3,9 +3,9 @@
 # A language model on one page
 
 This page trains a transformer that writes like the Python handbook. The model is small,
-but a large one would need the same parts: its layers are traced as one, a policy says
-what is stored for the gradient, the gradient of a batch is accumulated over chunks, and
-the whole training is one loop with a progress bar.
+but a large one would need the same parts: its layers are traced as one, a policy
+decides what to store for the gradient, the gradient of a batch is accumulated over
+chunks, and the whole training is one loop with a progress bar.
 
 You can run this page as a script,
 
@@ -13,8 +13,8 @@ You can run this page as a script,
 python -m pip install -e '.[examples]' && python examples/language_model.py
 ```
 
-or as a notebook. It prints the memory of a gradient with and without all this, and a
-paragraph that the model wrote, and it draws the loss.
+or as a notebook. It prints the memory of a gradient with and without these parts and a
+paragraph that the model wrote, and draws the loss.
 """
 
 # %%
@@ -117,7 +117,7 @@ class Writer(eqx.Module):
 """
 ## The loss, and the loss of a batch
 
-The loss of one text is how surprised the model is by each next word. `ChunkedVmap`
+The loss of one text measures how much each next word surprises the model. `ChunkedVmap`
 takes the mean over a batch, four texts at a time. The gradient also computes and
 reverses four texts at a time, so it needs the memory of four texts.
 """
@@ -146,7 +146,7 @@ def whole(model: Writer, texts: Int[Array, "batch tokens"]) -> Float[Array, ""]:
 
 
 def mebibytes(mean, model: Writer) -> float:
-    """What the program allocates beside its arguments and its results."""
+    """What the program allocates in addition to its arguments and its results."""
     texts = jnp.zeros((BATCH, LENGTH + 1), int)
     program = el.Jit(el.Grad(mean)).lower(model, texts).compile()
     return program.memory_analysis().temp_size_in_bytes / 2**20

@@ -97,7 +97,7 @@ def loss(model, texts, keys):
 
 def compare(alphabet, texts, keys):
     """Compiles one gradient in several ways; prints what each stores and takes."""
-    print("stored of the layers          compiled in      memory       time")
+    print("stored for the gradient       compiled in      memory       time")
     for name, settings in (
         ("everything", {}),
         ("results of matrix products", {"policy": el.policies.save_dots}),

@@ -8,10 +8,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-# How much a hit counts, by the beginning of the address; 1 on all other pages.
+# How much a hit counts, by the beginning of the address; 1 on all other pages. If there
+# are several, the last one counts.
 BOOSTS = {
     "recipes/": 2.0,
+    "recipes/index": 1.0,
     "guides/": 2.0,
+    "guides/while_loops": 3.0,  # the search itself ignores the word "while"
     "how_it_works": 0.5,
     "coming_from/": 0.5,
     "contributing": 0.3,

@@ -81,7 +81,7 @@ class Call:
         return self.opened.kept.like_value(leaves)
 
     def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
-        """The value of `f`, and what it returned beside it, from their arrays."""
+        """The value of `f`, and what else it returned, from their arrays."""
         return self.opened.kept.join(outs, others)
 
     def _call(self, *values: Any) -> Any:

@@ -26,7 +26,7 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     differentiate with respect to them, pass them as an argument.
 
     Results come in this order: the derivative, the value if `return_value`, and what
-    `f` returned beside the value if `has_aux`. A derivative alone is no tuple.
+    `f` returned besides the value if `has_aux`. A derivative alone is no tuple.
 
     A final class says in `_check` what `f` may return. Its call opens the call of `f`,
     differentiates `Call.run` of it, and closes it with `_results`.

@@ -32,14 +32,14 @@ class ForwardGrad(AbstractDerivative[...]):
 
     Returns:
         When called, as `f` is, and with a `key=` for the directions: the estimate, and
-        value and aux as for [`Grad`][eqloop.Grad]. `f` is not given the key; what it
-        needs one for itself, it takes by another name.
+        value and aux as for [`Grad`][eqloop.Grad]. `f` does not get this
+        key; if it needs one, give that parameter another name.
 
     Raises:
-        TypeError: If a setting is not of its type; when called, as `Grad`, and if `key`
-            is not a key.
+        TypeError: If a setting is not of its type; when called, as for `Grad`, and if
+            `key` is not a key.
         ValueError: If `tangents` is less than 1, or `argnums` empty; when called, as
-            `Grad`.
+            for `Grad`.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp

@@ -37,7 +37,7 @@ class Grad(AbstractExactDerivative[P]):
             Without it arguments may be complex, and the value must be real.
 
     Returns:
-        When called: the gradient, a tree as the argument, with `None` for leaves that
+        When called: the gradient, a tree like the argument, with `None` for leaves that
         are not differentiated; or `(gradient, value)`, `(gradient, aux)`,
         `(gradient, value, aux)`.
 
@@ -95,20 +95,21 @@ class Grad(AbstractExactDerivative[P]):
 class VectorGrad(AbstractExactDerivative[P]):
     """The gradient of the sum of all outputs of a function.
 
-    If each number of the value depends on only one number of the argument, as for an
-    elementwise function, these are the derivatives of each number of the value.
+    For an elementwise function, where each number of the value depends on only one
+    number of the argument, these are the derivatives of each number of the value.
 
     Args:
-        f: The function. Its value may be any PyTree; leaves that have no derivative are
-            left out of the sum.
+        f: The function. Its value may be any PyTree; the sum leaves out leaves that
+            have no derivative.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:
         When called: the gradient, and value and aux as for [`Grad`][eqloop.Grad].
 
     Raises:
-        TypeError: As `Grad`, but for a value that has nothing to differentiate.
-        ValueError: As `Grad`.
+        TypeError: If a setting is not of its type; when called, if there is nothing to
+            differentiate in an argument or in the value.
+        ValueError: As for `Grad`.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

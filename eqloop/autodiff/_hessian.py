@@ -21,18 +21,20 @@ class Hessian(AbstractExactDerivative[P]):
     """The second derivatives of a function, like `jax.hessian`.
 
     Args:
-        f: The function. Its value may be any PyTree, though it is a scalar as a rule.
-        chunk_size: How many columns to compute at once, to limit the memory beside the
-            Hessian itself: an `int`, or an [`eqloop.Budget`][]. By default all of them.
-            The rows of a value that is not a scalar are in chunks as well.
+        f: The function. Its value is usually a scalar, but may be any PyTree.
+        chunk_size: How many columns to compute at once, to limit the memory (not
+            counting the Hessian itself): an `int`, or an [`eqloop.Budget`][]. By
+            default all of them. The rows of a value that is not a scalar are in chunks
+            as well.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
 
     Returns:
-        When called: a tree as the value of `f`, in which each array is replaced by a
-        tree as the argument, and each array of that by such a tree again. The arrays
-        have the shape of the output, followed by those of the two inputs. For several
-        `argnums` the trees are tuples. Leaves that have no derivative are `None`. Value
-        and aux come after it as for [`Grad`][eqloop.Grad].
+        When called: a tree like the value of `f`. In place of each array it has a tree
+        like the argument, and in place of each array of that, another such tree. So it
+        is a single array for a scalar function of one array. Each array has the shape
+        of the output, followed by the shapes of the two inputs. For several `argnums`
+        the inner trees are tuples. Leaves that have no derivative are `None`. Value and
+        aux come after it as for [`Grad`][eqloop.Grad].
 
     Raises:
         TypeError: If a setting is not of its type; when called, if there is nothing to

@@ -27,8 +27,8 @@ class AbstractJacobian(AbstractExactDerivative[P]):
 
     Args:
         f: The function. Its arguments and its value may be any PyTrees.
-        chunk_size: How many sweeps to run at once, to limit the memory beside the
-            Jacobian itself: an `int`, or an [`eqloop.Budget`][]. By default all of
+        chunk_size: How many sweeps to run at once, to limit the memory (not counting
+            the Jacobian itself): an `int`, or an [`eqloop.Budget`][]. By default all of
             them.
         holomorphic: Whether `f` is holomorphic; then arguments and value are complex.
     """
@@ -68,10 +68,10 @@ class JacRev(AbstractJacobian[P]):
             Without it the value must be real.
 
     Returns:
-        When called: a tree as the value of `f`, with a tree as the argument (a tuple of
-        such trees for several `argnums`) in place of each of its arrays. An array of it
-        has the shape of the output, followed by that of the input. Leaves that have no
-        derivative are `None`. Value and aux come after it as for
+        When called: a tree like the value of `f`. In place of each array it has a tree
+        like the argument, or a tuple of such trees for several `argnums`. Each array
+        has the shape of the output, followed by the shape of the input. Leaves that
+        have no derivative are `None`. Value and aux come after it as for
         [`Grad`][eqloop.Grad].
 
     Raises:
@@ -120,8 +120,8 @@ class JacFwd(AbstractJacobian[P]):
         When called: what [`JacRev`][eqloop.JacRev] returns.
 
     Raises:
-        TypeError: As `JacRev`.
-        ValueError: As `JacRev`.
+        TypeError: As for `JacRev`.
+        ValueError: As for `JacRev`.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
@@ -159,8 +159,8 @@ class Jacobian(AbstractJacobian[P]):
         When called: what [`JacRev`][eqloop.JacRev] returns.
 
     Raises:
-        TypeError: As `JacRev`.
-        ValueError: As `JacRev`.
+        TypeError: As for `JacRev`.
+        ValueError: As for `JacRev`.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp

@@ -56,10 +56,11 @@ class SofoGrad(AbstractDerivative[...]):
         value and aux as for `Grad`. `f` is not given the key.
 
     Raises:
-        TypeError: If a setting is not of its type; when called, as `Grad`, if an array
-            to differentiate with respect to is complex, and if `key` is not a key.
+        TypeError: If a setting is not of its type; when called, as for `Grad`, if an
+            array to differentiate with respect to is complex, and if `key` is not a
+            key.
         ValueError: If `tangents` is less than 1, `damping` less than 0 or `argnums`
-            empty; when called, as `Grad`, and if `f` calls no `SofoLoss`.
+            empty; when called, as for `Grad`, and if `f` calls no `SofoLoss`.
 
     Examples:
         >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp

@@ -36,25 +36,25 @@ class Budget(AbstractSchedule):
     The search includes storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots, each with the
     residuals of single steps or of blocks. Where the residuals of a step fit into
-    slots, free slots may hold these in the place of carries. The budget covers what the
-    gradient of the loop allocates beside its inputs and outputs, on the backend in use;
-    under `vmap` it covers the whole batch. To know what that is, a few plans are
-    compiled, once, and never run.
+    slots, free slots may hold these in the place of carries. The budget covers the
+    memory that the gradient of the loop allocates besides its inputs and outputs, on
+    the backend in use; under `vmap` it covers the whole batch. To find out how much
+    that is, a few plans are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use
     [`Binomial`][eqloop.Binomial] for these.
 
     Time is measured: short loops of this step are compiled and run for a moment on this
-    device, once, on made-up numbers. Their steps are only run, reversed one by one, in
-    blocks, or together. This happens when the plan is made, which is when a gradient is
-    taken. So the plan is for the batch in the gradient of a `vmap`, and for one example
-    in the `vmap` of a gradient.
+    device, once, on made-up numbers. They only run steps, or reverse them one by one,
+    in blocks, or together. This happens when the plan is made, which is when a gradient
+    is taken. So the plan is for the batch in the gradient of a `vmap`, and for one
+    example in the `vmap` of a gradient.
 
-    Where measuring would not pay, as for loops of a few milliseconds, time is estimated
-    from the work of a step. So it is if a step cannot be run by itself: if it has
+    Time is estimated from the work of a step if measuring would not pay, as for loops
+    of a few milliseconds, or if a step cannot be run by itself. That is so if it has
     effects or callbacks, communicates with other devices, or has a `while` loop, which
-    might not end on other numbers. [`measurements`][eqloop.measurements] keeps what was
-    measured in a file.
+    might not end on other numbers. [`measurements`][eqloop.measurements] keeps the
+    measured times in a file.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans that store carries in both, where they save the most time. How
@@ -63,9 +63,9 @@ class Budget(AbstractSchedule):
     `peak_bytes` counts both. Files are those of [`Spill`][eqloop.Spill]: without
     names, and written on the way back, for which the loop is run once more.
 
-    With `policy="auto"`, a loop also lets its budget choose what is kept of each step
-    whose residuals are stored: which values that have a [`name`][eqloop.name], and
-    which results of dots.
+    With `policy="auto"` on the loop, the budget also chooses which values are kept of a
+    step whose residuals are stored, among the values that have a
+    [`name`][eqloop.name] and the results of dots.
 
     A budget can also be the `chunk_size` of [`ChunkedVmap`][eqloop.ChunkedVmap].
 
@@ -73,7 +73,7 @@ class Budget(AbstractSchedule):
         nbytes: How many bytes, as an int or a string such as `"512MiB"` or `"64 kB"`.
         host: How many bytes of carries may be stored in the memory of the host.
         disk: How many bytes of carries may be stored in files, instead.
-        directory: Where these are: an existing directory that can be written to.
+        directory: Where the files go: an existing directory that can be written to.
         measure: Whether to measure. Without, plans are the same on every machine.
 
     Raises:
@@ -101,8 +101,8 @@ class Budget(AbstractSchedule):
         Budget(nbytes=4294967296, host=274877906944)
 
     References:
-        What is stored beside carries follows J. R. Maddison, *Step-based checkpointing
-        with high-level algorithmic differentiation*,
+        Storing residuals in the place of carries follows J. R. Maddison, *Step-based
+        checkpointing with high-level algorithmic differentiation*,
         [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Two places follow
         J. Herrmann and G. Pallez, *H-Revolve: a framework for adjoint computation on
         synchronous hierarchical platforms*,

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Frontier(Sequence[Plan]):
     """The plans that no other plan beats both in memory and in time: a sequence.
 
-    It goes from the least memory to the least time. The schedule of each plan is the
-    [`Budget`][eqloop.Budget] for what it takes. The memory is known for the first plan
-    and for one of each kind, whose programs are compiled. For the others it is
-    estimated from these, so their budget may choose a neighbouring plan.
+    It goes from the least memory to the least time. The schedule of each plan is a
+    [`Budget`][eqloop.Budget] of its memory. The memory is known for the first plan and
+    for one of each kind, whose programs are compiled. For the others it is estimated
+    from these, so their budget may choose a neighbouring plan.
 
     Attributes:
         plans: The plans.

@@ -86,13 +86,14 @@ class Plans(Sequence[LoopPlan]):
 def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
     """Finds the plans of all loops in a function, without running it.
 
-    The function is traced. Listed is every loop of this library that is differentiated
-    in reverse mode, with the plan that it will run by: for the batch that it is in, be
-    it within the function or around, and for the inputs of which a gradient is taken. A
-    loop that is not differentiated has no plan. While loops are listed as well, and so
-    are those that [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint] runs, by
-    the line that calls `diffeqsolve`. The plan of a while loop is one for as many steps
-    as it may run.
+    The function is traced. The result lists every loop of this library that is
+    differentiated in reverse mode, with the plan that it will run: for its batch,
+    whether the `vmap` is inside or outside of the gradient, and for the inputs that are
+    differentiated. A loop that is not differentiated has no plan, and is not listed.
+    While loops are listed as well; their plan is for the greatest number of steps that
+    they may run. The loops of
+    [`CheckpointedAdjoint`][eqloop.diffrax.CheckpointedAdjoint] are listed at the line
+    that calls `diffeqsolve`.
 
     Args:
         f: Any function that takes a gradient, a training step for example.

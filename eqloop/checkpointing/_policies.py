@@ -254,7 +254,7 @@ def name(x: _Tree, name: str) -> _Tree:
 def as_policy(
     policy: "Policy | Callable[..., Any] | str | None",
 ) -> "Policy | Callable[..., Any] | None":
-    """The policy that is meant by whatever a user may give as one.
+    """Converts a policy that is given in any form to `None` or a callable.
 
     Args:
         policy: `None`, one of `eqloop.policies`, one of `jax.checkpoint_policies`, a

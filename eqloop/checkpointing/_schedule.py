@@ -174,7 +174,7 @@ class Recursive(AbstractSchedule):
 @final
 @dataclasses.dataclass(frozen=True)
 class Chunked(AbstractSchedule):
-    """Stores one carry for each chunk, and all carries of one chunk.
+    """Stores one carry for each chunk, and all carries of the chunk being reversed.
 
     Each step is run two more times, except for the last step of a chunk and the steps
     of a shorter last chunk, which are run one more time. Chunks of about the square

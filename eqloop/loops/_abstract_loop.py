@@ -33,7 +33,7 @@ class AbstractLoop(AbstractTransform[Function]):
 
     Args:
         schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored.
+            in reverse mode. By default every residual is stored, as by `jax.lax.scan`.
         policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
             have a [`Budget`][eqloop.Budget] choose that as well.
         in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
@@ -176,7 +176,8 @@ def check_unroll(owner: str, unroll: Any) -> None:
 def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
-    Nothing is run, but the programs of a few plans are compiled. Time is an estimate.
+    The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few plans
+    are compiled, and short loops of the step are timed.
 
     Args:
         loop: A scan, or any other loop that has a `plan`.

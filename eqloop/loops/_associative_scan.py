@@ -54,7 +54,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         axis: The axis of each array along which its elements lie.
         reverse: Whether to start from the last element.
         chunk_size: The greatest number of elements to scan in parallel. Chunks are
-            scanned one after the other. Beside inputs and results, a call takes the
+            scanned one after the other. Besides inputs and results, a call takes the
             memory of one chunk, and so does its derivative in either mode. By default
             all elements are scanned at once.
 

@@ -69,7 +69,7 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan of a gradient of the call. Nothing is run.
+        """The plan of a gradient of the call, without running the loop.
 
         The plan is for a gradient with respect to all inputs: `f` and `xs`. Pass the
         arguments of the call; a `jax.ShapeDtypeStruct` can stand for an array.

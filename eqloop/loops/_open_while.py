@@ -111,7 +111,7 @@ def open_while(
 
 
 def _no_y(arrays: list[Any]) -> None:
-    """What a step returns beside the carry."""
+    """What a step returns besides the carry."""
 
 
 def varies_with(tree: Any, like: Any) -> bool:

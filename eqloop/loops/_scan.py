@@ -31,22 +31,21 @@ Stepping = (
 
 
 class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
-    """A loop over the leading axis of arrays, that carries a state along.
+    """Any scan: the abstract base class, for annotations.
 
-    It is an abstract class, for annotations: a field of this type holds any of
-    [`Scan`][eqloop.Scan], [`CheckpointedScan`][eqloop.CheckpointedScan] and
-    [`SlicedScan`][eqloop.SlicedScan], which are called in the same way.
+    A field of this type holds a [`Scan`][eqloop.Scan], a
+    [`CheckpointedScan`][eqloop.CheckpointedScan] or a
+    [`SlicedScan`][eqloop.SlicedScan]. They are called in the same way.
 
     Args:
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
-        backward: What happens to the cotangent of the carry each time that it has been
-            taken back past a step, including the first step:
+        backward: Changes the cotangent of the carry on its way back, after each step:
             [`Truncate(every)`][eqloop.Truncate],
-            [`ClipCotangent(max_norm)`][eqloop.ClipCotangent], or a function from it to
-            another one. The function gets a tree like the carry, with `None` for leaves
-            that are not arrays of floating-point numbers. As with `jax.custom_vjp`, a
-            function excludes forward mode.
+            [`ClipCotangent(max_norm)`][eqloop.ClipCotangent], or a function
+            `cotangent -> cotangent`. The function gets a tree like the carry, with
+            `None` for leaves that are not arrays of floating-point numbers. As with
+            `jax.custom_vjp`, a function (and `ClipCotangent`) rules out forward mode.
 
     Examples:
         >>> import equinox as eqx, jax.numpy as jnp
@@ -113,7 +112,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         length: SupportsIndex | None = None,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan of a gradient of the call. Nothing is run.
+        """The plan of a gradient of the call, without running the loop.
 
         The plan is for a gradient with respect to all inputs: `f`, `init` and `xs`.
         Pass the arguments of the call; a `jax.ShapeDtypeStruct` can stand for an array.

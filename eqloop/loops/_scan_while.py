@@ -46,16 +46,15 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
     [`StoreAll`][eqloop.StoreAll] stores the carry of each step, and no residuals.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
+        cond: `cond(carry)` returns whether to run another step: a scalar boolean. It is
             not differentiated.
         f: The step, `f(carry, x) -> (carry, y)`, or `f(carry, x, key=...)` if the call
             is given a key.
         max_steps: The most steps that are run.
         schedule: How to trade memory for recomputation when the loop is differentiated
             in reverse mode. By default [`Recursive()`][eqloop.Recursive].
-        backward: What happens to the cotangent of the carry each time that it has been
-            taken back past a step, as in [`Scan`][eqloop.Scan]. All steps that were run
-            are reversed.
+        backward: Changes the cotangent of the carry on its way back, after each step,
+            as in [`Scan`][eqloop.Scan]. All steps that were run are reversed.
         progress: Shows a progress bar, as in [`Scan`][eqloop.Scan]; a `desc` that is a
             function gets `None` for the outputs.
         unroll: It must be 1, because the condition is tested after each step.
@@ -106,7 +105,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             key: A PRNG key. If it is given, `f` is called as `f(carry, x, key=...)`.
 
         Returns:
-            The last carry; `ys`, what the steps returned beside the carry, stacked
+            The last carry; `ys`, the outputs of the steps, stacked
             along the axes that `out_axes` gives, with zeros for steps that were not
             run; and how many steps were run.
 
@@ -130,7 +129,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         *,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan of a gradient of the call. Nothing is run.
+        """The plan of a gradient of the call, without running the loop.
 
         The plan is for a gradient with respect to all inputs, if all `max_steps` steps
         are run. Pass the arguments of the call; a `jax.ShapeDtypeStruct` can stand for

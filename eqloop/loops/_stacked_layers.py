@@ -50,10 +50,10 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     Slices keep the settings.
 
     **State.** If an argument of the call is an [`equinox.nn.State`][], then each layer
-    is given its own part of it in that place, must return `(x, state)`, and so does the
-    call. All layers have one `StateIndex`, for values with a leading axis of layers, so
-    [`equinox.nn.make_with_state`][] makes the state of a model that has stacked layers
-    as it makes that of any other.
+    gets its own part of it there, and returns `(x, state)`, and the call returns such a
+    pair, too. All layers have one `StateIndex`, for values with a leading axis of
+    layers, so [`equinox.nn.make_with_state`][] makes the state of a model that has
+    stacked layers as it makes that of any other.
 
     Args:
         layers: A layer, `layer(x, *args) -> x`, each array of which has a leading axis.
@@ -128,7 +128,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
                 parameter of that name. It is called once, under `vmap`.
             depth: How many layers.
             key: A PRNG key, which is split for them.
-            **settings: Those of the module.
+            **settings: Settings of the module: `schedule`, `policy` and `unroll`.
 
         Returns:
             The layers, stacked.
@@ -152,7 +152,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Args:
             layers: The layers. They must be alike in all but the values of their
                 arrays.
-            **settings: Those of the module.
+            **settings: Settings of the module: `schedule`, `policy` and `unroll`.
 
         Returns:
             The layers, stacked; `unstack` gives them back.
@@ -234,13 +234,13 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         Args:
             x: What passes through them. They must keep its shapes, its dtypes and its
                 structure, and those of its leaves that are not arrays.
-            *args: Further arguments, the same for each layer; save for a state, of
-                which each layer is given its own part.
+            *args: Further arguments, the same for each layer; except for a state, of
+                which each layer gets its own part.
             key: A PRNG key. If it is given it is split, and each layer is called as
                 `layer(x, *args, key=...)`.
 
         Returns:
-            What the last layer returned; with a state, the pair of that and the state.
+            The output of the last layer; with a state, the pair `(output, state)`.
 
         Raises:
             TypeError: If a layer changes the type of `x`, or if a jaxtyping annotation
@@ -263,7 +263,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             key: As for the call.
 
         Returns:
-            What the call returns, and the `x` that each layer returned, stacked along a
+            The result of the call, and the outputs of all layers, stacked along a
             leading axis.
 
         Examples:
@@ -283,7 +283,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         *args: PyTree,
         key: PRNGKey | ShapeDtypeStruct | None = None,
     ) -> Plan:
-        """The plan of a gradient of the call. Nothing is run.
+        """The plan of a gradient of the call, without running the loop.
 
         Args:
             x: As for the call; a `jax.ShapeDtypeStruct` can stand for an array.

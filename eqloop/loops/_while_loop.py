@@ -33,10 +33,10 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
     What all while loops have in common. A final class adds how it is differentiated.
 
     Args:
-        cond: From the carry to whether there is another step: a scalar boolean. It is
+        cond: `cond(carry)` returns whether to run another step: a scalar boolean. It is
             not differentiated.
-        body: From the carry to the next one. It may be any callable; if it is a module,
-            then its arrays are arrays of this module, and are differentiated.
+        body: `body(carry)` returns the next carry. It may be any callable; if it is a
+            module, then its arrays are arrays of this module, and are differentiated.
         progress: Shows a progress bar: `True`, an int (after how many steps it moves)
             or a [`ProgressBar`][eqloop.ProgressBar].
     """
@@ -96,8 +96,9 @@ class WhileLoop(AbstractWhileLoop[_Carry]):
     """Like `jax.lax.while_loop`: differentiable only in forward mode.
 
     Raises:
-        TypeError: If one of them is not callable. What the call raises is said there;
-            in reverse mode there is a `ValueError`.
+        TypeError: If `cond` or `body` is not callable. `__call__` lists what the call
+            raises.
+        ValueError: If the loop is differentiated in reverse mode.
 
     Examples:
         >>> import eqloop as el, jax, jax.numpy as jnp
@@ -131,8 +132,8 @@ class BoundedWhileLoop(AbstractWhileLoop[_Carry]):
     are not run cost nothing.
 
     Args:
-        max_steps: The most steps that are run. The loop then stops, and returns the
-            carry as it is: test `cond` of it, if that is to be an error.
+        max_steps: The most steps that are run. A loop that reaches it stops, and
+            returns its carry. If you want an error instead, test `cond` on that carry.
         base: How many segments a level of nesting has.
 
     Raises:
@@ -182,8 +183,8 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
             the fewest with which `max_steps` steps are evaluated at most 3 times each.
             Without `max_steps` it is 64, enough for 2144 steps; 47,904 steps would be
             evaluated about 4 times each.
-        max_steps: The most steps that are run, if there is to be a bound. The loop then
-            stops, and returns the carry as it is.
+        max_steps: The most steps that are run. A loop that reaches it stops, and
+            returns its carry. By default there is no bound.
 
     Raises:
         TypeError: If `cond` or `body` is not callable, or a setting is not an `int`.

@@ -37,8 +37,9 @@ class AbstractAxesMap(AbstractMap[P, R]):
             tuple has an entry for each positional argument, a dictionary one for each
             of the arguments that it names; other arguments are mapped over the leading
             axes of their arrays. Leaves that are not arrays are passed as they are.
-        out_axes: At which axes of the results the rows are: likewise, a prefix of what
-            `f` returns. `None` is for what is the same for every row.
+        out_axes: The axes along which the rows of the results are stacked: an `int`, or
+            a prefix tree for the result of `f`. `None` is for results that are the same
+            for every row.
     """
 
     in_axes: eqx.AbstractVar[PyTree]

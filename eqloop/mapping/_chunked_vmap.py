@@ -44,7 +44,7 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
 
     Args:
         chunk_size: The greatest number of rows to map at once, at least 1. Or an
-            [`eqloop.Budget`][]: then as many rows as fit into this much memory, beside
+            [`eqloop.Budget`][]: then as many rows as fit into this much memory, besides
             arguments and results. The size is found when the map is compiled,
             separately for the value and for each derivative, and under `vmap` for the
             whole batch. To find it, programs of a few sizes are compiled, and not run.

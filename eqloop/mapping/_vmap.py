@@ -79,8 +79,8 @@ class Vmap(AbstractAxesMap[P, R]):
             What `f` returns, with its arrays stacked along the axes of `out_axes`.
 
         Raises:
-            TypeError: If an axis is not an int and no `None`, or a jaxtyping annotation
-                of `f` is violated.
+            TypeError: If an axis is neither an int nor `None`, or a jaxtyping
+                annotation of `f` is violated.
             ValueError: If nothing is mapped, or if axes do not fit or differ in length.
         """
         arguments = open_arguments(

@@ -36,7 +36,7 @@ class Label:
     Attributes:
         desc: The user's function of position, carry and `y`.
         carry: For each array in the carry, how many axes it has.
-        y: The same for what a step returns beside the carry.
+        y: The same for what a step returns besides the carry.
         join_carry: From its arrays to the carry that the user knows.
         join_y: The same for `y`.
     """

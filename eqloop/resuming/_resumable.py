@@ -32,12 +32,12 @@ def _path(directory: Any) -> Any:
 
 @final
 class Resumable(AbstractTransform):
-    """A scan in segments, with all on disk that is needed to go on with it.
+    """A scan in segments, which another process can continue from files.
 
     Call it from Python, and not in a compiled function. Each segment is one compiled
     call. After each segment the carry and the `ys` are on disk. If the process ends for
-    any reason, the same call with the same arguments continues after the last segment
-    that was finished. The result is the same as without an interruption, to the last
+    any reason, the same call with the same arguments continues after the last finished
+    segment. The result is the same as without an interruption, to the last
     bit. Up to rounding, it is that of `scan(init, xs, key=key)`, with the same key for
     each step.
 

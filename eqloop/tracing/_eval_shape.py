@@ -21,7 +21,7 @@ class EvalShape(AbstractTransform):
         f: The function.
 
     Returns:
-        When called, as `f` is: what `f` returns, with a `jax.ShapeDtypeStruct` in place
+        When called like `f`: the result of `f`, with a `jax.ShapeDtypeStruct` in place
         of each array. Other leaves are unchanged.
 
     Examples:

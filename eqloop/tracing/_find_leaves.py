@@ -12,13 +12,13 @@ Where = type | tuple[type, ...] | Callable[[Any], Any]
 
 
 def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
-    """Finds the leaves of a tree that are of a kind, and their paths.
+    """Finds the leaves of one kind in a tree, with their paths.
 
     Args:
         tree: Any PyTree. `None` is a leaf of it.
         where: What to look for: a function that is called on each leaf, or a type or
-            tuple of types, which may be jaxtyping's. A type may also be that of larger
-            parts of the tree, such as layers; then these are found.
+            tuple of types. jaxtyping's types are allowed, and so are types of larger
+            parts of the tree, such as layers.
 
     Returns:
         Pairs of a path, as you would write it in Python after the name of the tree, and

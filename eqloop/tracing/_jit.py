@@ -90,7 +90,8 @@ class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
             **kwargs: Its keyword arguments, likewise.
 
         Returns:
-            What has `as_text()` and `compile()`. That, in turn, is called as `f` is.
+            The lowered program. It has `as_text()` and `compile()`; call the compiled
+            program like `f`.
         """
         program = _program(self._name, self.donate)
         return Lowered(program.lower(args[:1], (self.f, args[1:], kwargs)), self.f)

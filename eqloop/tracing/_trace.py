@@ -29,9 +29,9 @@ class Traced(NamedTuple):
     """A traced function.
 
     Attributes:
-        jaxpr: What it does. Its inputs are the arrays of the arguments, and its consts
-            the arrays of the function itself, with those that it closes over.
-        out: What it returns, with a `jax.ShapeDtypeStruct` for each array.
+        jaxpr: The program. Its inputs are the arrays of the arguments, and its consts
+            the arrays of the function itself and those that it closes over.
+        out: The result, with a `jax.ShapeDtypeStruct` for each array.
 
     Examples:
         >>> import eqloop as el, jax.numpy as jnp
@@ -56,8 +56,8 @@ class Trace(AbstractTransform):
         f: The function.
 
     Returns:
-        When called, as `f` is, with arrays or with a `jax.ShapeDtypeStruct` for each: a
-        pair `(jaxpr, out)`. The inputs of the jaxpr are the arrays of the arguments, in
+        When called like `f`, with arrays or `jax.ShapeDtypeStruct`s: a pair
+        `(jaxpr, out)`. The inputs of the jaxpr are the arrays of the arguments, in
         the order of `jax.tree.leaves((args, kwargs))`; its outputs are those of `out`.
 
     Raises:

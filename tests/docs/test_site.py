@@ -30,6 +30,24 @@ FLAGS = [
 DESKTOP = {"width": 1300, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
+# What people search for, and the page that should come first.
+FIRST = {
+    "save": "recipes/resume/",
+    "resume": "recipes/resume/",
+    "checkpoint": "api/checkpointing/",
+    "out of memory": "recipes/out_of_memory/",
+    "oom": "recipes/out_of_memory/",
+    "truncated": "recipes/truncated_backpropagation/",
+    "bptt": "recipes/truncated_backpropagation/",
+    "float64": "recipes/precision/",
+    "nan": "guides/debugging/",
+    "progress": "guides/progress/",
+    "multi gpu": "recipes/many_gpus/",
+    "vmap memory": "guides/maps/",
+    "while loop gradient": "guides/while_loops/",
+    "diffrax": "recipes/diffrax/",
+}
+
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Serves files, and says nothing."""
@@ -150,15 +168,27 @@ def _plain(url):
     return urldefrag(url).url.removesuffix("index.html").rstrip("/")
 
 
-def test_search_finds_a_name(site, page):
+def search(site, page, words):
+    """The addresses that a search finds, the best first."""
     address, _ = site
     page.goto(address)
     page.locator("[data-md-component='search-query']").click()
-    page.keyboard.type("CheckpointedScan")
+    page.keyboard.type(words)
     results = page.locator(".md-search-result__link")
     results.first.wait_for()
     found = results.evaluate_all("links => links.map(link => link.href)")
-    assert any("api/loops/" in link for link in found), found
+    return [link.removeprefix(address) for link in found]
+
+
+def test_search_finds_a_name(site, page):
+    found = search(site, page, "CheckpointedScan")
+    assert any(link.startswith("api/loops/") for link in found), found
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_search_begins_with_the_page_that_helps(site, page, words):
+    found = search(site, page, words)
+    assert found[0].startswith(FIRST[words]), found[:5]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

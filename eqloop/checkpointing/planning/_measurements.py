@@ -23,10 +23,10 @@ def measurements(path: str | os.PathLike[str] | None) -> None:
     """Keeps what is measured for plans in a file, for this process and later ones.
 
     A [`Budget`][eqloop.Budget] measures how long a step takes on this device, once in
-    a process. With a file, what it finds is written there, and what is there is not
-    measured again: so the same plans are made each time, and by all processes that
-    read the file. When several processes run one program, they take times from the file
-    alone, and estimate what it lacks; write it with one process first.
+    a process. With a file, it also writes the times there, and does not measure again
+    what the file contains. So it makes the same plans each time, in every process that
+    reads the file. When several processes run one program, they take times only from
+    the file, and estimate the others; write the file with one process first.
 
     Args:
         path: The file. It is made if it does not exist. `None` goes back to
