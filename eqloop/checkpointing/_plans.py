@@ -12,6 +12,7 @@ from .._bytes import format_bytes
 from .._equations import equations, formula_of, programs_in
 from .._formula import Vmapped
 from .._loop_markers import loop_name
+from .._partition import Flags
 from .._places import Place, folders_of, place_of
 from ._plan import Plan, plan_of
 from ._schedule import measures
@@ -212,6 +213,8 @@ class _Finder:
         of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
         decided = self.known.get(id(saves.layout), of_all)
         active = _fitting(decided.active, problem)
+        still = _still_fitting(decided.still, problem)
+        problem = dataclasses.replace(problem, still=still)
         batch = math.prod((problem.loop.batch, *(axis.size for axis, _ in maps)))
         with unlisted():
             return _plan_of(problem, active, decided.layout, maps), batch
@@ -258,6 +261,14 @@ def _fitting(active: Active, problem: Problem) -> Active:
         consts=(*active.consts, *[False] * more),
         carry=(*[False] * before, *active.carry),
     )
+
+
+def _still_fitting(still: Flags, problem: Problem) -> Flags:
+    """The same for the leaves of the initial carry that are not differentiated."""
+    count = problem.step.num_carry
+    if not still or len(still) > count:
+        return (True,) * count if still else ()
+    return (*[False] * (count - len(still)), *still)
 
 
 def _last_use(jaxpr: Any, start: int, slots: Sequence[Any]) -> int:

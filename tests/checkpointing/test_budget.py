@@ -91,6 +91,27 @@ def test_under_vmap_the_budget_is_for_the_batch():
     assert 8 * alone.slots * 4 * 32 > 96 * 1024
 
 
+@pytest.mark.parametrize("around", [lambda f: f, jax.checkpoint], ids=["", "remat"])
+def test_where_the_initial_carry_is_not_differentiated(around):
+    """Its cotangent is no output, so what is carried back takes other memory."""
+
+    def loss(schedule, w, init):
+        step = lambda h, _: (jnp.sin(w * h), None)
+        h, _ = el.Scan(step, schedule=schedule)(init, length=20)
+        return jnp.sum(h**2)
+
+    args = jnp.full(1000, 0.9), jnp.ones(1000)
+    of_w = lambda schedule: jax.grad(around(lambda *args: loss(schedule, *args)))
+    with pytest.raises(ValueError, match="The least that would do") as error:
+        el.plans(of_w(el.Budget(1)))(*args)
+    smallest = int(re.search(r"which is (\d+) bytes", str(error.value))[1])
+    for schedule in (el.Budget(smallest), el.Binomial(5)):
+        (found,) = el.plans(of_w(schedule))(*args)
+        temp = temp_bytes(of_w(schedule), *args)
+        assert temp <= found.plan.peak_bytes <= 1.1 * temp
+    assert found.plan.peak_bytes > smallest
+
+
 def test_a_million_steps_are_planned():
     f, init, _ = recurrent(1, width=64)
     xs = jax.ShapeDtypeStruct((1_000_000, 64), jnp.float32)

@@ -15,6 +15,7 @@ from typing import Any
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from ..._partition import Flags
 from ._forward import Active
 
 
@@ -26,11 +27,13 @@ class Decided:
         layout: The layout.
         stands_for_it: That which is in the program, and in no other equation of it.
         active: Which inputs of the loop are differentiated.
+        still: Which leaves of the initial carry are not, though the carry varies.
     """
 
     layout: Any
     stands_for_it: Any
     active: Active
+    still: Flags = ()
 
 
 _list: contextvars.ContextVar[list[Decided] | None] = contextvars.ContextVar(
@@ -76,11 +79,11 @@ def stands_for_residuals(layout: Any) -> bool:
     )
 
 
-def listed(layout: Any, active: Active) -> Any:
+def listed(layout: Any, active: Active, still: Flags) -> Any:
     """The layout to go on with; it is noted, if layouts are listed."""
     decided = _list.get()
     if decided is None:
         return layout
     stand_in = dataclasses.replace(layout.by_carries())
-    decided.append(Decided(layout, stand_in, active))
+    decided.append(Decided(layout, stand_in, active, still))
     return stand_in

@@ -103,19 +103,30 @@ class PlannedLoop(Formula):
 
     def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
         again = self.with_bars(Again())
-        _, residuals, _ = again.sweep_forward(perturbed, *inputs)
+        # All leaves that vary are perturbed here, as in `jax.checkpoint`. Nothing tells
+        # whose cotangents are read.
+        moves = [False] * len(perturbed[1])
+        _, residuals, _ = again._sweep(perturbed, moves, inputs)
         return again.vjp_bwd_retval(residuals, cts)
 
     def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+        return self._sweep(perturbed, perturbed[1], inputs)
+
+    def _sweep(
+        self, perturbed: Any, moves: Sequence[bool], inputs: Any
+    ) -> tuple[Any, Any, Any]:
+        """The forward sweep, planned for a gradient of these leaves of `init`."""
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
-        saves = _saves_of(problem, active, y_active, self.saves)
+        planned = problem.planned_for(active, moves)
+        saves = _saves_of(planned, active, y_active, self.saves)
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
-            moves = active, y_active
-            (carry, ys), residuals = store_residuals(*settings, *moves, inputs)
+            (carry, ys), residuals = store_residuals(
+                *settings, active, y_active, inputs
+            )
             slots = []
         else:
             if not stands_for_residuals(saves.layout):
@@ -509,7 +520,7 @@ def _saves_of(
     the same layout, and hold what either of the two reads.
     """
     layout = asked_for.layout if asked_for else problem.layout(active)
-    layout = listed(layout, active)
+    layout = listed(layout, active, problem.still)
     if layout.stores_residuals:
         return Saves(layout, Needs((), ()))
     wanted = tuple(a and problem.loop.rows > 0 for a in y_active)

@@ -6,7 +6,7 @@ under `vmap`. They keep the schedule, and are planned anew.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._axes import is_symbolic, refuse_symbolic
@@ -48,6 +48,9 @@ class Problem:
         policy: Which residuals of a step may be stored.
         planner: Who plans it.
         repetition: How it is decided whether there is another step.
+        still: While the loop is planned, the leaves of the initial carry that are not
+            differentiated, though the carry varies: their cotangents are no outputs of
+            the gradient. Empty if there are none.
     """
 
     step: Step
@@ -55,6 +58,7 @@ class Problem:
     policy: Saveable
     planner: Planner
     repetition: "AbstractRepetition"
+    still: Flags = ()
 
     def layout(self, active: Active) -> Layout:
         """How its planner has it stored and reversed."""
@@ -77,6 +81,23 @@ class Problem:
         """The same loop, where a step that is reversed keeps what has these names."""
         step = self.step.rewritten(with_named_dots)
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
+
+    def planned_for(self, active: Active, moves: Sequence[bool]) -> "Problem":
+        """The same loop, to be planned for what of its initial carry is differentiated.
+
+        Args:
+            active: Which inputs are differentiated, and so which leaves vary.
+            moves: Which leaves of the initial carry are differentiated.
+        """
+        still = tuple(a and not m for a, m in zip(active.carry, moves, strict=True))
+        return dataclasses.replace(self, still=still if any(still) else ())
+
+    def moving(self, active: Active) -> Active:
+        """The inputs that are differentiated, without the leaves that are `still`."""
+        if not self.still:
+            return active
+        moves = (a and not s for a, s in zip(active.carry, self.still, strict=True))
+        return active._replace(carry=tuple(moves))
 
     def with_bars(self, change: BarChange) -> "Problem":
         """The same loop with other bars, and with such in its step."""

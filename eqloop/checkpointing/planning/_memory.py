@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._compiled import temporary_bytes
+from ..._partition import Flags
 from ..._programs import batched_types, vmap
 from ..engine._forward import Active, Saveable
 from ..engine._layout import Layout
@@ -57,6 +58,7 @@ def loop_bytes(
     fixed = dataclasses.replace(problem, planner=Fixed(layout))
     platform = jax.default_backend(), jax.config.read("jax_enable_x64")
     settings = _printed(problem.step), platform, problem.loop, problem.policy
+    settings = *settings, problem.still
     return _measured(_MeasuredLoop(*settings, layout, active, fixed, maps))
 
 
@@ -78,6 +80,7 @@ class _MeasuredLoop:
     platform: tuple[str, bool]
     loop: Loop
     policy: Saveable
+    still: Flags
     layout: Any  # Layout | AbstractWhileOrder
     active: Active
     problem: Problem = dataclasses.field(compare=False)

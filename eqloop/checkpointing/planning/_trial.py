@@ -30,19 +30,23 @@ def gradient_of(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The cotangents of the inputs of a loop, as a program.
 
+    Those of the leaves that are `still` are not among them: they take memory as well,
+    and not that of an output.
+
     Returns:
         A function of the inputs, in threes, and the cotangents of `ys`; and the types
         of these arguments.
     """
     step, loop = problem.step, problem.loop
+    moves = problem.moving(active)
 
     def gradient(inputs: Any, ct_ys: Any) -> Any:
         def run(*marked: Any) -> Any:
-            merged = (put(*g) for g in zip(inputs, active, marked, strict=True))
+            merged = (put(*g) for g in zip(inputs, moves, marked, strict=True))
             carry, ys = planned_loop(problem, *merged)
             return pick(carry, active.carry), list(filter(is_inexact, ys))
 
-        (carry, _), pull = jax.vjp(run, *map(pick, inputs, active))
+        (carry, _), pull = jax.vjp(run, *map(pick, inputs, moves))
         # A loss depends on the last carry, and so do its cotangents.
         return pull(([-leaf for leaf in carry], ct_ys))
 
