@@ -164,7 +164,7 @@ def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None
         for place, atom in enumerate(eqn.invars):
             if not (_is_in(atom, found) and _is_used(eqn, atom)):
                 continue
-            made = _handed_on(eqn, place, found[atom])
+            made = _values_with(eqn, place, found[atom])
             if made is None:
                 return None
             found.update((x, flag and found.get(x, True)) for x, flag in made)
@@ -172,7 +172,7 @@ def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None
     return {i: found[atom] for i, atom in ends if _is_in(atom, found)}
 
 
-def _handed_on(eqn: Any, place: int, is_row: bool) -> list[tuple[Any, bool]] | None:
+def _values_with(eqn: Any, place: int, is_row: bool) -> list[tuple[Any, bool]] | None:
     """What an equation makes of a value, and whether that has it for a row.
 
     It is `None` if the equation computes with the value.
