@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
+from ._axes import is_symbolic
+
 Range: TypeAlias = tuple[int, int]
 
 _EITHER = (0, 1)
@@ -20,10 +22,8 @@ _OF_THE_SAME_RANGE = frozenset(
     {
         "broadcast_in_dim",
         "copy",
-        "reduce_and",
         "reduce_max",
         "reduce_min",
-        "reduce_or",
         "reshape",
         "squeeze",
         "transpose",
@@ -58,7 +58,9 @@ def range_of_result(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
 def _has(aval: Any, kind: Any) -> bool:
     """Whether an array is of this kind of numbers, and not empty."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, kind) and aval.size > 0
+    if dtype is None or not jnp.issubdtype(dtype, kind):
+        return False
+    return not is_symbolic(aval.size) and aval.size > 0
 
 
 def _found_for(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
@@ -81,6 +83,8 @@ def _found_for(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
         return None
     if name == "not":
         return _opposite(known[0])
+    if name in ("reduce_and", "reduce_or"):
+        return known[0]
     return _over_ends(_OF_BOOLEANS[name], *known) if name in _OF_BOOLEANS else None
 
 

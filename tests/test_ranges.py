@@ -35,6 +35,11 @@ FUNCTIONS = {
     "number": (lambda p, a, b: (a > 3).astype(int) + 1, (1, 1)),
     "repeated": (lambda p, a, b: jnp.any(jnp.broadcast_to(a > 3, (3,))), (0, 0)),
     "bits": (lambda p, a, b: lax.bitwise_or(a, b), None),
+    "bits of all": (
+        lambda p, a, b: lax.reduce_or(lax.broadcast(lax.max(a, 1), (2,)), (0,)),
+        None,
+    ),
+    "every": (lambda p, a, b: jnp.all(jnp.broadcast_to(a < 4, (3,))), (1, 1)),
     "of no numbers": (lambda p, a, b: jnp.any(jnp.ones((0,), bool)), (0, 1)),
 }
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 
 import eqloop as el
 
@@ -31,6 +31,31 @@ def stopped(loop: Any) -> Any:
     return jax.grad(lambda h: jnp.sum(loop((0, h))[1]))
 
 
+def weighted(w: Any, x: Any) -> Any:
+    step = lambda h, y: (jnp.tanh(w @ h + y), None)
+    return jnp.sum(el.Scan(step, schedule=el.Recursive(4, block=4))(x, XS)[0])
+
+
+def history(x: Any) -> Any:
+    """Steps that read a buffer, and write a row of it."""
+
+    def step(carry: Any, _: Any) -> Any:
+        i, h, rows = carry
+        return (i + 1, jnp.sin(h + jnp.sum(rows)), rows.at[i].set(h)), None
+
+    scan = el.Scan(step, schedule=el.Recursive(2))
+    return scan((0, 0.5, x), length=5)[0][1]
+
+
+def iterated(x: Any) -> Any:
+    """A while loop with loops in its step."""
+    again = lambda i: jnp.any(jnp.broadcast_to(i < 1, (x.shape[0] - 1,)))
+    inner = lambda h: lax.scan(lambda h, x: (jnp.sin(h + x), None), h, x)[0]
+    move = lambda i, h: jnp.where(again(i), inner(h), h)
+    body = lambda c: (c[0] + 1, lax.fori_loop(0, 2, move, c[1]))
+    return el.BoundedWhileLoop(COND, body, max_steps=4)((0, 0.5))[1]
+
+
 def exported(f: Any) -> Any:
     return export.export(jax.jit(f))(jax.ShapeDtypeStruct((N,), jnp.float32))
 
@@ -49,6 +74,9 @@ WORKS = {
     "a batch of whiles": jax.vmap(
         stopped(el.CheckpointedWhileLoop(COND, BODY, checkpoints=2))
     ),
+    "a weight": lambda x: jax.grad(weighted)(jnp.outer(x, x), x),
+    "a history": jax.grad(history),
+    "loops in a while loop": jax.grad(iterated),
     "rows of another number": lambda x: el.ChunkedVmap(lambda y: y * x, 2)(XS),
 }
 

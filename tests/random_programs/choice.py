@@ -6,7 +6,8 @@ from typing import Any
 from . import modes
 from .cases import PLACES, THROUGH_JAX, Case
 from .grow import Features
-from .programs import Program, random_program
+from .kinds import random_program
+from .programs import Program
 from .rules import RULES
 from .values import DIFFERENTIABLE, Precision, Type
 

@@ -93,6 +93,8 @@ class Grower:
         given = [i for i, t in enumerate(self.inputs) if t == type]
         if given and self.rng.random() < 0.12:
             return self.rng.choice(given)  # handed through
+        if type.kind in "ib" and self.rng.random() < 0.1:
+            return self.add(Op("constant", (), (type,)))  # known from now on
         at = self.find(type)
         if type.kind != "f" or not squash or self.rng.random() < 0.1:
             return at

@@ -80,7 +80,8 @@ def _with(parameters: Arrays, step: Any, is_module: bool) -> Any:
     return lambda *args, **keywords: step(parameters, *args, **keywords)
 
 
-def _split(values: Arrays, *counts: int) -> list[list[Any]]:
+def parts_of(values: Arrays, *counts: int) -> list[list[Any]]:
+    """The first so many values, the next ones, and so on, and last those left."""
     parts, at = [], 0
     for count in counts:
         parts.append([*values[at : at + count]])
@@ -101,7 +102,9 @@ class Scanned(Program):
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
         carry, x, y = self.trees
         count = len(self.x_axes), len(pick(carry, carry))
-        parameters, init, xs, key = _split(inputs, self.parameters, count[1], count[0])
+        parameters, init, xs, key = parts_of(
+            inputs, self.parameters, count[1], count[0]
+        )
 
         def step(parameters: Any, carry_: Any, x_: Any, key: Any = None) -> Any:
             keys = [] if key is None else [key]
@@ -132,7 +135,7 @@ class Rows(Program):
     is_module: bool = False
 
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
-        parameters, xs = _split(inputs, self.parameters)
+        parameters, xs = parts_of(inputs, self.parameters)
         step = lambda parameters, *x: world.run(self.bodies[0], [*parameters, *x])
         f = _with(parameters, step, self.is_module)
         return mapped(self.transform, world.is_written_out, f)(*xs)
@@ -146,7 +149,7 @@ class While(Program):
     is_counted: bool = True
 
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
-        (limit,), parameters, init = _split(inputs, 1, self.parameters)
+        (limit,), parameters, init = parts_of(inputs, 1, self.parameters)
 
         def cond(carry: Any) -> Any:
             goes_on = carry[0] < limit
@@ -198,7 +201,7 @@ class Layers(Program):
 
     def __call__(self, world: World, inputs: Arrays) -> list[Any]:
         count = len(self.bodies[0].output_types)
-        x, stacked = _split(inputs, count)
+        x, stacked = parts_of(inputs, count)
         step = lambda parameters, x: world.run(self.bodies[0], [*x, *parameters])
         if not world.is_written_out:
             return self.transform.made(_Module(stacked, step))(x)
@@ -222,7 +225,7 @@ MAPS = ("ChunkedVmap", "ChunkedVmap", "Map", "Vmap", "ForLoop", "CheckpointedFor
 WHILES = ("BoundedWhileLoop", "CheckpointedWhileLoop")
 
 
-def _types(rng: random.Random, width: int, kinds: str, count: int) -> list[Type]:
+def random_types(rng: random.Random, width: int, kinds: str, count: int) -> list[Type]:
     def one() -> Type:
         kind = rng.choice(kinds + "fff")
         shapes = [(), (width,)] if kind != "k" else [()]
@@ -233,27 +236,25 @@ def _types(rng: random.Random, width: int, kinds: str, count: int) -> list[Type]
     return [one() for _ in range(count)]
 
 
-def _lengthened(type: Type, length: int, axis: int | None = 0) -> Type:
+def lengthened(type: Type, length: int, axis: int | None = 0) -> Type:
     if axis is None:
         return type
     shape = (*type.shape[:axis], length, *type.shape[axis:])
     return Type(type.kind, shape)
 
 
-def _scanned(
-    rng: random.Random, width: int, features: Features, length: int
-) -> Program:
+def scanned(rng: random.Random, width: int, features: Features, length: int) -> Program:
     kinds, has_key = features.kinds, "k" in features.kinds and rng.random() < 0.5
-    parameters = _types(rng, width, kinds, rng.randint(0, 2))
-    carry = [*_types(rng, width, kinds, rng.randint(0, 3)), Type("f")]
-    xs = _types(rng, width, kinds, rng.randint(0, 2))
-    ys = _types(rng, width, kinds, rng.randint(0, 2))
+    parameters = random_types(rng, width, kinds, rng.randint(0, 2))
+    carry = [*random_types(rng, width, kinds, rng.randint(0, 3)), Type("f")]
+    xs = random_types(rng, width, kinds, rng.randint(0, 2))
+    ys = random_types(rng, width, kinds, rng.randint(0, 2))
     inner = [*parameters, *carry, *xs, *([Type("k")] * has_key)]
     body = Grower(rng, width, features, inner).body([*carry, *ys], rng.randint(2, 8))
     axes = [rng.choice([0, 0, 0, len(x.shape), None]) for x in xs]
-    scanned = [_lengthened(x, length, a) for x, a in zip(xs, axes, strict=True)]
+    stacked = [lengthened(x, length, a) for x, a in zip(xs, axes, strict=True)]
     return Scanned(
-        (*parameters, *carry, *scanned, *([Type("k")] * has_key)),
+        (*parameters, *carry, *stacked, *([Type("k")] * has_key)),
         (body,),
         settings.scan(rng, length, SCANS),
         trees=tuple(random_tree(rng, len(part)) for part in (carry, xs, ys)),
@@ -264,28 +265,28 @@ def _scanned(
     )
 
 
-def _rows(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def rows(rng: random.Random, width: int, features: Features, length: int) -> Program:
     length, features = max(length, 1), dataclasses.replace(features, effects=())
-    parameters = _types(rng, width, features.kinds, rng.randint(0, 2))
-    xs = [Type("f"), *_types(rng, width, features.kinds, rng.randint(0, 2))]
+    parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
+    xs = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
     transform = settings.row_map(rng, length, MAPS)
     is_reduced = transform.name == "ChunkedVmap" and rng.random() < 0.3
-    wanted = _types(rng, width, features.kinds, rng.randint(1, 2))
+    wanted = random_types(rng, width, features.kinds, rng.randint(1, 2))
     if is_reduced:
         wanted = [Type("f"), Type("f", (width,))]
         how = ("reduce", rng.choice(["sum", "mean"]))
         transform = dataclasses.replace(transform, settings=(*transform.settings, how))
     inner = [*parameters, *xs]
     body = Grower(rng, width, features, inner).body(wanted, rng.randint(2, 8))
-    inputs = (*parameters, *(_lengthened(x, length) for x in xs))
+    inputs = (*parameters, *(lengthened(x, length) for x in xs))
     module = rng.random() < 0.5
     return Rows(inputs, (body,), transform, len(parameters), module)
 
 
-def _while(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def looped(rng: random.Random, width: int, features: Features, length: int) -> Program:
     features = dataclasses.replace(features, effects=())
-    parameters = _types(rng, width, features.kinds, rng.randint(0, 2))
-    carry = [Type("f"), *_types(rng, width, features.kinds, rng.randint(0, 2))]
+    parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
+    carry = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
     inner = [*parameters, *carry]
     body = Grower(rng, width, features, inner).body(carry, rng.randint(2, 8))
     names = tuple(dict.fromkeys((*WHILES, *features.while_loops)))
@@ -296,7 +297,7 @@ def _while(rng: random.Random, width: int, features: Features, length: int) -> P
     return While(inputs, (body,), transform, len(parameters), rng.random() < 0.6)
 
 
-def _prefixes(
+def prefixes(
     rng: random.Random, width: int, features: Features, length: int
 ) -> Program:
     join, length = rng.choice(list(JOINS)), max(length, 1)
@@ -310,50 +311,32 @@ def _prefixes(
         types = [Type("f", (width, width))]
     elif rng.random() < 0.4:
         settings_["axis"] = rng.choice([1, -1])
-    inputs = tuple(_lengthened(t, length, settings_.get("axis", 0) % 2) for t in types)
+    inputs = tuple(lengthened(t, length, settings_.get("axis", 0) % 2) for t in types)
     transform = Transform("AssociativeScan", tuple(settings_.items()), length)
     return Prefixes(inputs, (), transform, join)
 
 
-def _layers(rng: random.Random, width: int, features: Features, length: int) -> Program:
+def layers(rng: random.Random, width: int, features: Features, length: int) -> Program:
     depth = max(length, 1)
     x = [Type("f", (width,))]
-    parameters = _types(rng, width, "f", rng.randint(1, 3))
+    parameters = random_types(rng, width, "f", rng.randint(1, 3))
     inner = [*x, *parameters]
     body = Grower(rng, width, features, inner).body(x, rng.randint(2, 7))
     made = {"schedule": settings.schedule(rng, depth)}
     if rng.random() < 0.3:
         made["policy"] = settings.policy(rng)
     transform = Transform("StackedLayers", tuple(made.items()), depth)
-    stacked = (_lengthened(t, depth) for t in parameters)
+    stacked = (lengthened(t, depth) for t in parameters)
     return Layers((*x, *stacked), (body,), transform)
 
 
-def _composed(
+def composed(
     rng: random.Random, width: int, features: Features, length: int
 ) -> Program:
-    inputs = [Type("f"), *_types(rng, width, features.kinds, rng.randint(1, 3))]
+    inputs = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(1, 3))]
     grower = Grower(rng, width, features, inputs)
     for _ in range(rng.randint(1, 3)):
         grower.control()
-    wanted = [Type("f"), *_types(rng, width, "fi", 1)]
+    wanted = [Type("f"), *random_types(rng, width, "fi", 1)]
     body = grower.body(wanted, rng.randint(0, 3))
     return Composed(tuple(inputs), (body,), Transform("composed"))
-
-
-KINDS = {
-    "scan": _scanned,
-    "rows": _rows,
-    "while": _while,
-    "prefixes": _prefixes,
-    "layers": _layers,
-    "composed": _composed,
-}
-_ODDS = ["scan"] * 8 + ["rows"] * 4 + ["while"] * 4 + ["composed"] * 5
-_ODDS += ["layers"] * 2 + ["prefixes"]
-
-
-def random_program(
-    rng: random.Random, width: int, features: Features, length: int
-) -> Program:
-    return KINDS[rng.choice(_ODDS)](rng, width, features, length)

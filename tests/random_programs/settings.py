@@ -7,16 +7,19 @@ import eqloop as el
 
 from .transforms import Transform
 
-SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget", "Offload")
+SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget")
+AROUND = ("Offload", "Cast")
 POLICIES = ("save_nothing", "save_everything", "save_dots", "save_dots_without_batch")
 
 
 def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
-    kind = kind or rng.choice(SCHEDULES)
+    kind = kind or rng.choice([*SCHEDULES, *AROUND, "default"])
+    if kind == "default":
+        return None
     if kind == "StoreAll":
         return el.StoreAll()
     if kind == "Recursive":
-        return el.Recursive(rng.randint(2, 4), block=rng.randint(1, 3))
+        return el.Recursive(rng.randint(2, 4), block=rng.choice([None, 1, 2, 3]))
     if kind == "Chunked":
         return el.Chunked(rng.randint(1, max(length, 1) + 1), block=rng.randint(1, 3))
     if kind == "Binomial":
@@ -24,8 +27,9 @@ def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
         return el.Binomial(rng.randint(1, 5), block=block)
     if kind == "Budget":
         return el.Budget(rng.choice(["64KiB", "1MiB"]))
-    inner = rng.choice(["Recursive", "Chunked", "Binomial"])
-    return el.Offload(schedule(rng, length, inner))
+    inner = schedule(rng, length, rng.choice(["Recursive", "Chunked", "Binomial"]))
+    # No number has more bits than this: none is rounded.
+    return el.Offload(inner) if kind == "Offload" else el.Cast(inner, "float64")
 
 
 def policy(rng: random.Random) -> Any:
@@ -48,6 +52,8 @@ def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
         settings["unroll"] = rng.choice([2, 3, True])
     if rng.random() < 0.25:
         settings["policy"] = policy(rng)
+    if rng.random() < 0.15:
+        settings["backward"] = el.Truncate(rng.randint(1, length + 1))
     if name == "SlicedScan":
         settings["start"] = rng.choice([None, None, rng.randint(-length, length)])
         settings["stop"] = rng.choice([None, None, rng.randint(-length, length)])
@@ -65,6 +71,10 @@ def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Tra
             settings["max_steps"] = most
         if rng.random() < 0.7:
             settings["checkpoints"] = rng.randint(1, 4)
+    if name == "ScanWhile":
+        settings = {"max_steps": most, "schedule": schedule(rng, most)}
+        if rng.random() < 0.15:
+            settings["backward"] = el.Truncate(rng.randint(1, most))
     return Transform(name, tuple(settings.items()), most)
 
 

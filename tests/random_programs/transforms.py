@@ -70,9 +70,9 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
 
         carry, ys = init, []
         order = range(length)
-        for i in reversed(order) if transform.get("reverse") else order:
+        for n, i in enumerate(reversed(order) if transform.get("reverse") else order):
             x, keyword = at(i)
-            carry, y = step(carry, x, **keyword)
+            carry, y = step(_cut(carry, n, transform), x, **keyword)
             ys.append(y)
         if transform.get("reverse"):
             ys.reverse()
@@ -87,6 +87,15 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
         return carry, jax.tree.map(lambda y: y[kept] if eqx.is_array(y) else y, ys)
 
     return run
+
+
+def _cut(carry: Any, position: int, transform: Transform) -> Any:
+    """The carry before a step, without a derivative if there is a cut."""
+    backward = transform.get("backward")
+    if backward is None or position % backward.every:
+        return carry
+    stop = lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x
+    return jax.tree.map(stop, carry)
 
 
 def rows(xs: Any, axes: Any, i: int) -> Any:
@@ -133,6 +142,9 @@ def while_loop(
 ) -> Callable[[Any], Any]:
     if transform.name == "lax.while_loop":
         return lambda init: lax.while_loop(cond, body, init)
+    if transform.name == "ScanWhile":
+        step = lambda carry, _: (body(carry), [])
+        return lambda init: scan_while(transform, is_written_out, cond, step)(init)[0]
     if not is_written_out:
         return transform.made(cond, body)
 
@@ -142,6 +154,30 @@ def while_loop(
             goes_on, after = cond(carry), body(carry)
             carry = [jnp.where(goes_on, *xy) for xy in zip(after, carry, strict=True)]
         return carry
+
+    return run
+
+
+def scan_while(
+    transform: Transform, is_written_out: bool, cond: Any, step: Any
+) -> Callable[..., Any]:
+    """A loop `(init, xs=None) -> (carry, ys, steps)` of lists."""
+    if not is_written_out:
+        return transform.made(cond, step)
+
+    def run(carry: Any, xs: Any = None) -> Any:
+        select = lambda which, new, old: [
+            jnp.where(which, *xy) for xy in zip(new, old, strict=True)
+        ]
+        rows_, steps, goes_on = [], jnp.zeros((), jnp.int32), True
+        for i in range(transform.length):
+            goes_on = goes_on & cond(carry)
+            x = rows(xs, eqx.if_array(0), i)
+            after, y = step(_cut(carry, i, transform), x)
+            carry = select(goes_on, after, carry)
+            rows_.append(select(goes_on, y, map(jnp.zeros_like, y)))
+            steps = steps + goes_on
+        return carry, jax.tree.map(_stacked, *rows_), steps
 
     return run
 

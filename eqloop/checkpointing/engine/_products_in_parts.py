@@ -18,6 +18,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
+from ..._axes import is_symbolic
 from ._loop import nbytes, part, put_part
 
 # Products smaller than this take little, and are made as a whole.
@@ -168,7 +169,9 @@ def _in_parts(eqn: Any, order: Sequence[int] | None) -> _Product | None:
     left, out = eqn.invars[0].aval, eqn.outvars[0].aval
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
     is_sharded = eqn.params.get("out_sharding") is not None
-    if not own or is_sharded or nbytes([out]) < _LEAST_BYTES:
+    if not own or is_sharded or any(map(is_symbolic, out.shape)):
+        return None
+    if nbytes([out]) < _LEAST_BYTES:
         return None
     parts = next((n for n in _PARTS if left.shape[own[0]] % n == 0), None)
     if parts is None:

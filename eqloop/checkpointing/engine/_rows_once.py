@@ -115,6 +115,8 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
 def _leaf(i: int, aval: Any) -> Any:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
+    if any(is_symbolic(size) or not size for size in aval.shape):
+        return None  # nothing to count, or nothing to save
     return _Index(i, frozenset([0])) if _counts(aval) else _Buffer(i)
 
 
@@ -167,8 +169,11 @@ class _Index:
     leaf: int
     offsets: frozenset[int]
 
-    def plus(self, number: int) -> "_Index":
-        return _Index(self.leaf, frozenset(o + number for o in self.offsets))
+    def plus(self, number: int) -> "_Index | None":
+        """What is known of a sum; nothing if that may have wrapped around."""
+        offsets = frozenset(offset + number for offset in self.offsets)
+        is_small = all(abs(offset) < _MOST_ROWS for offset in offsets)
+        return _Index(self.leaf, offsets) if is_small else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from ..._array_types import axes_of
+from ..._axes import is_symbolic
 from ..._compat import close, scan_counts
 from ..._equations import equations
 from ..._partition import split
@@ -185,7 +186,7 @@ def _is_short_loop(eqn: Any) -> bool:
     if eqn.primitive.name != "scan" or eqn.effects:
         return False
     length = eqn.params["length"]
-    if not 0 < length <= _MOST_ITERATIONS:
+    if is_symbolic(length) or not 0 < length <= _MOST_ITERATIONS:
         return False
     return length * sum(1 for _ in equations(eqn.params["jaxpr"])) <= _MOST_EQUATIONS
 

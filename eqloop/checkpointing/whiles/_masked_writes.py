@@ -14,7 +14,7 @@ But a row may be read to be written again, as in
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Self
 
 import jax
@@ -131,44 +131,67 @@ def _end_of_equation(eqn: Any, place: int) -> int | None:
 
 
 def _is_write(eqn: Any) -> bool:
-    if eqn.primitive.name not in WRITES:
+    if eqn.primitive.name not in WRITES or not eqn.outvars[0].aval.ndim:
         return False
-    return eqn.params.get("mode", _MODES[0]) in _MODES and eqn.outvars[0].aval.ndim > 0
+    if eqn.primitive.name == "dynamic_update_slice":
+        return True
+    # Without an index, as in `rows.at[:].add(h)`, nothing could be out of bounds.
+    return eqn.params["mode"] in _MODES and eqn.invars[1].aval.shape[-1] > 0
 
 
 def _is_harmless(jaxpr: jex.Jaxpr, eqn: Any, var: Any) -> bool:
     """Whether rows of a buffer are read in order to be written again."""
     is_buffer = [atom is var for atom in eqn.invars]
     is_operand = is_buffer[0] and not any(is_buffer[1:])
-    return is_operand and _is_put_back(jaxpr, eqn.outvars[0]) == []
+    ends = _ends_of(jaxpr, eqn.outvars[0], is_row=False) if is_operand else None
+    return ends is not None and all(ends.values())
 
 
-def _is_put_back(jaxpr: jex.Jaxpr, var: Any) -> list[int] | None:
-    """The outputs that a value becomes, if it is moved or written and nothing else."""
-    ends = [i for i, atom in enumerate(jaxpr.outvars) if atom is var]
+def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None:
+    """The outputs that a value becomes, if it is moved or written and nothing else.
+
+    Args:
+        jaxpr: A program.
+        var: The value.
+        is_row: Whether it is some row of a buffer already.
+
+    Returns:
+        For each such output, whether the value is no more than a row of it. `None` if
+        anything is computed with the value, or with a buffer that has it for a row.
+    """
+    found = {var: is_row}
     for eqn in jaxpr.eqns:
-        places = [i for i, atom in enumerate(eqn.invars) if atom is var]
-        for place in places:
-            values = _values(eqn, place)
-            found = [None if v is None else _is_put_back(jaxpr, v) for v in values]
-            if any(more is None for more in found):
+        for place, atom in enumerate(eqn.invars):
+            if not (_is_in(atom, found) and _is_used(eqn, atom)):
+                continue
+            made = _values_with(eqn, place, found[atom])
+            if made is None:
                 return None
-            ends += [end for more in found for end in more or ()]
-    return ends
+            found.update((x, flag and found.get(x, True)) for x, flag in made)
+    ends = enumerate(jaxpr.outvars)
+    return {i: found[atom] for i, atom in ends if _is_in(atom, found)}
 
 
-def _values(eqn: Any, place: int) -> list[Any]:
-    """What an equation makes of a value; `None` if it computes with it."""
-    name = eqn.primitive.name
+def _values_with(eqn: Any, place: int, is_row: bool) -> list[tuple[Any, bool]] | None:
+    """What an equation makes of a value, and whether that has it for a row.
+
+    It is `None` if the equation computes with the value.
+    """
+    name, out = eqn.primitive.name, eqn.outvars[0]
     if name in _HANDS_ON:
-        return [None if name == "select_n" and place == 0 else eqn.outvars[0]]
+        return None if name == "select_n" and place == 0 else [(out, is_row)]
+    if place == 0 and name in READS:
+        return [(out, False)]
     if (name, place) in (("dynamic_update_slice", 1), ("scatter", 2)):
-        return []
+        return [(out, True)]
     if name in CALLS:
         inner = close(eqn.params[CALLS[name]]).jaxpr
-        ends = _is_put_back(inner, inner.invars[place])
-        return [None] if ends is None else [eqn.outvars[end] for end in ends]
-    return [None]
+        ends = _ends_of(inner, inner.invars[place], is_row)
+        if ends is None:
+            return None
+        return [(eqn.outvars[end], flag) for end, flag in ends.items()]
+    end = _end_of_equation(eqn, place)
+    return None if end is None else [(eqn.outvars[end], is_row)]
 
 
 @functools.lru_cache(maxsize=128)
@@ -256,7 +279,7 @@ class _Masking:
         return [*map(name, traced.jaxpr.outvars)]
 
 
-def _is_in(atom: Any, variables: set[Any]) -> bool:
+def _is_in(atom: Any, variables: Container[Any]) -> bool:
     return not isinstance(atom, jex.Literal) and atom in variables
 
 

@@ -72,6 +72,8 @@ OTHERS = {
     "scaled": lambda rows, h, i: rows.at[2 * i].set(h),
     "several": lambda rows, h, i: rows.at[i + jnp.arange(2)].set(h[None]),
     "unread": lambda rows, h, i: rows,
+    # With 32 bits it is row `i - 2`.
+    "wrapped": lambda rows, h, i: no_index(rows, h, i + (2**31 - 1) + (2**31 - 1)),
 }
 
 
@@ -144,6 +146,10 @@ def test_rows_along_another_axis():
     f = lambda i, rows: [i + 1, rows.at[:, i].set(1.0)]
     found = rows_of(f, loop(), ZERO, jnp.zeros((2, STEPS, 3)))
     assert found == RowsOnce(1, 0, 0)
+
+
+def test_buffers_without_rows():
+    assert rows_of(by_one(no_index), loop(), ZERO, buffer(0)) is None
 
 
 @pytest.mark.parametrize("first", [0, -3, 5, -30, 2**31 - 4])

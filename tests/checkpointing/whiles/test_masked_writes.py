@@ -11,6 +11,8 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop.checkpointing.engine._step import trace_step
+from eqloop.checkpointing.whiles._masked_writes import written_leaves
 
 from ...marks import slow
 
@@ -63,11 +65,24 @@ def computed_with(h, rows, i):
     return rows.at[i].set(h + jnp.sqrt(1 + row**2)), i + 1
 
 
+def by_way_of_another(h, rows, i):
+    """No such buffer: a row is written to another one, and that is computed with."""
+    other = jnp.zeros((2, WIDTH)).at[0].set(rows[i])
+    # Singular where an example has stopped.
+    return rows.at[i].set(0 * h * jnp.sqrt(jnp.sum(other**2))), i + 1
+
+
+def everywhere(h, rows, i):
+    """No such buffer: there is no index that could be out of bounds."""
+    return rows.at[:].add(h), i + 1
+
+
 WRITES = {
     f.__name__: f
     for f in (appended, kept, sliced, added, within_jit, in_a_loop, out_of_bounds)
 }
-EVERY = {**WRITES, "computed_with": computed_with}
+OTHERS = {f.__name__: f for f in (computed_with, by_way_of_another, everywhere)}
+EVERY = WRITES | OTHERS
 
 
 def checkpointed(cond, body, init):
@@ -164,6 +179,14 @@ QUICK = [
 ]
 EVERY_CASE = itertools.product(MODES, EVERY, LOOPS)
 CASES = [*QUICK, *(slow(*case) for case in EVERY_CASE if case not in QUICK)]
+
+
+@pytest.mark.parametrize("write", EVERY)
+def test_buffers_that_are_only_written_to(write):
+    step = lambda carry, _: ([carry[0], *EVERY[write](*carry)], [])
+    types = [jax.typeof(x) for x in (W, jnp.zeros((ROWS, WIDTH)), jnp.asarray(0))]
+    step, _ = trace_step(step, types, [])
+    assert written_leaves(step) == (False, write in WRITES, False)
 
 
 @pytest.mark.parametrize(("mode", "write", "loop"), CASES)
