@@ -139,7 +139,7 @@ def check(call: dict[str, Any]) -> None:
 
 
 @hypothesis.given(calls())
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=5)
 def test_agrees_with_lax_scan(call):
     check(call)
 

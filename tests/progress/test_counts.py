@@ -93,10 +93,13 @@ CONTEXTS: dict[str, tuple[Callable[[Loop], Any], list[Any]]] = {
 
 
 def cases() -> Iterator[Any]:
-    """All contexts for one schedule, and for the others those that are quick."""
+    """Most contexts for one schedule, and for the others those that are quick."""
+    like_others = ("hessian", "grad of vmap", "cond")
     for schedule in SCHEDULES:
         for context in CONTEXTS:
-            quick = schedule == el.Recursive(3) or context in ("jit", "grad")
+            quick = context in ("jit", "grad") or (
+                schedule == el.Recursive(3) and context not in like_others
+            )
             case = pytest.param if quick else slow
             yield case(schedule, context, id=f"{schedule}-{context}")
 
