@@ -78,7 +78,6 @@ def test_modes(mode):
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
 def test_schedules(schedule):
-    check(derivatives.grad, derivatives.plain, schedule)
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
 
 

@@ -31,13 +31,7 @@ _REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
 _LENGTHY = (
     "coming_from/*.md",
     "recipes/*.md",
-    "guides/derivatives.md",
-    "guides/long_runs.md",
-    "guides/many_devices.md",
-    "guides/maps.md",
-    "guides/memory.md",
-    "guides/reversible_loops.md",
-    "guides/stacked_layers.md",
+    "guides/*.md",
     "faq.md",
     "how_it_works.md",
 )

@@ -125,6 +125,7 @@ def expected_in(mode, nested):
 
 
 LIKE_OTHERS = {"jvp of w", "vjp of x", "jacfwd", "reverse over forward"}
+LIKE_OTHERS |= {"jacrev", "hessian"}
 
 
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES))

@@ -136,6 +136,7 @@ def test_no_more_than_equinox_takes():
     assert ours <= temporary(jax.grad(equinox_loss(30), ALL), *LONG)
 
 
+@pytest.mark.slow
 def test_no_more_than_equinox_takes_of_a_batch():
     w, h, xs = SHORT
     args = (w, (BATCH, *h), (BATCH, *xs))

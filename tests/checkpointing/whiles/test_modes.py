@@ -86,6 +86,7 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
 LIKE_OTHERS = (
     derivatives.grad_of_parameters,
     derivatives.reverse_over_reverse,
+    derivatives.reverse_over_forward,
     derivatives.hessian,
     derivatives.jacrev,
 )
