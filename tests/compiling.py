@@ -1,6 +1,13 @@
-"""How many programs have been compiled, by JAX's own account."""
+"""How programs are compiled, and how many have been, by JAX's own account."""
 
 import jax.monitoring
+
+# Options for programs whose bits matter: optimised as those of users are, and not as
+# little as `conftest.py` has it.
+AS_USED = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+}
 
 _events: list[str] = []
 

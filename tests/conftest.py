@@ -1,10 +1,24 @@
 """What all tests share: devices, examples, strict types, a bounded cache."""
 
+import gc
+import os
 from collections.abc import Iterator
 
 import hypothesis
 import jax
 import pytest
+
+# Most of the time goes into compiling programs that are run once and on little data, so
+# LLVM need not optimise them. What XLA does before that, and with it the memory that a
+# program takes, stays as it is. Flags of the environment come last, and prevail.
+QUICK_FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+os.environ["XLA_FLAGS"] = f"{QUICK_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+# Nor need programs know the Python lines that they come from: errors and plans have
+# these from the jaxpr.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 # Enough devices to shard over; a program on one device does not notice the others.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -20,6 +34,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("eqloop")
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collector what was imported, which it would search again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="module", autouse=True)

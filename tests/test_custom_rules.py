@@ -14,7 +14,7 @@ import pytest
 
 import eqloop as el
 
-from .marks import slow
+from .marks import slow, slow_if
 
 XS = jnp.linspace(0.5, 1.5, 5)
 
@@ -141,7 +141,12 @@ def check_scan(rule: Any, schedule: Any, modes: Any = ()) -> None:
     check_modes(rule, loss(lambda h: scan(h, XS)), wanted, modes)
 
 
-@pytest.mark.parametrize("rule", REVERSE, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    # The others are in the loops and maps below.
+    "rule",
+    slow_if((keeps, another, clips).__contains__, REVERSE),
+    ids=lambda rule: rule.__name__,
+)
 def test_scans(rule):
     check_scan(rule, SCHEDULES["Recursive"])
 
@@ -153,11 +158,12 @@ def test_scans_under_all_schedules(rule, schedule):
     check_scan(rule, schedule, {**SECOND, **THIRD})
 
 
+@pytest.mark.parametrize("mode", slow_if(lambda m: m != "third, all in reverse", THIRD))
 @pytest.mark.parametrize(
     ("rule", "schedule"), [slow(inside, "Recursive"), (leaves, "blocks")]
 )
-def test_third_derivatives(rule, schedule):
-    check_scan(rule, SCHEDULES[schedule], THIRD)
+def test_third_derivatives(rule, schedule, mode):
+    check_scan(rule, SCHEDULES[schedule], {mode: THIRD[mode]})
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ def test_third_derivatives(rule, schedule):
         (leaves, "ChunkedVmap"),
         (clips, "ChunkedVmap"),
         (inside, "Map"),
-        (another, "CheckpointedForLoop"),
+        slow(another, "CheckpointedForLoop"),
         *[slow(rule, kind) for rule in REVERSE for kind in ("ChunkedVmap", "Map")],
     ],
 )
@@ -216,7 +222,9 @@ def test_a_while_loop_twice_in_reverse_with_a_rule_that_is_not_linear(kind):
         jax.grad(jax.grad(f))(0.5)
 
 
-@pytest.mark.parametrize("rule", [leaves, another], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    "rule", [slow(leaves), another], ids=lambda rule: rule.__name__
+)
 def test_prefixes(rule):
     combine = lambda a, b: jnp.sin(a) + rule(2 * b) * 0.3 * b
 
@@ -243,7 +251,7 @@ def test_checked_functions(rule):
     check_modes(rule, el.DebugNonFinite(f), f)
 
 
-@pytest.mark.parametrize("rule", [leaves, clips], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [slow(leaves), clips], ids=lambda rule: rule.__name__)
 def test_slices_from_the_end(rule):
     step = step_of(rule)
     scan = el.SlicedScan(step, step=3, schedule=el.Recursive(2), reverse=True)

@@ -235,6 +235,7 @@ class Rnn(eqx.Module):
         return h, self.readout @ h
 
 
+@pytest.mark.slow
 def test_trains_a_recurrent_network():
     """To say what the input was two steps before."""
     keys = jax.random.split(jax.random.key(0), 4)

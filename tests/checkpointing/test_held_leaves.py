@@ -12,6 +12,7 @@ from jax import lax
 
 import eqloop as el
 
+from ..marks import slow
 from .derivatives import (
     LENGTH,
     MODES,
@@ -330,8 +331,9 @@ LOOPS_WITHIN = {
 }
 
 
+@pytest.mark.parametrize("derive", [jax.grad, slow(jax.hessian)], ids=["once", "twice"])
 @pytest.mark.parametrize("run", LOOPS_WITHIN.values(), ids=LOOPS_WITHIN)
-def test_rows_that_a_loop_in_the_step_writes(run):
+def test_rows_that_a_loop_in_the_step_writes(run, derive):
     """The loop counts on and writes rows; only the count is needed on the way back."""
 
     def step(carry, x):
@@ -349,10 +351,9 @@ def test_rows_that_a_loop_in_the_step_writes(run):
 
     h, xs = jnp.ones(4), jnp.linspace(-1, 1, 6)
     schedule = el.Binomial(3)
-    for derive in (jax.grad, jax.hessian):
-        of = lambda s, derive=derive: jax.jit(derive(functools.partial(loss, s)))
-        found, expected = of(schedule)(h, xs), of(None)(h, xs)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    of = lambda s: jax.jit(derive(functools.partial(loss, s)))
+    found, expected = of(schedule)(h, xs), of(None)(h, xs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     init = (h, jnp.zeros((20, 4)), jnp.zeros((), jnp.int32))
     plan = el.Scan(step, schedule=schedule).plan(init, xs)
     assert dict(plan.holds) == {"carry[0]": True, "carry[1]": False, "carry[2]": True}

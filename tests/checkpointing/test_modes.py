@@ -66,6 +66,8 @@ LIKE_OTHERS = (
     derivatives.grad_of_parameters,
     derivatives.jacfwd,
     derivatives.jacrev,
+    derivatives.hessian,
+    derivatives.vjp,
 )
 
 
@@ -76,11 +78,15 @@ def test_modes(mode):
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
 def test_schedules(schedule):
-    check(derivatives.grad, derivatives.plain, schedule)
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+# An order of which every step is reversed by itself, and one of blocks.
+@pytest.mark.parametrize(
+    "schedule",
+    slow_if((SCHEDULES[1], SCHEDULES[2]).__contains__, SCHEDULES[1:]),
+    ids=str,
+)
 def test_with_64_bits(schedule):
     mode = derivatives.forward_over_reverse
     with jax.enable_x64(True):
@@ -102,6 +108,8 @@ SLOW = (
     derivatives.vmap_of_vmap,
     derivatives.in_fori_loop,
     derivatives.in_checkpoint,
+    derivatives.shard_map,
+    derivatives.vmap_of_xs,
 )
 
 

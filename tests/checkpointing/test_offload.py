@@ -124,7 +124,7 @@ def test_what_offload_takes():
         el.Offload(el.Binomial(3), memory_kind="device")
 
 
-@pytest.mark.parametrize("is_jitted", [False, True], ids=["op by op", "jit"])
+@pytest.mark.parametrize("is_jitted", [slow(False), True], ids=["op by op", "jit"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_carries_of_every_kind(schedule, is_jitted):
     dtypes = "bool_ int4 uint8 bfloat16 float16 float8_e5m2 complex64"

@@ -67,7 +67,12 @@ def test_contexts(context):
     check(derivatives.grad, context, At((1, 3)))
 
 
-@pytest.mark.parametrize("within", WITHIN, ids=repr)
+# One of each order; blocks are binomial.
+@pytest.mark.parametrize(
+    "within",
+    slow_if((el.Chunked(2), el.Recursive(2), el.Binomial(2)).__contains__, WITHIN),
+    ids=repr,
+)
 def test_schedules_of_segments(within):
     check(derivatives.reverse_over_reverse, derivatives.plain, At((2,), within))
 
@@ -88,7 +93,7 @@ def test_with_a_bar_and_backwards(schedule, capfd):
 @hypothesis.given(
     st.integers(1, 40), st.sets(st.integers(1, 40), max_size=3), st.sampled_from(WITHIN)
 )
-@hypothesis.settings(max_examples=8)
+@hypothesis.settings(max_examples=4)
 def test_the_plan_says_how_often_the_step_is_evaluated(length, positions, within):
     schedule = At(tuple(positions), within)
     step = lambda h, x: (jnp.sin(h + x), None)

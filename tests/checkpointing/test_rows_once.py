@@ -174,7 +174,7 @@ of_a_while = (
 )
 
 
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=2)
 @hypothesis.given(*of_a_scan)
 def test_scans_that_read_what_they_wrote(settings, first, rows, at, mode, is_mapped):
     check_scan(settings, first, rows, at, mode, is_mapped)

@@ -85,7 +85,7 @@ def moves(f: Any, *args: Any) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("step", "axis_type", "schedule"),
     [
-        (dense, AxisType.Auto, SCHEDULES[0]),
+        slow(dense, AxisType.Auto, SCHEDULES[0]),
         slow(dense, AxisType.Auto, SCHEDULES[1]),
         slow(dense, AxisType.Explicit, SCHEDULES[0]),
         (dense, AxisType.Explicit, SCHEDULES[1]),

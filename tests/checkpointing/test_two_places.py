@@ -73,6 +73,7 @@ def test_contexts(mode, context, schedule):
     check(mode, context, schedule)
 
 
+@pytest.mark.slow
 def test_with_64_bits():
     with jax.enable_x64(True):
         loops = (scan(SCHEDULES[2]), jax.lax.scan)
@@ -85,7 +86,7 @@ def test_with_64_bits():
 )
 @pytest.mark.parametrize(
     "settings",
-    [(1, 1, 0.0), slow((3, 2, 0.5)), slow((2, 3, 4.0, 4)), (3, 3, 0.1, 3)],
+    [slow((1, 1, 0.0)), slow((3, 2, 0.5)), slow((2, 3, 4.0, 4)), (3, 3, 0.1, 3)],
     ids=str,
 )
 def test_gradients_agree(length, settings):
@@ -96,7 +97,7 @@ def test_gradients_agree(length, settings):
 
 
 @pytest.mark.parametrize(
-    "schedule", [SCHEDULES[0], SCHEDULES[1], slow(SCHEDULES[2])], ids=repr
+    "schedule", [slow(SCHEDULES[0]), SCHEDULES[1], slow(SCHEDULES[2])], ids=repr
 )
 def test_loops_that_stop(schedule):
     """For as many steps as there may be, and for each example of a batch its own."""
@@ -207,7 +208,7 @@ def test_gradients_under_a_budget():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("measure", [slow(False), True], ids=["estimated", "measured"])
+@pytest.mark.parametrize("measure", [False, slow(True)], ids=["estimated", "measured"])
 def test_a_budget_of_files(tmp_path, measure):
     f, init, xs = heavy(128, 64)
     places = dict(disk="1.2MiB", directory=tmp_path)

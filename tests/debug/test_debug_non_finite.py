@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 import eqloop as el
 
 from ..mapping.devices import mesh_of
+from ..marks import slow
 
 
 def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -61,6 +62,7 @@ def assert_same(tree: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.parametrize("either_width", [False, slow(True)], indirect=True)
 @pytest.mark.usefixtures("either_width")
 def test_values_and_derivatives_are_the_same() -> None:
     run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(SCALE, XS)
@@ -255,7 +257,7 @@ def test_closed_over_tracers_are_differentiated(quiet: None) -> None:
         el.Jit(jax.grad(f))(0.0)
 
 
-@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("check", [True, slow(False)])
 def test_inside_shard_map(check: bool) -> None:
     mesh, spec = mesh_of(i=2), PartitionSpec("i")
 
@@ -334,7 +336,7 @@ def test_error_if_and_breakpoint_if() -> None:
         f(-0.5 * jnp.ones(()))
 
 
-@pytest.mark.parametrize("checkpoints", [None, 2, 8])
+@pytest.mark.parametrize("checkpoints", [None, 2, slow(8)])
 def test_the_iteration_of_a_while_loop_that_is_reversed(checkpoints):
     def f(x: Any) -> Any:
         body = lambda carry: (carry[0] + 1, jnp.log(2.5 - carry[0]) * carry[1])

@@ -321,7 +321,14 @@ CASES = {
 
 
 # Each of them is like another one, and takes longer to compile than most.
-SLOW = {"while 2", "deep 2", "deep 3", "root of a nested Scan", "root of blocks"}
+SLOW = {
+    "while 2",
+    "deep 1",
+    "deep 2",
+    "deep 3",
+    "root of a nested Scan",
+    "root of blocks",
+}
 
 
 @pytest.mark.parametrize("name", slow_if(SLOW.__contains__, CASES))

@@ -3,7 +3,8 @@
 A block of `>>>` examples is compared with its output. Any other is a program, or the
 next part of the page's program: the blocks of a page share their names. A page that
 needs a package says so above its title, in a line such as `requires: diffrax`, and runs
-with the slow tests.
+with the slow tests. So do the pages that tell at length, in programs of their own, what
+the docstrings and other pages have examples of; what they name is looked up each time.
 """
 
 import doctest
@@ -18,6 +19,8 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = sorted((DOCS / "api").glob("*.md"))
@@ -25,12 +28,21 @@ PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
 # The loop of the front page, for fewer steps. `test_figures.py` compiles all of it.
 _LONG, _SHORT = "jnp.ones((32, 10_000, 8))", "jnp.ones((32, 30, 8))"
 _REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
+_LENGTHY = (
+    "coming_from/*.md",
+    "recipes/*.md",
+    "guides/*.md",
+    "faq.md",
+    "how_it_works.md",
+)
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
 def _case(page: Path) -> Any:
-    marks = [pytest.mark.slow] if _REQUIRES.match(page.read_text()) else []
-    return pytest.param(page, marks=marks, id=str(page.relative_to(DOCS)))
+    name = page.relative_to(DOCS)
+    is_slow = _REQUIRES.match(page.read_text()) or any(map(name.match, _LENGTHY))
+    case = slow if is_slow else pytest.param
+    return case(page, id=str(name))
 
 
 @pytest.mark.parametrize("page", list(map(_case, PAGES)))
@@ -44,6 +56,21 @@ def test_page(page):
         else:  # with the numbers that its lines have on the page, for tracebacks
             program = "\n" * line + code.replace(_LONG, _SHORT)
             exec(compile(program, page, "exec"), names)
+
+
+def test_what_pages_name_is_there():
+    for page in PAGES:
+        for line, code in blocks(page.read_text()):
+            for name in re.findall(r"\bel\.((?!diffrax)\w+(?:\.\w+)*)", code):
+                assert has(el, name), f"{page}:{line}: el.{name}"
+
+
+def has(namespace: Any, name: str) -> bool:
+    try:
+        operator.attrgetter(name)(namespace)
+    except AttributeError:
+        return False
+    return True
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:

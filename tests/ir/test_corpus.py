@@ -17,6 +17,7 @@ import pytest
 from eqloop import ir
 from eqloop.ir._atoms import count_equations
 
+from ..conftest import QUICK_FLAGS
 from ..marks import slow, slow_if
 from .corpus import PROBLEMS
 
@@ -131,7 +132,9 @@ def modules(request, tmp_path_factory):
     """A directory with a module for each problem, its inputs and its outputs."""
     path: Path = tmp_path_factory.mktemp("modules")
     data, shapes = {}, {}
-    for name in PROBLEMS.keys() - SLOW if request.param == "quick" else SLOW:
+    # The quick ones are those that the test above leaves to the weekly run.
+    quick = WEEKLY - SLOW
+    for name in quick if request.param == "quick" else PROBLEMS.keys() - quick:
         problem = PROBLEMS[name]
         (path / f"{name}.py").write_text(ir.to_python(problem.f)(*problem.args))
         leaves = jax.tree.leaves(problem.args)
@@ -158,7 +161,7 @@ def test_modules_run_on_their_own_and_lint(modules):
     (modules / "runner.py").write_text(RUNNER)
     environment = {
         **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": QUICK_FLAGS,
     }
     subprocess.run(
         [sys.executable, "runner.py"],

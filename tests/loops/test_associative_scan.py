@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..marks import slow
+
 LENGTH = 9
 # One chunk; chunks that divide what follows the first element; one that overlaps.
 CHUNK_SIZES = (None, 1, 4, 5, 3, LENGTH)
@@ -94,8 +96,8 @@ def higher_order_and_batched(run: Any, **settings: Any) -> Any:
     ("derive", "chunk_size", "reverse"),
     [
         (first_order, 4, False),
-        (first_order, 4, True),
-        (first_order, 3, False),
+        slow(first_order, 4, True),
+        slow(first_order, 3, False),
         (first_order, 3, True),
         (higher_order_and_batched, 3, False),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow
 from .test_scan import assert_close, jvp, vjp, vmap
 
 LOOPS = (
@@ -34,6 +35,7 @@ class Weighted(eqx.Module):
 
 
 @each_loop
+@pytest.mark.parametrize("either_width", [slow(False), True], indirect=True)
 @pytest.mark.usefixtures("either_width")
 def test_values_and_derivatives_are_those_of_a_vmap(loop):
     ours = lambda f, xs, weights: loop(f)(xs, weights)

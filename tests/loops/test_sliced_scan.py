@@ -23,9 +23,8 @@ QUICK = (
     el.Recursive(3),
     el.Chunked(4, block=2),
     el.Binomial(2, block=3),
-    el.Budget("1 MiB"),
 )
-SLOW = (el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))
+SLOW = (el.Budget("1 MiB"), el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))
 name = lambda value: getattr(value, "__name__", str(value))
 
 

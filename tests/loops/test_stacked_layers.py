@@ -13,6 +13,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..marks import slow
+
 DEPTH, WIDTH = 5, 3
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, WIDTH)
@@ -346,7 +348,7 @@ def from_layers(key, **settings):
 
 
 @pytest.mark.parametrize("build", [init, from_layers])
-@pytest.mark.parametrize("schedule", [None, el.Recursive(2)])
+@pytest.mark.parametrize("schedule", [slow(None), el.Recursive(2)])
 def test_state(build, schedule):
     model, state = eqx.nn.make_with_state(Model)(KEY, build, schedule=schedule)
 
@@ -416,7 +418,8 @@ class Normed(eqx.Module):
         return x + self.dropout(jnp.tanh(y), key=key), state
 
 
-def test_batch_norm_and_dropout():
+@pytest.mark.parametrize("schedule", [slow(None), el.Chunked(2)], ids=str)
+def test_batch_norm_and_dropout(schedule):
     def stacked(schedule):
         build = lambda key: el.StackedLayers.init(Normed, DEPTH, key=key)
         layers, state = eqx.nn.make_with_state(build)(KEY)
@@ -446,12 +449,11 @@ def test_batch_norm_and_dropout():
     grads_ = [jnp.stack(g) for g in zip(*map(jax.tree.leaves, grads_), strict=True)]
     # The bias before a normalisation has none but what rounding leaves of large ones.
     noise = 1e-5 * max(jnp.max(jnp.abs(g)) for g in grads_)
-    for schedule in (None, el.Chunked(2)):
-        layers, state = stacked(schedule)
-        call = lambda layers, *args, **kwargs: layers(*args, **kwargs)
-        grads, (x, state) = gradient(layers, state, call)
-        assert_close(x, x_)
-        assert_close(jax.tree.leaves(grads), grads_, atol=noise)
-        means, _ = state.get(layers.layers.norm.ema_state_index)
-        expected = [state_.get(layer.norm.ema_state_index)[0] for layer in each]
-        assert_close(means, jnp.stack(expected))
+    layers, state = stacked(schedule)
+    call = lambda layers, *args, **kwargs: layers(*args, **kwargs)
+    grads, (x, state) = gradient(layers, state, call)
+    assert_close(x, x_)
+    assert_close(jax.tree.leaves(grads), grads_, atol=noise)
+    means, _ = state.get(layers.layers.norm.ema_state_index)
+    expected = [state_.get(layer.norm.ema_state_index)[0] for layer in each]
+    assert_close(means, jnp.stack(expected))

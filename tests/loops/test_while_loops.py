@@ -13,6 +13,7 @@ import pytest
 import eqloop as el
 
 from ..checkpointing.memory import temp_bytes
+from ..marks import slow
 
 LOOPS = {
     "while": el.WhileLoop,
@@ -98,7 +99,7 @@ def test_gradient_of_a_loop_of_no_steps(kind):
 # Bounds
 
 
-@pytest.mark.parametrize("max_steps", [0, 1, 5, 17])
+@pytest.mark.parametrize("max_steps", [0, 1, slow(5), 17])
 @pytest.mark.usefixtures("either_width")
 def test_a_bound_returns_the_carry_as_it_is(max_steps):
     forever = lambda carry: True

@@ -102,7 +102,7 @@ def check_against_filter_vmap(call, exact):
 
 
 @hypothesis.given(calls(), st.booleans())
-@hypothesis.settings(max_examples=3, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=2, phases=[hypothesis.Phase.generate])
 def test_is_filter_vmap_with_its_derivatives(call, exact):
     check_against_filter_vmap(call, exact)
 

@@ -8,6 +8,7 @@ from jax import lax
 
 import eqloop as el
 
+from ..marks import slow
 from .test_chunked_vmap import assert_close, derivatives
 
 X = jnp.sin(jnp.arange(21.0)).reshape(7, 3)
@@ -18,7 +19,11 @@ def row(x):
     return {"y": y, "steps": lax.while_loop(lambda i: i < x[1], lambda i: i + 1, 0)}
 
 
-@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("rows", "either_width"),
+    [(0, False), (1, False), (7, True), *(slow(n, n < 7) for n in (0, 1, 7))],
+    indirect=["either_width"],
+)
 @pytest.mark.usefixtures("either_width")
 def test_is_lax_map_with_its_derivatives(rows):
     settings = ({}, {"unroll": 3}, {"batch_size": 3}, {"batch_size": 3, "unroll": 2})

@@ -125,6 +125,7 @@ def expected_in(mode, nested):
 
 
 LIKE_OTHERS = {"jvp of w", "vjp of x", "jacfwd", "reverse over forward"}
+LIKE_OTHERS |= {"jacrev", "hessian"}
 
 
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES))
@@ -133,7 +134,7 @@ def test_is_vmap_in_every_mode_and_place(mode):
     assert_close(found, expected_in(mode, False))
 
 
-@pytest.mark.parametrize("mode", ["jvp", "vjp", "vmap of grad"])
+@pytest.mark.parametrize("mode", ["jvp", "vjp", slow("vmap of grad")])
 def test_is_vmap_however_it_is_mapped(mode):
     found = jax.jit(lambda: {name: MODES[mode](f) for name, f in CHUNKED.items()})()
     for name, value in found.items():
@@ -155,7 +156,14 @@ def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
     assert_close(jac(el.ChunkedVmap(loop, 3)), jac(jax.vmap(loop)))
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("chunk_size", "either_width"),
+    [
+        *[(1, False), (2, True), (3, False), (4, True)],
+        *[slow(1, True), slow(2, False), slow(3, True), slow(4, False)],
+    ],
+    indirect=["either_width"],
+)
 @pytest.mark.usefixtures("either_width")
 def test_a_row_counts_once_where_f_is_singular(chunk_size):
     sqrt = el.ChunkedVmap(jnp.sqrt, chunk_size)
@@ -286,7 +294,11 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize("derive", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize(
+    "derive",
+    slow_if(lambda f: f is DERIVATIVES["forward over reverse"], DERIVATIVES.values()),
+    ids=DERIVATIVES,
+)
 def test_memory_is_that_of_a_chunk_whatever_the_number_of_rows(derive):
     few, many = (temporary(derive, chunked, rows) for rows in (133, 2048))
     of_rows = 4 * 4 * 2048  # arrays as large as the arguments and results

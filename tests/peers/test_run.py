@@ -28,7 +28,7 @@ def test_buffer_at_set():  # is expected to fail
 @pytest.mark.parametrize(
     ("value", "options", "failed"),
     [
-        ("None", (), []),
+        slow("None", (), []),
         ("lax.map", (), ["test_while_loop.py, plain"]),
         slow("None", ("--runxfail",), ["test_while_loop.py, plain"]),
     ],

@@ -13,7 +13,7 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow_if
+from ..marks import slow, slow_if
 from .stand_ins import VARIANTS, replaced, stand_in
 
 _PLACES = [
@@ -91,7 +91,8 @@ _SOME = slow_if(lambda variant: variant != "binomial", VARIANTS)
     ("take", "f"),
     [
         *[(_pulled, f) for f in (_scan, _counted, _map)],
-        *[(_pulled, f) for f in (_equinox_scan, _equinox_while)],
+        slow(_pulled, _equinox_scan),
+        (_pulled, _equinox_while),
         (_pushed, _forward_loops),
     ],
 )

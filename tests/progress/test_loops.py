@@ -10,7 +10,7 @@ import pytest
 
 import eqloop as el
 
-from ..marks import slow_if
+from ..marks import slow, slow_if
 
 XS = jnp.linspace(0.1, 1.0, 20)
 STEPS = 21
@@ -92,6 +92,8 @@ def while_loop(kind: str, w: Any, dt: Any, progress: Any) -> Any:
     return loop((w, 0.0, dt))[0]
 
 
+# With 64 bits, which the counters have then.
+@pytest.mark.parametrize("either_width", [slow(False), True], indirect=True)
 @pytest.mark.parametrize("kind", ["forward", "bounded", "online", "a scan"])
 @pytest.mark.usefixtures("either_width")
 def test_while_loops(kind, shown):

@@ -17,6 +17,8 @@ from eqloop.checkpointing.engine import _binomial
 from eqloop.checkpointing.engine._levels import nests
 from eqloop.checkpointing.engine._nested import Nested
 
+from ...marks import slow
+
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(3),
@@ -126,7 +128,7 @@ def test_a_block_of_steps_is_advanced_over_as_a_whole():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("length", [0, 4, 13])
+@pytest.mark.parametrize("length", [0, slow(4), 13])
 def test_the_primal_evaluates_each_step_once(schedule, length):
     step = Counter()
     run = final(step, schedule, length)
@@ -176,7 +178,7 @@ def test_what_is_not_asked_for_is_not_computed():
     assert sorted(step.evaluations(unused, 0.5, jnp.ones(13))) == list(range(13))
 
 
-@pytest.mark.parametrize("slots", [7, 8, 9, 17])
+@pytest.mark.parametrize("slots", [slow(7), 8, 9, slow(17)])
 def test_many_slots(slots):
     """The row of a slot is found by bisection, among a power of two of them."""
     xs = jnp.sin(jnp.arange(40.0))

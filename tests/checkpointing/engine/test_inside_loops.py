@@ -14,6 +14,7 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing.engine._slots import DeviceSlots
 
+from ...marks import slow
 from ..memory import temp_bytes
 
 LENGTH, WIDTH = 1003, 7
@@ -109,9 +110,17 @@ def half_gradient(schedule: Any, batch: bool) -> Any:
     return jax.grad(loss, (0, 1, 2))
 
 
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("schedule", [el.Binomial(9), el.Recursive(6)], ids=repr)
-@pytest.mark.parametrize("dtype", HALF)
+# Each dtype with one of the two schedules, and every week all of them.
+@pytest.mark.parametrize("batch", [slow(False), True])
+@pytest.mark.parametrize(
+    ("dtype", "schedule"),
+    [
+        (HALF[0], el.Binomial(9)),
+        (HALF[1], el.Recursive(6)),
+        slow(HALF[0], el.Recursive(6)),
+        slow(HALF[1], el.Binomial(9)),
+    ],
+)
 def test_half_precision_takes_about_half(dtype, schedule, batch):
     def taken(dtype: Any) -> int:
         many = (3,) if batch else ()

@@ -162,6 +162,8 @@ LIKE_OTHERS = (
     derivatives.jacrev,
     derivatives.linearize,
     derivatives.grad_of_parameters,
+    derivatives.hessian,
+    derivatives.reverse_over_forward,
 )
 name = lambda f: f.__name__
 

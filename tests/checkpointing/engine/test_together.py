@@ -13,6 +13,7 @@ import eqloop as el
 from eqloop.checkpointing.engine._reversals import ByResiduals
 from eqloop.checkpointing.engine._together import Together
 
+from ...marks import slow, slow_if
 from ..memory import gradient, temp_bytes
 from ..steps import gru, recurrent
 
@@ -89,7 +90,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", slow_if("hessian".__eq__, MODES))
 def test_a_loop_in_the_step(mode):
     w, xs = 0.9 * jnp.eye(3) + 0.1, jnp.linspace(0, 1, 24).reshape(8, 3)
 
@@ -107,7 +108,7 @@ def test_a_loop_in_the_step(mode):
 
 
 @pytest.mark.parametrize(
-    ("length", "block"), [(1, 4), (10, 2), (23, 3), (23, 7), (23, 50)]
+    ("length", "block"), [(1, 4), slow(10, 2), slow(23, 3), (23, 7), slow(23, 50)]
 )
 def test_any_number_of_steps_at_once(length, block):
     f, init, xs = gru(length, 4)
@@ -173,7 +174,9 @@ MODES_OF_GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES_OF_GRADIENTS)
+@pytest.mark.parametrize(
+    "mode", slow_if(("jvp of grad", "grad of grad").__contains__, MODES_OF_GRADIENTS)
+)
 def test_large_products_are_added_part_by_part(mode):
     args = mixed()
     of = MODES_OF_GRADIENTS[mode]

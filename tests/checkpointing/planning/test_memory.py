@@ -76,7 +76,7 @@ def test_a_gradient_takes_its_slots_and_little_besides(schedule, slots):
     assert slots * carry <= taken <= (slots + 16) * carry
 
 
-@pytest.mark.parametrize("size", [(1000, 64), (300, 256)], ids=str)
+@pytest.mark.parametrize("size", [slow((1000, 64)), (300, 256)], ids=str)
 def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
     # Besides the products that are added to the cotangents of the weights, which are
     # used twice.
@@ -136,6 +136,7 @@ def test_no_more_than_equinox_takes():
     assert ours <= temporary(jax.grad(equinox_loss(30), ALL), *LONG)
 
 
+@pytest.mark.slow
 def test_no_more_than_equinox_takes_of_a_batch():
     w, h, xs = SHORT
     args = (w, (BATCH, *h), (BATCH, *xs))

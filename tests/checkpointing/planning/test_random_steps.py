@@ -16,6 +16,7 @@ from eqloop.checkpointing._plan import Plan, plan_of
 from eqloop.checkpointing._schedule import AbstractSchedule
 from eqloop.checkpointing.planning._measured import pace
 
+from ...marks import slow
 from ..memory import temp_bytes
 from .random_steps import Case, fixed_schedule, is_inexact, random_case
 
@@ -114,7 +115,7 @@ def is_close(planned: int, taken: int) -> bool:
 
 
 # Those that compile within a few seconds; there are others every week.
-@pytest.mark.parametrize("seed", [0, 2, 4, 6])
+@pytest.mark.parametrize("seed", [slow(0), 2, slow(4), 6])
 def test_a_plan_is_what_xla_allocates(seed):
     assert is_close(*check(seed))
 

@@ -10,6 +10,8 @@ from jax import lax
 
 import eqloop as el
 
+from ...marks import slow
+
 LOOPS = {
     "WhileLoop": el.WhileLoop,
     "Checkpointed": lambda c, b: el.CheckpointedWhileLoop(c, b, max_steps=8),
@@ -60,15 +62,22 @@ def coupled(loop: Any, n: Any, h: Any) -> Any:
     return loop(lambda c: c[0] < n, body)((jnp.array(0), h))[1]
 
 
-@pytest.mark.parametrize("kind", ["Checkpointed", "Bounded"])
-def test_derivatives_of_a_batch(kind):
+@pytest.mark.parametrize(
+    ("kind", "derive"),
+    [
+        ("Checkpointed", jax.grad),
+        slow("Checkpointed", jax.hessian),
+        slow("Bounded", jax.grad),
+        ("Bounded", jax.hessian),
+    ],
+)
+def test_derivatives_of_a_batch(kind, derive):
     def total(loop: Any) -> Any:
         run = lambda n, h: coupled(loop, n, h)
         return lambda h: jnp.sum(jnp.cos(jax.vmap(run, axis_name="b")(STEPS, h)))
 
-    for derive in (jax.grad, jax.hessian):
-        got, want = (jax.jit(derive(total(f)))(STATES) for f in (LOOPS[kind], masked))
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    got, want = (jax.jit(derive(total(f)))(STATES) for f in (LOOPS[kind], masked))
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
 def counting(loop: Any, n: Any, h: Any) -> Any:
@@ -89,7 +98,7 @@ def test_a_batch_of_derivatives_is_refused(kind, run):
         jax.vmap(one, axis_name="b")(STEPS, STATES)
 
 
-@pytest.mark.parametrize("schedule", [el.Binomial(2), el.Recursive(2)], ids=str)
+@pytest.mark.parametrize("schedule", [el.Binomial(2), slow(el.Recursive(2))], ids=str)
 def test_an_axis_along_which_nothing_is_batched(schedule):
     xs = jnp.linspace(0.5, 1.5, 4)
     index = lambda: lax.axis_index("b").astype(jnp.float32)

@@ -83,7 +83,13 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-LIKE_OTHERS = (derivatives.grad_of_parameters, derivatives.reverse_over_reverse)
+LIKE_OTHERS = (
+    derivatives.grad_of_parameters,
+    derivatives.reverse_over_reverse,
+    derivatives.reverse_over_forward,
+    derivatives.hessian,
+    derivatives.jacrev,
+)
 
 
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
@@ -106,7 +112,11 @@ def test_contexts(context):
     check(mode, context, list(LOOPS.values())[turn // 2 % 2])
 
 
-@pytest.mark.parametrize("kind", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize(
+    "kind",
+    slow_if(lambda kind: kind is LOOPS["bounded"], LOOPS.values()),
+    ids=LOOPS,
+)
 def test_with_64_bits(kind):
     mode = derivatives.forward_over_reverse
     with jax.enable_x64(True):
