@@ -165,7 +165,9 @@ class Budget(AbstractSchedule):
         _refuse_symbolic_sizes(loop)
         # What a step keeps has the names of its own lines.
         problem = problem if self._chooses_policy else alike(problem)
-        times = paces(problem, active, self.measure, self._chooses_policy)
+        # In another place there may be carries for which there is no room here.
+        within = self.nbytes if self._second is None else None
+        times = paces(problem, active, self.measure, self._chooses_policy, within)
         found = [best(problem, active, self.nbytes, times)]
         if self._second is not None:
             places = self.nbytes, self._second

@@ -193,7 +193,8 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
     active = all_active(step)
     layout = problem.layout(active)
     layout = layout.by_carries() if loop.stops else layout
-    return plan_of(problem, active, layout, pace(problem, active, measures(schedule)))
+    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
+    return plan_of(problem, active, layout, how_long)
 
 
 def plan_of(
