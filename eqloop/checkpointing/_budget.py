@@ -18,6 +18,7 @@ from .engine._host_slots import HostSlots
 from .engine._layout import Layout
 from .engine._problem import LoopSpec, Problem
 from .engine._spill_files import SpillFiles
+from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._paces import Paces, paces
 from .planning._two_places import (
@@ -162,7 +163,11 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        times = paces(problem, active, self.measure, self._chooses_policy)
+        # What a step keeps has the names of its own lines.
+        problem = problem if self._chooses_policy else alike(problem)
+        # In another place there may be carries for which there is no room here.
+        within = self.nbytes if self._second is None else None
+        times = paces(problem, active, self.measure, self._chooses_policy, within)
         found = [best(problem, active, self.nbytes, times)]
         if self._second is not None:
             places = self.nbytes, self._second

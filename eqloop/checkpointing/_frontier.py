@@ -12,6 +12,7 @@ from .engine._loop import Loop
 from .engine._problem import Problem, all_active
 from .engine._repetition import Counted
 from .engine._step import Step
+from .planning._alike import alike
 from .planning._choice import pareto
 from .planning._paces import paces
 
@@ -77,7 +78,8 @@ def frontier_of(
     all_of_it = dataclasses.replace(loop, stops=False)
     problem = Problem(step, all_of_it, policy, schedule, Counted())
     chooses = chooses_policy(schedule)
-    times = paces(problem, active, measure=True, chooses=chooses)
+    planned = problem if chooses else alike(problem)
+    times = paces(planned, active, measure=True, chooses=chooses)
     layout = problem.layout(active)
     layout = layout.by_carries() if loop.stops else layout
     how_long = times.base
@@ -87,7 +89,7 @@ def frontier_of(
         dataclasses.replace(
             plan_of(problem, active, layout, how_long, size), schedule=budget(size)
         )
-        for layout, size in pareto(problem, active, times)
+        for layout, size in pareto(planned, active, times)
         if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

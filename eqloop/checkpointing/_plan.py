@@ -17,6 +17,7 @@ from .engine._pace import AbstractPace
 from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
+from .planning._alike import alike
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
@@ -192,7 +193,8 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
     active = all_active(step)
     layout = problem.layout(active)
     layout = layout.by_carries() if loop.stops else layout
-    return plan_of(problem, active, layout, pace(problem, active, measures(schedule)))
+    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
+    return plan_of(problem, active, layout, how_long)
 
 
 def plan_of(
@@ -238,7 +240,7 @@ def _leaves(
         return {}
     has_rows, y_types = problem.loop.rows > 0, problem.step.y_types
     wanted = tuple(has_rows and is_inexact(y) for y in y_types)
-    held, final = needs_of_gradient(problem, active, wanted, layout.block)
+    held, final = needs_of_gradient(alike(problem), active, wanted, layout.block)
     once = [f and not h for h, f in zip(held, final, strict=True)]
     holds = tuple(zip(paths, held, strict=True))
     return dict(holds=holds, saved_once=tuple(pick(paths, once)))

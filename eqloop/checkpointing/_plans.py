@@ -241,7 +241,8 @@ def _plan_of(
         repetition=Counted(),
     )
     layout = layout.by_carries() if problem.loop.stops else layout
-    how_long = pace(counted, active, measures(problem.planner))
+    measured = measures(problem.planner)
+    how_long = pace(counted, active, measured, pieces=[layout.piece])
     return plan_of(counted, active, layout, how_long)
 
 

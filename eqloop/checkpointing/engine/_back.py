@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
+from jax import lax
 
 from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import pruned, traced
+from ..._programs import pruned, run, traced
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
 from ._step import Step
@@ -218,20 +218,19 @@ class Around(Back):
         return dataclasses.replace(self, of=self.of.mapped(rewrite))
 
 
-def one(back: Back, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+def one(back: Back, inputs: Inputs, ends: Ends) -> Taken:
     """A reversal of one step, of which all is given without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
-    loop = over_first(loop.part(1), x)
-    xs = list(map(jnp.expand_dims, x, loop.x_axes))
-    zs = [stack_of(leaf, 1) for leaf in z]
-    taken = back(loop, (consts, carry, xs), (list(carried), zs))
-    axes = [loop.x_axes[i] for i in back.x_of]
-    return taken._replace(xs=list(map(jnp.squeeze, taken.xs, axes)))
+    outs = run(program_of(back), *consts, *carry, *x, *z, *carried)
+    return Taken(*split(outs, len(back.const_of), len(carried)))
 
 
 @functools.lru_cache(maxsize=256)
-def program_of(back: Back, loop: Loop) -> jex.ClosedJaxpr:
+def program_of(back: Back) -> jex.ClosedJaxpr:
     """The reversal of one step as a program.
+
+    To differentiate a step takes longer than all else that is traced for a gradient. So
+    it is done once, and whoever reverses single steps runs this program.
 
     Returns:
         A program from consts, carry, `x`, what the step gets besides, and what is
@@ -239,13 +238,44 @@ def program_of(back: Back, loop: Loop) -> jex.ClosedJaxpr:
     """
     (consts, carry, x), (carried, z) = back.types, back.end_types
     counts = len(consts), len(carry), len(x), len(z)
+    loop = Loop(1, x_axes=(0,) * len(x))
 
     def take(*flat: Any) -> list[Any]:
-        *inputs, z, carried = split(flat, *counts)
-        taken = one(back, loop, inputs, (carried, z))
-        return [*taken.sums, *taken.carried, *taken.xs]
+        consts, carry, *rows, carried = split(flat, *counts)
+        xs, zs = ([stack_of(leaf, 1) for leaf in leaves] for leaves in rows)
+        taken = back(loop, (consts, carry, xs), (carried, zs))
+        xs = [lax.squeeze(ct, [0]) for ct in taken.xs]
+        return [*taken.sums, *taken.carried, *xs]
 
-    return pruned(traced(take, [*consts, *carry, *x, *z, *carried]))
+    program = traced(take, [*consts, *carry, *x, *z, *carried])
+    return pruned(_without_rows(program))
+
+
+def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program that reads its inputs themselves, and not the one row of a stack.
+
+    XLA would find that they are the same. But what a step reads of its `x` need not be
+    stored, and it should be seen here that it does.
+    """
+    jaxpr = program.jaxpr
+    stacked, same = dict[Any, Any](), dict[Any, Any]()
+    eqns = list[Any]()
+    now = lambda x: same.get(x, x) if isinstance(x, jex.Var) else x
+    for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=list(map(now, eqn.invars)))
+        name, first = eqn.primitive.name, next(iter(eqn.invars), None)
+        out: Any = eqn.outvars[0] if eqn.outvars else None
+        if name == "squeeze" and isinstance(first, jex.Var) and first in stacked:
+            if out.aval == stacked[first].aval:
+                same[out] = stacked[first]
+                continue
+        elif name == "broadcast_in_dim" and isinstance(first, jex.Var):
+            x: Any = first
+            if out.aval.shape == (1, *x.aval.shape):
+                stacked[out] = x
+        eqns.append(eqn)
+    outs = list(map(now, jaxpr.outvars))
+    return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outs), program.consts)
 
 
 def over_first(loop: Loop, xs: Arrays) -> Loop:

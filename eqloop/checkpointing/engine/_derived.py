@@ -183,14 +183,13 @@ def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
 
 
 @functools.lru_cache(maxsize=128)
-def onward(back: Back, step: Step, loop: Loop) -> Step:
+def onward(back: Back, step: Step) -> Step:
     """The step of the loop that takes the cotangents of a reversal there.
 
     Args:
         back: The reversal.
         step: The step of its loop there. If its carry has more leaves, the first ones
             are not for the reversal.
-        loop: The loop.
 
     Returns:
         A step for consts, carry and `xs` as `Pulled` has them. Its `y` are the
@@ -207,7 +206,7 @@ def onward(back: Back, step: Step, loop: Loop) -> Step:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
-        reverse = lambda *ends: one(back, loop, (consts, carry[lead:], x), ends)
+        reverse = lambda *ends: one(back, (consts, carry[lead:], x), ends)
         _, pull = jax.vjp(reverse, *ends)
         ct_carried, ct_z = pull(Taken(*cts))
         return [*after, *ct_carried], ct_z

@@ -126,7 +126,7 @@ def _leaves_read_by(back: Back, loop: Loop) -> Flags:
     (consts, carry, x), block = back.types, loop.length
     at = slice(len(consts), len(consts) + len(carry))
     if block == 1:
-        program = program_of(back, loop)
+        program = program_of(back)
         return tuple(_inputs_read(program, (True,) * len(program.out_avals))[at])
     # What a block reads follows from which inputs its steps read, and not from how they
     # are computed. JAX remembers the derivatives of a step that is called.

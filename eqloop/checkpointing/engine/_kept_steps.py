@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
-import jax.numpy as jnp
-from jax import lax
 
 from ..._equations import equations
 from ..._partition import Arrays, pick, split
 from ..._programs import parted, run
 from ..._reaching import reached
 from ._back import Back, Taken, program_of
-from ._loop import Loop
 from ._slots import AbstractSlots, Carries
 from ._sweep import Cotangents, Sweep
 from ._together import can_join
@@ -117,15 +114,10 @@ class StepParts:
 
 
 @functools.lru_cache(maxsize=128)
-def parts_of(back: Back, loop: Loop) -> StepParts:
-    """The reversal of a step, taken apart.
-
-    Args:
-        back: The reversal.
-        loop: A loop of one step.
-    """
+def parts_of(back: Back) -> StepParts:
+    """The reversal of a step, taken apart."""
     consts, carry, x = map(len, back.types)
-    program = program_of(back, loop)
+    program = program_of(back)
     known, every = consts + carry + x, len(program.in_avals)
     ahead, rest = parted(program, (True,) * known + (False,) * (every - known))
     inputs = ahead.jaxpr.invars
@@ -185,7 +177,7 @@ class KeptResiduals(AbstractKept):
     def write(
         self, carries: Carries, carry: Arrays, position: Any, row: Any
     ) -> Carries:
-        _, x, _ = _step_at(self.sweep, position)
+        _, x, _ = self.sweep.step_at(position)
         ahead = run(self.parts.ahead, *self.sweep.consts, *carry, *x)
         slots, arrays = carries.slots, list(carries.arrays)
         kept = slots.packed(pick(ahead, self.parts.kept))
@@ -203,8 +195,8 @@ class KeptResiduals(AbstractKept):
         return self.sweep.reversal.past(self.sweep, take, position, 1, cts)
 
     def _past(self, position: Any, kept: Arrays, cts: Cotangents) -> Cotangents:
-        back, loop = self.sweep.back, self.sweep.loop
-        at, x, z = _step_at(self.sweep, position)
+        back = self.sweep.back
+        at, x, z = self.sweep.step_at(position)
         inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]
         own, fixed = iter(kept), iter(self.fixed)
         known = [
@@ -213,20 +205,7 @@ class KeptResiduals(AbstractKept):
         ]
         outs = run(self.parts.rest, *known, *z, *cts.carry)
         sums, carried, xs = split(outs, len(back.const_of), len(back.end_types[0]))
-        axes = [loop.x_axes[i] for i in back.x_of]
-        xs = list(map(jnp.expand_dims, xs, axes))
-        return self.sweep.added(cts, Taken(sums, carried, xs), at)
-
-
-def _step_at(sweep: Sweep, position: Any) -> tuple[Any, list[Any], list[Any]]:
-    """The index of a step, its `x`, and what it gets besides."""
-    at, xs, zs = sweep.block(position, 1)
-    axes = zip(xs, sweep.loop.x_axes, strict=True)
-    return (
-        at,
-        [lax.squeeze(x, [axis]) for x, axis in axes],
-        [lax.squeeze(z, [0]) for z in zs],
-    )
+        return self.sweep.added_step(cts, Taken(sums, carried, xs), at)
 
 
 def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
@@ -241,11 +220,11 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     # Examples that stopped have to be left out, and residuals are not to be rounded.
     if sweep.own is not None or slots.precision or not _comes_apart(back):
         return KeptCarries(sweep)
-    parts = parts_of(back, sweep.loop.part(1))
+    parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     if places is None or rows_of(places) > rows:
         return KeptCarries(sweep)
-    _, x, _ = _step_at(sweep, 0)
+    _, x, _ = sweep.step_at(0)
     ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
     is_fixed = [
         source is None and not varies
@@ -254,17 +233,16 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     return KeptResiduals(sweep, parts, places, pick(ahead, is_fixed))
 
 
-def rows_per_step(back: Back, loop: Loop, slots: AbstractSlots) -> int | None:
+def rows_per_step(back: Back, slots: AbstractSlots) -> int | None:
     """How many slots the residuals of a step take, if slots can hold them.
 
     Args:
         back: The reversal, given no more of a carry than a slot holds.
-        loop: The loop.
         slots: The slots.
     """
     if not back.types[1] or not _comes_apart(back):
         return None
-    parts = parts_of(back, loop.part(1))
+    parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     return None if places is None else rows_of(places)
 

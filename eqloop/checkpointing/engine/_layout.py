@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable
+from typing import TypeAlias
 
 from ._costs import StepCost
 from ._loop import nbytes
@@ -9,6 +10,9 @@ from ._order import AbstractOrder
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal, ByResiduals
 from ._slots import AbstractSlots, DeviceSlots
+
+# A kind of reversal, and of how many steps at once.
+Piece: TypeAlias = tuple[Hashable, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +81,11 @@ class Layout:
     def kind(self) -> Hashable:
         """Layouts of one kind make programs alike: what one takes tells of another."""
         return self.order.kind, self.reversal.kind, self.kept is None
+
+    @property
+    def piece(self) -> Piece:
+        """What it is made of, if it stores carries: how many steps are taken back."""
+        return self.reversal.kind, self.reversal.batch(self.order.block)
 
     def stored_cost(self, cost: StepCost) -> StepCost:
         """The cost of a step whose carry is stored in the form that slots have.

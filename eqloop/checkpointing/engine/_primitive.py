@@ -394,7 +394,7 @@ class Reverse(Formula):
             # On this way there is what is left of both once they are differentiated.
             primal = settled_problem(problem, active, reverse=True)
             back = left_of(self.back, self.again, self._known(active), reverse=True)
-            step = onward(back, primal.step.rewritten(Again()), problem.loop)
+            step = onward(back, primal.step.rewritten(Again()))
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]

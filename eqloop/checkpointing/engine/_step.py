@@ -78,11 +78,7 @@ def make_step(
 
     def flat(*leaves: Any) -> list[Any]:
         inputs = split(leaves, num_consts, num_carry)
-        carry, y = f(*inputs)
-        # A leaf that is handed on as it is stays the same variable, for `normal_form`.
-        before = [*inputs[1], *[None] * (len(carry) + len(y))]
-        pairs = zip((*carry, *y), before, strict=False)
-        return [x if x is b else strongly_typed(x) for x, b in pairs]
+        return _strongly_typed(f(*inputs), inputs[1])
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(pruned(jaxpr), num_consts, num_carry)
@@ -146,18 +142,27 @@ def trace_step(
     num_carry = len(carry_types)
 
     def flat(*leaves: Any) -> list[Any]:
-        carry, y = f(*split(leaves, num_carry))
-        return [*carry, *y]
+        inputs = split(leaves, num_carry)
+        return _strongly_typed(f(*inputs), inputs[0])
 
     closed = jax.make_jaxpr(flat)(*carry_types, *x_types)
-    consts = list(closed.consts)
+    jaxpr, consts = closed.jaxpr, list(closed.consts)
+    # What it closes over becomes its first inputs, for which there are no names.
+    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    jaxpr = jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed)
+    return Step(pruned(jex.ClosedJaxpr(jaxpr, [])), len(consts), num_carry), consts
 
-    def explicit(consts: list, carry: list, x: list) -> tuple[list, list]:
-        outs = jax.core.eval_jaxpr(closed.jaxpr, consts, *carry, *x)
-        return split(outs, num_carry)
 
-    const_types = [jax.typeof(const) for const in consts]
-    return make_step(explicit, const_types, carry_types, x_types), consts
+def _strongly_typed(outs: tuple[Arrays, Arrays], before: Sequence[Any]) -> list[Any]:
+    """What a step returns, with no weak types.
+
+    A leaf that is handed on as it is stays the same variable, for `normal_form`.
+    """
+    carry, y = outs
+    given = [*before, *[None] * (len(carry) + len(y))]
+    pairs = zip((*carry, *y), given, strict=False)
+    return [x if x is b else strongly_typed(x) for x, b in pairs]
 
 
 def reaching(

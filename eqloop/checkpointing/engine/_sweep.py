@@ -14,7 +14,7 @@ from jax import lax
 
 from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
-from ._back import Back, Taken
+from ._back import Back, Taken, one
 from ._forward import FROM_START, Walk, shifted, zero
 from ._in_place import run_in_place
 from ._layout import Layout
@@ -158,13 +158,22 @@ class Sweep:
         self, carry: Arrays, start: Any, count: int, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past `count` steps by the `Back`."""
+        if count == 1:
+            return self._take_one(carry, start, cts)
         at, xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
         back = functools.partial(self.back, self.loop.part(count))
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
-        if self.own is not None and count == 1:
-            taken = self._if_run(start, taken, cts)
         return self.added(cts, taken, at)
+
+    def _take_one(self, carry: Arrays, start: Any, cts: Cotangents) -> Cotangents:
+        """Takes cotangents past a single step."""
+        at, x, z = self.step_at(start)
+        back, program = functools.partial(one, self.back), self.back.base.step.jaxpr
+        taken = run_in_place(program, back, (self.consts, carry, x), (cts.carry, z))
+        if self.own is not None:
+            taken = self._if_run(start, taken, cts)
+        return self.added_step(cts, taken, at)
 
     def block(self, start: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
         """The smallest index of `count` steps from a position on, their `xs` and `zs`.
@@ -175,10 +184,22 @@ class Sweep:
         at = self.loop.block_start(start, count)
         return at, self.loop.block(self.xs, start, count), self._zs(at, count)
 
+    def step_at(self, position: Any) -> tuple[Any, list[Any], list[Any]]:
+        """The index of the step at a position, its `x`, and what it gets besides."""
+        at, xs, zs = self.block(position, 1)
+        x = [lax.squeeze(x, [a]) for x, a in zip(xs, self.loop.x_axes, strict=True)]
+        return at, x, [lax.squeeze(z, [0]) for z in zs]
+
     def added(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
         """The cotangents before a block, whose smallest index is `at`."""
         sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
         return self.before(cts, taken._replace(sums=sums), at)
+
+    def added_step(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+        """The cotangents before the step at an index, of which rows have no axis."""
+        axes = [self.loop.x_axes[i] for i in self.back.x_of]
+        xs = list(map(jnp.expand_dims, taken.xs, axes))
+        return self.added(cts, taken._replace(xs=xs), at)
 
     def before(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
         """The same, where the sums of the blocks behind it have been added already."""

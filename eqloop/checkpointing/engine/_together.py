@@ -16,6 +16,7 @@ P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._equations import equations, formula_of
-from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import has_rules, parted, pruned, pushed, run, traced
+from ..._partition import Arrays, Flags, pick, put
+from ..._programs import has_rules, parted, pruned, pushed, run
 from ..._reaching import reached
 from ..._tangents import is_inexact
-from ._back import Back, Taken, one
+from ._back import Back, Taken, program_of
 from ._costs import Rates, StepCost
-from ._loop import Loop
 from ._products_in_parts import added_in_parts
 from ._reversals import AbstractReversal, ByResiduals, carries_within
 from ._slots import StoredSteps
@@ -156,7 +156,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     before = steps.carries.read_part(steps.row, count)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before = [jnp.flip(leaf, 0) for leaf in before]
-    known, linear, varies = _parts(back, loop.part(1))
+    known, linear, varies = _parts(back)
     x_axes = loop.x_axes[: len(xs)]
     axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
     maps = jax.vmap(
@@ -189,7 +189,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
 
 
 @functools.lru_cache(maxsize=128)
-def _parts(back: Back, loop: Loop) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
+def _parts(back: Back) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
     """What is carried back past one step, in two programs.
 
     Returns:
@@ -197,15 +197,12 @@ def _parts(back: Back, loop: Loop) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Fl
         one from that and what is carried back to what is carried on; and what of it
         differs from step to step.
     """
-    consts, carry, x = back.types
     carried, z = back.end_types
-    counts = len(consts), len(carry), len(x), len(z)
-
-    def carry_on(*flat: Any) -> list[Any]:
-        consts, carry, x, z, carried = split(flat, *counts)
-        return one(back, loop, (consts, carry, x), (carried, z)).carried
-
-    program = pruned(traced(carry_on, [*consts, *carry, *x, *z, *carried]))
+    counts = *map(len, back.types), len(z)
+    is_carried = Taken(
+        [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
+    )
+    program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))
     known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
     varies = (False,) * counts[0] + (True,) * sum(counts[1:])
     return known, linear, reached(known, varies)

@@ -1,19 +1,14 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
-import dataclasses
 import functools
-from typing import Any
 
-import jax
-import jax.extend.core as jex
-
-from ..._partition import Arrays, pick, put, union
+from ..._partition import Flags, pick, union
 from ..._tangents import is_inexact
-from ..engine import _forward
+from ..engine._back import Back
 from ..engine._costs import Rates, StepCost
-from ..engine._forward import Active, Saveable
+from ..engine._forward import Active
 from ..engine._held import leaves_read
-from ..engine._kept_steps import parts_of, rows_per_step
+from ..engine._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import (
     Problem,
@@ -25,35 +20,20 @@ from ..engine._problem import (
 from ..engine._products_in_parts import product_bytes
 from ..engine._slim import Known, slim
 from ..engine._slots import DeviceSlots
+from ._alike import alike
 from ._work import outer_products, rates, work
 
-_VERY_LONG = 2**40
 
-
-@functools.lru_cache(maxsize=128)
 def step_cost(problem: Problem, active: Active) -> StepCost:
     """What one step costs, given which inputs are differentiated."""
-    settings = problem.loop, problem.policy, active
-    return _cost_of(_PrintedStep(str(problem.step.jaxpr), rates(), settings, problem))
-
-
-@dataclasses.dataclass(frozen=True)
-class _PrintedStep:
-    """A step in a loop. Steps that print alike cost the same."""
-
-    text: str
-    rates: Rates
-    settings: tuple[Loop, Saveable, Active]
-    problem: Problem = dataclasses.field(compare=False)
+    return _cost_of(alike(problem), active, rates())
 
 
 @functools.lru_cache(maxsize=128)
-def _cost_of(printed: _PrintedStep) -> StepCost:
-    problem, rate, (*_, active) = printed.problem, printed.rates, printed.settings
-    step = problem.step
-    wanted = tuple(problem.loop.rows > 0 and is_inexact(y) for y in step.y_types)
+def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
+    step, wanted = problem.step, _wanted(problem)
     back = gradient_back(problem, active, wanted)
-    parts = parts_of(back, problem.loop.part(1))
+    parts = parts_of(back)
     pull = parts.rest.jaxpr
     is_const = [at is not None and at < step.num_consts for at in parts.source]
     stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
@@ -68,10 +48,10 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
         ct_x=nbytes(pick(step.x_types, active.xs)),
         ct_y=nbytes([y for y in step.y_types if problem.loop.rows and is_inexact(y)]),
     )
-    residuals = _residuals(problem, active)
-    quiet = residuals
+    residuals = quiet = _residuals(back, problem.loop)
     if problem.loop.kept is not None:
-        quiet = _residuals(problem, active, with_outputs=False)
+        silent = gradient_back(problem, active, (False,) * len(wanted))
+        quiet = _residuals(silent, problem.loop)
     return StepCost(
         carry=nbytes(step.carry_types),
         read=nbytes(pick(step.carry_types, read)),
@@ -80,7 +60,7 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
-        rows=rows_per_step(slim(back, known), problem.loop, DeviceSlots()),
+        rows=rows_per_step(slim(back, known), DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
@@ -89,11 +69,27 @@ def _cost_of(printed: _PrintedStep) -> StepCost:
     )
 
 
-def _residuals(problem: Problem, active: Active, *, with_outputs: bool = True) -> int:
+def gradient_parts(problem: Problem, active: Active) -> StepParts:
+    """The reversal of a step, taken apart, if all outputs have a cotangent."""
+    return parts_of(gradient_back(problem, active, _wanted(problem)))
+
+
+def _wanted(problem: Problem) -> Flags:
+    has_rows = problem.loop.rows > 0
+    return tuple(has_rows and is_inexact(y) for y in problem.step.y_types)
+
+
+def _residuals(back: Back, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
-    # It takes as long to trace a long block as a short one. In this one, the steps have
-    # so many residuals that what they share is less than a byte for each of them.
-    return _Block(problem, active, _VERY_LONG, with_outputs).residuals() // _VERY_LONG
+    consts, carry, x = back.types
+    parts, first = parts_of(back), len(consts) + len(carry)
+    # Rows of `xs` are read where they are, unless they have to be moved for that.
+    moved = [
+        aval
+        for i, (aval, axis) in enumerate(zip(x, loop.x_axes, strict=True))
+        if axis and first + i in parts.source
+    ]
+    return nbytes(parts.kept_types) + nbytes(moved)
 
 
 def _everything(
@@ -111,58 +107,3 @@ def _everything(
         total += loop.length * x  # `xs` are cut into parts
     copies = (after < between) + (loop.kept.step < 0)
     return total + 2 * copies * loop.rows * ct_y
-
-
-def residual_program(problem: Problem, active: Active) -> Any:
-    """A step that is differentiated, up to what its reversal reads: a jaxpr."""
-    return _Block(problem, active, 1).forward()
-
-
-def xs_types(problem: Problem, count: int) -> list[Any]:
-    """The types of `xs` for a loop of so many steps."""
-    axes = problem.loop.x_axes
-    return [
-        jex.unmapped_aval(count, axis, t)
-        for t, axis in zip(problem.step.x_types, axes, strict=True)
-    ]
-
-
-class _Block:
-    """A block of steps as JAX differentiates it, traced."""
-
-    def __init__(
-        self, problem: Problem, active: Active, count: int, with_outputs: bool = True
-    ):
-        self.problem = problem
-        self.with_outputs = with_outputs
-        self.active = active
-        self.loop = problem.loop.part(count)
-        step = problem.step
-        xs = xs_types(problem, count)
-        self.types = (step.const_types, step.carry_types, xs)
-
-    def residuals(self) -> int:
-        """Bytes of all that is kept and is not an input of the loop anyway."""
-        jaxpr = self.forward()
-        kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
-        return nbytes([var.aval for var in kept - set(jaxpr.invars)])
-
-    def forward(self) -> Any:
-        """Computing the residuals: its jaxpr."""
-
-        def residuals(*inputs: Arrays) -> list[Any]:
-            return jax.tree.leaves(self._vjp(inputs)[1])
-
-        return jax.make_jaxpr(residuals)(*self.types).jaxpr
-
-    def _vjp(self, inputs: Any) -> tuple[Any, Any]:
-        step, policy, active = self.problem.step, self.problem.policy, self.active
-        run = _forward.stored if self.loop.length > 1 else _forward.single
-
-        def block(*marked: Arrays) -> Any:
-            merged = [put(*g) for g in zip(inputs, active, marked, strict=True)]
-            carry, ys = run(step, self.loop, policy, *merged)
-            ys = [y for y in ys if is_inexact(y)] if self.with_outputs else []
-            return pick(carry, active.carry), ys
-
-        return jax.vjp(block, *map(pick, inputs, active))

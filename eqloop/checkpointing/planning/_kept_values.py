@@ -19,7 +19,7 @@ from ..engine._forward import Active
 from ..engine._kept_names import can_be_kept, inner_call, with_named_dots
 from ..engine._loop import nbytes
 from ..engine._problem import Problem
-from ._cost import residual_program, step_cost
+from ._cost import gradient_parts, step_cost
 from ._work import equation_work, rates
 
 Kept: TypeAlias = tuple[str, ...] | None
@@ -153,7 +153,8 @@ def kept_values(problem: Problem, active: Active) -> KeptValues:
         active: Which of its inputs are differentiated.
     """
     step = problem.step.rewritten(with_named_dots)
-    program = residual_program(dataclasses.replace(problem, step=step), active)
+    named = dataclasses.replace(problem, step=step)
+    program = gradient_parts(named, active).ahead.jaxpr
     reader = _Reader(rates())
     numbers = reader.read(program, {})
     read = [var for var in program.outvars if not isinstance(var, jex.Literal)]

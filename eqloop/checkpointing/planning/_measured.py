@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -19,7 +19,7 @@ from ...progress import Again
 from ..engine._all_at_once import AllAtOnce
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
-from ..engine._layout import Layout
+from ..engine._layout import Layout, Piece
 from ..engine._levels import Nest
 from ..engine._loop import nbytes
 from ..engine._nested import Nested
@@ -116,6 +116,7 @@ def pace(
     active: Active,
     measure: bool,
     kept: tuple[str, ...] | None = None,
+    pieces: Collection[Piece] | None = None,
 ) -> AbstractPace:
     """How long the pieces of a loop's gradient take.
 
@@ -125,12 +126,13 @@ def pace(
         measure: Whether to find out by running them. What cannot be run, and what
             takes less time than that, is estimated nevertheless.
         kept: What a step keeps where its residuals are stored, if that is chosen.
+        pieces: Of which blocks it will be asked; by default of all. No others are run.
     """
     keeping = problem if kept is None else problem.keeping(kept)
     estimated = Estimated(step_cost(keeping, active), rates())
     if not measure or not _is_worthwhile(problem, estimated):
         return estimated
-    return _timed(problem, active, estimated, kept) or estimated
+    return _timed(problem, active, estimated, kept, pieces) or estimated
 
 
 def move_time(
@@ -188,10 +190,13 @@ def _timed(
     active: Active,
     estimated: Estimated,
     kept: tuple[str, ...] | None,
+    pieces: Collection[Piece] | None,
 ) -> Measured | None:
     length = _trial_length(problem, estimated)
     layouts: list[Layout | None] = [None, Layout(AllAtOnce(length), kept=kept)]
     samples = _tried(problem, length, kept is not None)
+    if pieces is not None:
+        samples = _asked_for(samples, pieces)
     for reversal, count in samples:
         order = Nested((Nest((length // count,), count),))
         names = kept if count > 1 else None
@@ -223,6 +228,21 @@ def _tried(
     batches = [size for size in _BATCHES if size <= length]
     joined = [(Together(size), 1) for size in batches if can_join(problem.step)]
     return [*blocks, *joined]
+
+
+def _asked_for(
+    samples: list[tuple[AbstractReversal, int]], pieces: Collection[Piece]
+) -> list[tuple[AbstractReversal, int]]:
+    """Those between which the pieces lie: what these take is told from no others."""
+    sizes = [(one.kind, one.batch(count)) for one, count in samples]
+    # What is measured at several times is compared by what single steps took.
+    found = {(kind, size) for kind, size in sizes if size == 1}
+    for kind, asked in pieces:
+        alike = [size for name, size in sizes if name == kind and size > 1]
+        below = [size for size in alike if size <= asked]
+        above = [size for size in alike if size >= asked > 1]
+        found |= {(kind, size) for size in (*below[-1:], *above[:1])}
+    return [one for one, piece in zip(samples, sizes, strict=True) if piece in found]
 
 
 def _trial_length(problem: Problem, estimated: Estimated) -> int:
@@ -264,10 +284,16 @@ def _times_of(
     if missing and jax.process_count() > 1:
         return None
     if missing:
-        programs = [_short_program(short, active, layout) for _, layout in missing]
-        if (found := nanoseconds(programs)) is None:
+        known = lookup(key_of([*about, None]))
+        again = [None] * (known is not None)
+        tried = [*(layout for _, layout in missing), *again]
+        found = nanoseconds([_short_program(short, active, one) for one in tried])
+        if found is None:
             return None
-        remember(dict(zip((key for key, _ in missing), found, strict=True)))
+        # At another moment the machine may have been slower, and so was the step alone.
+        slower = 1.0 if known is None else found.pop() / known
+        of_keys = zip((key for key, _ in missing), found, strict=True)
+        remember({key: time / slower for key, time in of_keys})
     return [time for key in keys if (time := lookup(key)) is not None]
 
 

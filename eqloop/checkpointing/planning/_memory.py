@@ -7,14 +7,12 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._compiled import temporary_bytes
-from ..._partition import Flags
 from ..._programs import batched_types, vmap
-from ..engine._forward import Active, Saveable
+from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._listing import unlisted
-from ..engine._loop import Loop
 from ..engine._problem import Problem
-from ..engine._step import Step
+from ._alike import alike
 from ._cost import step_cost
 from ._guess import working_set
 from ._trial import Fixed, gradient_of, of_length
@@ -55,11 +53,9 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(problem, planner=Fixed(layout))
-    platform = jax.default_backend(), jax.config.read("jax_enable_x64")
-    settings = _printed(problem.step), platform, problem.loop, problem.policy
-    settings = *settings, problem.still
-    return _measured(_MeasuredLoop(*settings, layout, active, fixed, maps))
+    fixed = dataclasses.replace(alike(problem), planner=Fixed(layout))
+    platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
+    return _temporary(fixed, active, maps, platform)
 
 
 def with_a_little_more(size: int) -> int:
@@ -67,33 +63,15 @@ def with_a_little_more(size: int) -> int:
     return size + size // 200 + 512
 
 
-@functools.lru_cache(maxsize=128)
-def _printed(step: Step) -> str:
-    return str(step.jaxpr)
-
-
-@dataclasses.dataclass(frozen=True)
-class _MeasuredLoop:
-    """A loop under a layout. Steps that print alike take the same memory."""
-
-    text: str
-    platform: tuple[str, bool]
-    loop: Loop
-    policy: Saveable
-    still: Flags
-    layout: Any  # Layout | AbstractWhileOrder
-    active: Active
-    problem: Problem = dataclasses.field(compare=False)
-    maps: Maps = ()
-
-
 @functools.lru_cache(maxsize=512)
-def _measured(program: _MeasuredLoop) -> int | None:
+def _temporary(
+    problem: Problem, active: Active, maps: Maps, platform: tuple[str, bool]
+) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
-    run, types = gradient_of(program.problem, program.active)
+    run, types = gradient_of(problem, active)
     leaves, tree = jax.tree.flatten(types)
     mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
-    for axis_data, dims in program.maps:
+    for axis_data, dims in maps:
         mapped = vmap(mapped, axis_data, dims, 0)
         leaves = batched_types(leaves, dims, axis_data.size)
     with unlisted():

@@ -4,11 +4,17 @@ import dataclasses
 import functools
 
 from ..engine._forward import Active
-from ..engine._layout import Layout
+from ..engine._layout import Layout, Piece
 from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
+from ..engine._together import can_join
+from ._cost import step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._measured import pace
+from ._search import layouts
+
+# What is stored can be counted, but for what XLA keeps in the place of something else.
+_SURELY_TOO_MUCH = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,13 @@ class Paces:
         return Paces(tuple(entries.items()))
 
 
-def paces(problem: Problem, active: Active, measure: bool, chooses: bool) -> Paces:
+def paces(
+    problem: Problem,
+    active: Active,
+    measure: bool,
+    chooses: bool,
+    nbytes: int | None = None,
+) -> Paces:
     """How long the pieces of a gradient take.
 
     Args:
@@ -58,8 +70,13 @@ def paces(problem: Problem, active: Active, measure: bool, chooses: bool) -> Pac
         active: Which inputs are differentiated.
         measure: Whether to find out by running them.
         chooses: Whether it is to be chosen what a step keeps.
+        nbytes: How many bytes a gradient may take, if layouts that take more are not
+            asked for.
     """
-    base = pace(problem, active, measure)
+    pieces = None
+    if measure and nbytes is not None:
+        pieces = _pieces_within(problem, active, nbytes)
+    base = pace(problem, active, measure, pieces=pieces)
     entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
@@ -72,6 +89,15 @@ def paces(problem: Problem, active: Active, measure: bool, chooses: bool) -> Pac
         for kept, cost, work in others:
             entries.append((kept, bare.recomputing(cost, work - again)))
     return Paces(tuple(entries))
+
+
+@functools.lru_cache(maxsize=128)
+def _pieces_within(problem: Problem, active: Active, nbytes: int) -> frozenset[Piece]:
+    """The pieces of layouts that may fit into so many bytes."""
+    cost, length = step_cost(problem, active), problem.loop.length
+    every = layouts(length, can_join(problem.step), cost.rows)
+    room = _SURELY_TOO_MUCH * nbytes
+    return frozenset(one.piece for one in every if one.stored_bytes(cost) <= room)
 
 
 def pace_keeping(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 
 from ..._partition import pick, put
 from ..._tangents import is_inexact
@@ -12,7 +13,6 @@ from ..engine._forward import Active
 from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
 from ..engine._problem import LoopSpec, Problem
-from ._cost import xs_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,11 @@ def gradient_of(
 def input_types(problem: Problem) -> tuple[list[Any], list[Any], list[Any]]:
     """The types of what a loop is given: consts, the initial carry, and `xs`."""
     step, loop = problem.step, problem.loop
-    return step.const_types, step.carry_types, xs_types(problem, loop.length)
+    xs = [
+        jex.unmapped_aval(loop.length, axis, aval)
+        for aval, axis in zip(step.x_types, loop.x_axes, strict=True)
+    ]
+    return step.const_types, step.carry_types, xs
 
 
 def of_length(loop: Loop, length: int) -> Loop:

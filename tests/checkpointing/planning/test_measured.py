@@ -12,7 +12,7 @@ from eqloop.checkpointing.engine._costs import StepCost
 from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine._reversals import ByResiduals
 from eqloop.checkpointing.engine._together import Together
-from eqloop.checkpointing.planning import _measured, _stopwatch
+from eqloop.checkpointing.planning import _measured, _paces, _stopwatch
 from eqloop.checkpointing.planning._measured import Measured
 from eqloop.checkpointing.planning._work import CPU
 
@@ -72,6 +72,26 @@ def test_what_was_measured_is_remembered(runs):
     assert runs == [7]
     plan(length=2 * LENGTH)
     assert len(runs) <= 2
+
+
+def test_what_cannot_fit_is_not_run(runs, tmp_path, monkeypatch):
+    path = tmp_path / "times.json"
+    el.measurements(path)
+    with monkeypatch.context() as patch:
+        # As if there were next to no room, as where parameters are large.
+        patch.setattr(_paces, "_SURELY_TOO_MUCH", 0.3)
+        plan(el.Budget(24_321))
+    assert runs == [5]  # no blocks or batches of 64 steps
+    before = json.loads(path.read_text())["nanoseconds"]
+    plan()
+    # The step alone is run again, as the machine may be slower now: here three times.
+    assert runs == [5, 3]
+    after = json.loads(path.read_text())["nanoseconds"]
+    assert before.items() < after.items()
+    new = sorted(after[key] for key in after.keys() - before.keys())
+    assert new == pytest.approx([1e6 / 3, 2e6 / 3])
+    plan(el.Budget(24_321))
+    assert len(runs) == 2
 
 
 def test_measured_where_a_loop_is_batched_or_nested(runs):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine import _held
-from eqloop.checkpointing.planning import _cost
+from eqloop.checkpointing import trace_step
+from eqloop.checkpointing.engine import _back, _held
 
 from ...compiling import programs_compiled
 
@@ -18,7 +18,11 @@ CARRY, XS = [jnp.zeros(8)] * LEAVES, jnp.ones((256, 8))
 
 
 def plan(
-    scale: float, budget: str = "64KiB", size: int = 8, **settings: Any
+    scale: float,
+    budget: str = "64KiB",
+    size: int = 8,
+    length: int = 256,
+    **settings: Any,
 ) -> el.Plan:
     """The plan for a step with many leaves, which is a new function each time."""
 
@@ -29,24 +33,24 @@ def plan(
         return h, sum(map(jnp.sum, h))
 
     scan = el.Scan(step, schedule=el.Budget(budget), **settings)
-    return scan.plan([leaf[:size] for leaf in CARRY], XS[:, :size])
+    return scan.plan([leaf[:size] for leaf in CARRY], XS[:length, :size])
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The blocks of steps that are traced to see what they cost."""
-    traced: list[Any] = []
-    differentiate = _cost._Block._vjp
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The blocks of steps that are differentiated: how many steps each has."""
+    blocks: list[int] = []
+    differentiate = _back.Pull.__call__
 
-    def counting(block: Any, inputs: Any) -> Any:
-        traced.append(block)
-        return differentiate(block, inputs)
+    def counting(back: Any, loop: Any, *args: Any) -> Any:
+        blocks.append(loop.length)
+        return differentiate(back, loop, *args)
 
-    monkeypatch.setattr(_cost._Block, "_vjp", counting)
-    return traced
+    monkeypatch.setattr(_back.Pull, "__call__", counting)
+    return blocks
 
 
-def test_a_new_function_that_does_the_same_is_planned_at_once(counted: list[Any]):
+def test_a_new_function_that_does_the_same_is_planned_at_once(counted: list[int]):
     first = plan(1.25)
     assert counted
     counted.clear()
@@ -55,7 +59,7 @@ def test_a_new_function_that_does_the_same_is_planned_at_once(counted: list[Any]
     assert (programs_compiled(), counted) == (compiled, [])
 
 
-def test_another_function_is_not_taken_for_it(counted: list[Any]):
+def test_another_function_is_not_taken_for_it(counted: list[int]):
     plan(1.25)
     for other in (dict(scale=1.5), dict(scale=1.25, size=4)):
         counted.clear()
@@ -66,11 +70,56 @@ def test_another_function_is_not_taken_for_it(counted: list[Any]):
     assert counted
 
 
-def test_a_step_is_differentiated_once_for_its_residuals(counted: list[Any]):
+def test_a_step_is_differentiated_once(counted: list[int]):
+    compiled = programs_compiled()
     plan(1.75)
-    # In a long loop. What the reversal of one step costs is known from its program.
-    (long,) = (block.loop.length for block in counted)
-    assert long > len(XS)
+    # What it costs is known from the program of its reversal. The others are the blocks
+    # of the loops that are compiled.
+    assert counted.count(1) == 1
+    assert len(counted) <= 1 + programs_compiled() - compiled
+    plan(1.75, budget="32KiB")
+    plan(1.75, length=128)
+    assert counted.count(1) == 1
+
+
+SCHEDULES = (
+    el.Recursive(4),
+    el.Recursive(4, block=4),
+    el.Binomial(4),
+    el.Budget("8KiB", measure=False),
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_gradient_differentiates_a_single_step_once(
+    counted: list[int], schedule: Any
+):
+    w = jnp.eye(8)
+    step = lambda h, x: (jnp.tanh(w @ h + x), None)
+    loss = lambda h: jnp.sum(el.Scan(step, schedule=schedule)(h, XS)[0])
+    jax.jit(jax.grad(loss)).lower(jnp.ones(8))
+    assert counted.count(1) == 1
+
+
+def test_a_step_is_traced_once(monkeypatch: pytest.MonkeyPatch):
+    """What it closes over becomes an input of the program that was traced."""
+    traced = list[Any]()
+    make = jax.make_jaxpr
+
+    def counting(f: Any, *args: Any, **settings: Any) -> Any:
+        traced.append(f)
+        return make(f, *args, **settings)
+
+    monkeypatch.setattr(jax, "make_jaxpr", counting)
+    h, scale = jnp.ones(3), jnp.full(3, 2.0)
+    types = [jax.typeof(h)], []
+    step, consts = trace_step(lambda c, x: ([scale * c[0]], [1.0]), *types)
+    assert len(traced) == 1
+    assert [const is scale for const in consts] == [True]
+    assert not any(aval.weak_type for aval in step.jaxpr.out_avals)
+    carry, y = step(consts, [h], [])
+    assert (carry[0] == 2).all()
+    assert y[0] == 1
 
 
 def test_no_block_is_traced_where_slots_hold_all_leaves(

@@ -1,0 +1,60 @@
+"""Loops that are alike: what was found out about one of them holds for all.
+
+A function that is traced again gives another program, and so do the equal layers of a
+model, though all of them print the same. To differentiate a step and to compile its
+loops takes long, so it is done for the first of them.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+from ..engine._problem import LoopSpec, Problem
+from ..engine._step import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nobody:
+    """Plans nothing."""
+
+    def layout(self, loop: LoopSpec) -> Any:
+        raise AssertionError("what is asked does not depend on who plans the loop")
+
+
+@functools.lru_cache(maxsize=512)
+def alike(problem: Problem) -> Problem:
+    """The loop by which all that are like this one are known.
+
+    Args:
+        problem: The loop.
+
+    Returns:
+        The same with a step that prints the same, and without who plans it. Its
+        equations may be from other lines, and its leaves have other paths.
+    """
+    return dataclasses.replace(
+        problem, step=_known_step(problem.step), planner=_Nobody()
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def _known_step(step: Step) -> Step:
+    programs = step.jaxpr, step.inverse
+    types = tuple((*p.in_avals, *p.out_avals) for p in programs if p is not None)
+    counts = step.num_consts, step.num_carry
+    return _first_printed(_PrintedStep(tuple(map(str, programs)), types, counts, step))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PrintedStep:
+    """What there is to see of a step."""
+
+    texts: tuple[str, ...]
+    types: tuple[Any, ...]
+    counts: tuple[int, int]
+    step: Step = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _first_printed(printed: _PrintedStep) -> Step:
+    return printed.step
