@@ -29,6 +29,11 @@ def is_type(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.ShapedArray)
 
 
+def type_of(x: Any) -> Any:
+    """The type of a value, or the type itself if it is one."""
+    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+
+
 def types_of(tree: Any) -> Any:
     """A tree with its arrays reduced to their types, to be kept beyond a trace."""
     return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)

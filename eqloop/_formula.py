@@ -12,8 +12,8 @@ The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
 `jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
 that. The formula in which rules have been replaced so is the `settled` one.
 
-`Selected` and `Vmapped`, a formula under `vmap`, are formulas again, so derivatives and
-batching nest in any order.
+`Selected`, and a formula under `vmap` (see `_vmapped.py`), are formulas again, so
+derivatives and batching nest in any order.
 """
 
 import copy
@@ -22,20 +22,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
-import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
 from ._doubled import Doubled, Leftover, TangentSource
 from ._partition import Flags, interleave, pick, put
-from ._programs import vmap
 from ._reaching import names_axis
 from ._tangents import (
     instantiated,
     is_inexact,
     is_zero,
-    tangent_types,
     zero_cotangent,
     zero_tangent,
 )
@@ -121,7 +117,7 @@ class Formula(HiPrimitive):
 
         The outputs are the same in number and in order, and need not be so nested.
         """
-        return mapped(self, axis_data, args, dims)
+        raise AssertionError("abstract: each formula has its own")
 
     @property
     def jaxprs(self) -> list[Any]:
@@ -278,14 +274,6 @@ class Formula(HiPrimitive):
         return self.out_tree.unflatten(zeros)
 
 
-def mapped(
-    formula: Formula, axis_data: Any, args: Any, dims: Any
-) -> tuple[Formula, Any, list[int | None]]:
-    """A formula under `vmap` as it is, see `Formula.batched`."""
-    batched = Vmapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
-    return batched, args, [0] * len(formula.out_avals_flat)
-
-
 class Selected(Formula):
     """Some of the outputs of a formula, in a list.
 
@@ -398,77 +386,6 @@ class Selected(Formula):
         formula = self.formula
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
-
-
-class Vmapped(Formula):
-    """A formula under `vmap`. All outputs are batched, along their leading axis."""
-
-    formula: Formula
-    axis_data: Any
-    dims: tuple[int | None, ...]
-
-    def __init__(self, formula: Formula, axis_data: Any, dims: Any, in_avals: Any):
-        self.in_avals = jax.tree.map(type_of, in_avals)
-        self.out_aval = jax.tree.map(
-            lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
-        )
-        self.params = dict(formula=formula, axis_data=axis_data, dims=dims)
-        self.effects = formula.effects
-        self.unit, self.is_backward = formula.unit, formula.is_backward
-        super().__init__()
-
-    def expand(self, *inputs: Any) -> Any:
-        one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
-        return self._vmap(one, self.dims)(self.flat_in(inputs))
-
-    def doubled(self, moves: Flags) -> Doubled:
-        doubled = self.formula.doubled(moves)
-        avals = self.in_avals_flat
-        tangents = tangent_types(avals, doubled.takes)
-        both = lambda of_inputs, of_tangents: interleave(
-            doubled.ins, pick(of_inputs, doubled.uses), of_tangents
-        )
-        in_avals = doubled.formula.in_tree.unflatten(both(avals, tangents))
-        dims = tuple(both(self.dims, pick(self.dims, doubled.takes)))
-        mapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
-        return dataclasses.replace(doubled, formula=mapped)
-
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        def one(inputs: list[Any], cts: list[Any]) -> list[Any]:
-            inputs = self.in_tree.unflatten(inputs)
-            pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
-            return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
-
-        pulled = self._vmap(one, self.dims, 0)(
-            self.flat_in(inputs), instantiated(self.flat_out(cts))
-        )
-        back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
-        return self.in_tree.unflatten(
-            zero_cotangent(aval) if ct is None else back(ct, dim)
-            for aval, ct, dim in zip(self.in_avals_flat, pulled, self.dims, strict=True)
-        )
-
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        return self.with_params(formula=self.formula.settled(moves, reverse))
-
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return self.formula.moves_out(moves_in)
-
-    @property
-    def jaxprs(self) -> list[Any]:
-        return self.formula.jaxprs
-
-    def with_bars(self, change: Any) -> Self:
-        return self.with_params(formula=self.formula.with_bars(change))
-
-    def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
-        in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)
-        return vmap(f, self.axis_data, in_axes, 0)
-
-
-def type_of(x: Any) -> Any:
-    """The type of a value, or the type itself if it is one."""
-    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
 
 
 @jax.tree_util.register_static

@@ -10,9 +10,9 @@ import equinox as eqx
 
 from .._bytes import format_bytes
 from .._equations import equations, formula_of, programs_in
-from .._formula import Vmapped
 from .._loop_markers import loop_name
 from .._places import Place, folders_of, place_of
+from .._vmapped import Vmapped
 from ._plan import Plan, plan_of
 from ._schedule import measures
 from ._while_plan import WhilePlan, while_plan_of

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._array_types import type_of
 from .._doubled import Doubled, recall
-from .._formula import Formula, type_of
+from .._formula import Formula
 from .._loop_markers import is_watched
 from .._nonfinite import raise_inside
 from .._partition import Arrays, Flags, pick, put, split

@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from ..._formula import Formula, Selected, mapped
+from ..._formula import Formula, Selected
 from ..._partition import Arrays, split
+from ..._vmapped import mapped
 from ...progress import told_back, told_while
 from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
