@@ -5,7 +5,7 @@ is for those that cannot.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -18,11 +18,13 @@ from ._formula import Formula
 from ._partition import Flags, interleave, pick
 from ._programs import vmap
 from ._tangents import instantiated, is_zero, tangent_types, zero_cotangent
+from ._typecheck import PyTree
+from ._types import BatchAxis, Value
 
 
 def mapped(
-    formula: Formula, axis_data: Any, args: Any, dims: Any
-) -> tuple[Formula, Any, list[int | None]]:
+    formula: Formula, axis_data: BatchAxis, args: PyTree, dims: PyTree
+) -> tuple[Formula, PyTree, list[int | None]]:
     """A formula under `vmap` as it is, see `Formula.batched`."""
     batched = Vmapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
     return batched, args, [0] * len(formula.out_avals_flat)
@@ -32,10 +34,12 @@ class Vmapped(Formula):
     """A formula under `vmap`. All outputs are batched, along their leading axis."""
 
     formula: Formula
-    axis_data: Any
+    axis_data: BatchAxis
     dims: tuple[int | None, ...]
 
-    def __init__(self, formula: Formula, axis_data: Any, dims: Any, in_avals: Any):
+    def __init__(
+        self, formula: Formula, axis_data: BatchAxis, dims: PyTree, in_avals: PyTree
+    ):
         self.in_avals = jax.tree.map(type_of, in_avals)
         self.out_aval = jax.tree.map(
             lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
@@ -45,7 +49,7 @@ class Vmapped(Formula):
         self.unit, self.is_backward = formula.unit, formula.is_backward
         super().__init__()
 
-    def expand(self, *inputs: Any) -> Any:
+    def expand(self, *inputs: PyTree) -> PyTree:
         one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
         return self._vmap(one, self.dims)(self.flat_in(inputs))
 
@@ -61,8 +65,8 @@ class Vmapped(Formula):
         mapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
         return dataclasses.replace(doubled, formula=mapped)
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        def one(inputs: list[Any], cts: list[Any]) -> list[Any]:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        def one(inputs: list[Value], cts: list[Value]) -> list[Value]:
             inputs = self.in_tree.unflatten(inputs)
             pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
             return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
@@ -83,17 +87,17 @@ class Vmapped(Formula):
         return self.formula.moves_out(moves_in)
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         return mapped(self, axis_data, args, dims)
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return self.formula.jaxprs
 
     def with_bars(self, change: Any) -> Self:
         return self.with_params(formula=self.formula.with_bars(change))
 
-    def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
+    def _vmap(self, f: Callable[..., PyTree], *dims: PyTree) -> Callable[..., PyTree]:
         in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)
         return vmap(f, self.axis_data, in_axes, 0)
