@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, traced
+from ..._types import Aval, Value
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
 from ._step import Step
@@ -38,9 +39,9 @@ class Taken(NamedTuple):
         xs: What each step has of its own: cotangents of `xs`.
     """
 
-    sums: list[Any]
-    carried: list[Any]
-    xs: list[Any]
+    sums: list[Value]
+    carried: list[Value]
+    xs: list[Value]
 
 
 class Back(abc.ABC):
@@ -48,12 +49,12 @@ class Back(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         """The types of consts, of a carry, and of an element of `xs`."""
 
     @property
     @abc.abstractmethod
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of what is carried back, and of what a step gets besides."""
 
     @property
@@ -123,11 +124,11 @@ class Pull(Back):
     wanted: Flags
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return self.step.const_types, self.step.carry_types, self.step.x_types
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         carry = pick(self.step.carry_types, self.active.carry)
         return ct_types(carry), ct_types(pick(self.step.y_types, self.wanted))
 
@@ -153,7 +154,7 @@ class Pull(Back):
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         run = stored if loop.length > 1 else single
 
-        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+        def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
             merged = map(put, inputs, self.active, marked)
             last, ys = run(self.step, loop, self.policy, *merged)
             return pick(last, self.active.carry), pick(ys, self.wanted)
@@ -173,7 +174,7 @@ class Pull(Back):
             step = jax.checkpoint(step, policy=self.policy)
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
 
-        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+        def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
             own = map(put, (consts, xs), (self.active.consts, self.active.xs), marked)
             after, ys = each(next(own), carries, next(own))
             return pick(after, self.active.carry), pick(ys, self.wanted)
@@ -195,11 +196,11 @@ class Around(Back):
     of: Back
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return self.of.types
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         return self.of.end_types
 
     @property
@@ -240,7 +241,7 @@ def program_of(back: Back, loop: Loop) -> jex.ClosedJaxpr:
     (consts, carry, x), (carried, z) = back.types, back.end_types
     counts = len(consts), len(carry), len(x), len(z)
 
-    def take(*flat: Any) -> list[Any]:
+    def take(*flat: Value) -> list[Value]:
         *inputs, z, carried = split(flat, *counts)
         taken = one(back, loop, inputs, (carried, z))
         return [*taken.sums, *taken.carried, *taken.xs]
@@ -253,7 +254,7 @@ def over_first(loop: Loop, xs: Arrays) -> Loop:
     return dataclasses.replace(loop, x_axes=loop.x_axes[: len(xs)])
 
 
-def ct_types(avals: Any) -> list[Any]:
+def ct_types(avals: Sequence[Aval]) -> list[Aval]:
     """The types of their cotangents."""
     return [aval.to_ct_aval() for aval in avals]
 

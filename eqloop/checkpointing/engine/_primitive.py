@@ -7,16 +7,20 @@ and of another primitive, `Reverse`, which goes back from them (see `_reverse.py
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Hashable, Sequence
+from typing import Self
 
 import jax
+import jax.extend.core as jex
 
 from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
+from ..._equations import Rewrite
 from ..._formula import Formula, Static
 from ..._partition import Arrays, Flags, pick, union
 from ..._tangents import instantiated, is_zero
+from ..._typecheck import PyTree
+from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
@@ -32,7 +36,7 @@ from ._step import reaching
 
 def planned_loop(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """Runs a loop that is differentiated as its schedule plans: carry and `ys`."""
     inputs = (list(consts), list(init), list(xs))
     loop = PlannedLoop(problem, None, jax.tree.map(jax.typeof, inputs))
@@ -50,7 +54,7 @@ class PlannedLoop(Formula):
     saves: Saves | None
     unit = "iteration"
 
-    def __init__(self, problem: Problem, saves: Saves | None, in_avals: Any):
+    def __init__(self, problem: Problem, saves: Saves | None, in_avals: PyTree):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = []
@@ -63,7 +67,7 @@ class PlannedLoop(Formula):
         self.effects = step.jaxpr.effects
         super().__init__()
 
-    def expand(self, *inputs: Any) -> Any:
+    def expand(self, *inputs: PyTree) -> PyTree:
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
         return run_and_save(self.problem, self.saves, inputs)
@@ -85,12 +89,14 @@ class PlannedLoop(Formula):
             ),
         )
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
         _, residuals, _ = again.sweep_forward(perturbed, *inputs)
         return again.vjp_bwd_retval(residuals, cts)
 
-    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
@@ -113,7 +119,7 @@ class PlannedLoop(Formula):
         moves_out = (list(active.carry), list(y_active), self._no_slots())
         return out, (Static((saves, active, y_active)), residuals), moves_out
 
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         static, residuals = res
         saves, active, y_active = static.value
         ct_carry, ct_ys, _ = outgrad
@@ -130,22 +136,22 @@ class PlannedLoop(Formula):
         return self.with_params(problem=settled_problem(self.problem, active, reverse))
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         return self.problem.repetition.batched(self, axis_data, args, dims)
 
-    def remade(self, problem: Problem, args: Any) -> "PlannedLoop":
+    def remade(self, problem: Problem, args: PyTree) -> "PlannedLoop":
         """The same of another problem, for inputs of other types."""
         return PlannedLoop(problem, self.saves, jax.tree.map(jax.typeof, args))
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return [self.problem.step.jaxpr]
 
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(problem=self.problem.with_bars(change))
 
-    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+    def rewritten(self, rewrite: Rewrite) -> Self:
         step = self.problem.step
         if (jaxpr := rewrite(step.jaxpr)) is step.jaxpr:
             return self
@@ -156,7 +162,7 @@ class PlannedLoop(Formula):
         active, y_active = self._activity(moves_in)
         return [*active.carry, *y_active, *self._no_slots()]
 
-    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         problem, groups = self.problem, self.in_tree.unflatten(marks)
         carry, ys = reaching(problem.step, *groups, axis_name=axis_name)
         # Where an example runs longer, all that it ends with is another. By an inverse
@@ -218,10 +224,10 @@ class PlannedLoop(Formula):
         saves: Saves,
         active: Active,
         y_active: Flags,
-        residuals: Any,
+        residuals: PyTree,
         ct_carry: Arrays,
         ct_ys: Arrays,
-    ) -> Any:
+    ) -> PyTree:
         """The cotangents of the active inputs, from the slots of a forward sweep."""
         problem, (inputs, slots) = self.problem.under(saves.layout), residuals
         has_rows = problem.loop.rows > 0

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
+import jax.extend.core as jex
 
 from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
 from ..._tangents import inexact_only, instantiated, zero_cotangent
+from ..._typecheck import PyTree
+from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
 from ...progress import Again, BarChange
 from ._back import Back, Taken
@@ -75,7 +78,7 @@ class Reverse(Formula):
         back: Back,
         layout: Layout,
         given: Needs | None,
-        in_avals: Any,
+        in_avals: PyTree,
     ):
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
@@ -99,8 +102,8 @@ class Reverse(Formula):
         saves: Saves,
         active: Active,
         wanted: Flags,
-        args: Any,
-    ) -> Any:
+        args: PyTree,
+    ) -> PyTree:
         """The cotangents of a loop.
 
         Args:
@@ -116,7 +119,9 @@ class Reverse(Formula):
         in_avals = _types_of(args)
         return cls(there, primal, back, saves.layout, saves.given, in_avals)(*args)
 
-    def expand(self, inputs: Any, slots: Any, carried: Any, zs: Any) -> Any:
+    def expand(
+        self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
+    ) -> PyTree:
         if (given := self.given) is None:
             given = self.needed
             slots = self._forward(inputs, given)
@@ -174,7 +179,7 @@ class Reverse(Formula):
             outs=tuple(mark for group in self.out_aval for mark in twice(group)),
         )
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         """A loop there, with the cotangents of what is carried back, and one back."""
         (primals, slots, carried, zs), problem = inputs, self.problem
         active, _ = activity(problem.step, perturbed[0])
@@ -249,7 +254,7 @@ class Reverse(Formula):
         return needs_of(self.back, self.again, loop, block)
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
 
     def with_bars(self, change: BarChange) -> Self:
@@ -261,8 +266,8 @@ class Reverse(Formula):
         return [any(moves_in)] * len(self.out_avals_flat)
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         self.problem.repetition.check_batched(self, axis_data)
         return mapped(self, axis_data, args, dims)
 
@@ -276,20 +281,26 @@ class Reverse(Formula):
         return active._replace(carry=active.carry[self.problem.repetition.lead :])
 
     def _derived(
-        self, problem: Problem, kind: Callable[..., Back], active: Active, in_avals: Any
+        self,
+        problem: Problem,
+        kind: Callable[..., Back],
+        active: Active,
+        in_avals: PyTree,
     ) -> "Reverse":
         """A derivative, of which the loop there is this one."""
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
         return Reverse(self.there, problem, back, layout, None, in_avals)
 
-    def _forward(self, inputs: Any, needs: Needs) -> list[Any]:
+    def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
         """What is saved, from running the loop there."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
         return run_and_save(problem, Saves(self.layout, needs), inputs)[2]
 
-    def _pull_written_out(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def _pull_written_out(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> PyTree:
         """The same by JAX, of two loops between which every carry is kept."""
         primals, _, *ends = inputs
         written_out = self.problem.repetition.written_out
@@ -302,5 +313,5 @@ class Reverse(Formula):
         return (spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
 
 
-def _types_of(inputs: Any) -> Any:
+def _types_of(inputs: PyTree) -> PyTree:
     return jax.tree.map(jax.typeof, inputs)

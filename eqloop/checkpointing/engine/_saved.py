@@ -1,8 +1,8 @@
 """What a loop leaves for its way back, and the sweep that leaves it."""
 
-from typing import Any
-
 from ..._partition import Arrays, Flags, pick
+from ..._typecheck import PyTree
+from ..._types import Value
 from ._forward import Active
 from ._held import Needs, Saves
 from ._listing import listed
@@ -30,14 +30,14 @@ def saves_of_gradient(
 
 
 def run_and_save(
-    problem: Problem, saves: Saves | None, inputs: Any
-) -> tuple[list[Any], list[Any], list[Any]]:
+    problem: Problem, saves: Saves | None, inputs: PyTree
+) -> tuple[list[Value], list[Value], list[Value]]:
     """Runs a loop: the last carry, `ys`, and what is saved."""
     carry, ys, saved = problem.repetition.run(problem, saves, inputs)
     return carry, ys, [*saved, *last_saved(problem, saves, carry)]
 
 
-def last_saved(problem: Problem, saves: Saves | None, carry: Arrays) -> list[Any]:
+def last_saved(problem: Problem, saves: Saves | None, carry: Arrays) -> list[Value]:
     """The leaves of the last carry that are saved."""
     if saves is None:
         return []
