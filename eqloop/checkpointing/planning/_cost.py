@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from ..._partition import Arrays, pick, put, union
 from ..._tangents import is_inexact
+from ..._typecheck import PyTree
+from ..._types import AnyJaxpr, Aval, Value
 from ..engine import _forward
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active, Saveable
@@ -113,12 +114,12 @@ def _everything(
     return total + 2 * copies * loop.rows * ct_y
 
 
-def residual_program(problem: Problem, active: Active) -> Any:
+def residual_program(problem: Problem, active: Active) -> AnyJaxpr:
     """A step that is differentiated, up to what its reversal reads: a jaxpr."""
     return _Block(problem, active, 1).forward()
 
 
-def xs_types(problem: Problem, count: int) -> list[Any]:
+def xs_types(problem: Problem, count: int) -> list[Aval]:
     """The types of `xs` for a loop of so many steps."""
     axes = problem.loop.x_axes
     return [
@@ -147,19 +148,19 @@ class _Block:
         kept = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)}
         return nbytes([var.aval for var in kept - set(jaxpr.invars)])
 
-    def forward(self) -> Any:
+    def forward(self) -> AnyJaxpr:
         """Computing the residuals: its jaxpr."""
 
-        def residuals(*inputs: Arrays) -> list[Any]:
+        def residuals(*inputs: Arrays) -> list[Value]:
             return jax.tree.leaves(self._vjp(inputs)[1])
 
         return jax.make_jaxpr(residuals)(*self.types).jaxpr
 
-    def _vjp(self, inputs: Any) -> tuple[Any, Any]:
+    def _vjp(self, inputs: PyTree) -> tuple[Value, Value]:
         step, policy, active = self.problem.step, self.problem.policy, self.active
         run = _forward.stored if self.loop.length > 1 else _forward.single
 
-        def block(*marked: Arrays) -> Any:
+        def block(*marked: Arrays) -> Value:
             merged = [put(*g) for g in zip(inputs, active, marked, strict=True)]
             carry, ys = run(step, self.loop, policy, *merged)
             ys = [y for y in ys if is_inexact(y)] if self.with_outputs else []

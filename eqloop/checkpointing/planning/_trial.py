@@ -1,13 +1,14 @@
 """The gradient of a loop as a program by itself, to be compiled or run."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ..._partition import pick, put
 from ..._tangents import is_inexact
+from ..._typecheck import PyTree
+from ..._types import Aval, Value
 from ..engine._forward import Active
 from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
@@ -25,9 +26,7 @@ class Fixed:
         return self.only
 
 
-def gradient_of(
-    problem: Problem, active: Active
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def gradient_of(problem: Problem, active: Active) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
     Returns:
@@ -36,8 +35,8 @@ def gradient_of(
     """
     step, loop = problem.step, problem.loop
 
-    def gradient(inputs: Any, ct_ys: Any) -> Any:
-        def run(*marked: Any) -> Any:
+    def gradient(inputs: PyTree, ct_ys: Value) -> PyTree:
+        def run(*marked: PyTree) -> PyTree:
             merged = (put(*g) for g in zip(inputs, active, marked, strict=True))
             carry, ys = planned_loop(problem, *merged)
             return pick(carry, active.carry), list(filter(is_inexact, ys))
@@ -50,7 +49,7 @@ def gradient_of(
     return gradient, (input_types(problem), ct_ys)
 
 
-def input_types(problem: Problem) -> tuple[list[Any], list[Any], list[Any]]:
+def input_types(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a loop is given: consts, the initial carry, and `xs`."""
     step, loop = problem.step, problem.loop
     return step.const_types, step.carry_types, xs_types(problem, loop.length)
