@@ -6,29 +6,32 @@ any example does, which is the same for all, and selects what is small by hand.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from ._array_types import where_leading
+from ._typecheck import PyTree
+from ._types import Value
 
 
-def over_examples(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
     """A reduction of an array over all of its axes, those of `vmap` too."""
 
     @jax.custom_batching.custom_vmap
-    def reduced(x: Any) -> Any:
+    def reduced(x: Value) -> Value:
         return reduce(x)
 
     @reduced.def_vmap
-    def over_one_more(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
+    def over_one_more(
+        axis_size: int, in_batched: PyTree, x: Value
+    ) -> tuple[Value, bool]:
         return reduced(x), False
 
     return reduced
 
 
 @jax.custom_batching.custom_vmap
-def where_run(runs: Any, new: list[Any], old: list[Any]) -> list[Any]:
+def where_run(runs: Value, new: list[Value], old: list[Value]) -> list[Value]:
     """What a step that is run gives, and the old values for examples that have stopped.
 
     Outside of `vmap` the step is run, or nobody would ask.
@@ -38,13 +41,13 @@ def where_run(runs: Any, new: list[Any], old: list[Any]) -> list[Any]:
 
 @where_run.def_vmap
 def _where_each_runs(
-    axis_size: int, in_batched: Any, runs: Any, new: list[Any], old: list[Any]
-) -> tuple[list[Any], list[bool]]:
+    axis_size: int, in_batched: PyTree, runs: Value, new: list[Value], old: list[Value]
+) -> tuple[list[Value], list[bool]]:
     by_example, new_batched, old_batched = in_batched
     if not by_example:
         return where_run(runs, new, old), new_batched
 
-    def select(new: Any, is_new: bool, old: Any, is_old: bool) -> Any:
+    def select(new: Value, is_new: bool, old: Value, is_old: bool) -> Value:
         front = lambda x, is_batched: x if is_batched else x[None]
         return where_leading(runs, front(new, is_new), front(old, is_old))
 

@@ -12,7 +12,6 @@ the number itself is an example.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -22,19 +21,26 @@ from jax import lax
 from jax.extend.core import primitives
 
 from ._partition import is_dynamic
+from ._typecheck import PyTree
+from ._types import Aval, Value
 
 
-def is_type(leaf: Any) -> bool:
+def is_type(leaf: object) -> bool:
     """Whether a leaf is the type of an array."""
     return isinstance(leaf, jax.core.ShapedArray)
 
 
-def types_of(tree: Any) -> Any:
+def type_of(x: object) -> Aval:
+    """The type of a value, or the type itself if it is one."""
+    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+
+
+def types_of(tree: PyTree) -> PyTree:
     """A tree with its arrays reduced to their types, to be kept beyond a trace."""
     return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
 
 
-def is_weak(leaf: Any) -> bool:
+def is_weak(leaf: object) -> bool:
     """Whether an array, a type of one or a Python number is weakly typed."""
     if isinstance(leaf, bool | int | float | complex):
         return True
@@ -42,13 +48,13 @@ def is_weak(leaf: Any) -> bool:
     return getattr(aval, "weak_type", False)
 
 
-def strongly_typed(leaf: Any) -> Any:
+def strongly_typed(leaf: Value) -> Value:
     """An array without a weak type."""
     dtype = jax.typeof(leaf).dtype
     return lax.convert_element_type(leaf, dtype) if is_weak(leaf) else leaf
 
 
-def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
+def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
     """Leaves, some of them made weakly typed; only arrays of JAX change."""
     return [
         _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
@@ -56,7 +62,7 @@ def with_weak_types(leaves: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
     ]
 
 
-def _weakly_typed(leaf: jax.Array) -> Any:
+def _weakly_typed(leaf: jax.Array) -> Value:
     if is_weak(leaf):
         return leaf
     # `lax.convert_element_type` cannot make weak types.
@@ -65,19 +71,19 @@ def _weakly_typed(leaf: jax.Array) -> Any:
     )
 
 
-def where_leading(mask: Any, x: Any, other: Any) -> Any:
+def where_leading(mask: Value, x: Value, other: Value) -> Value:
     """`x` where a mask of its leading axes holds, and elsewhere the other."""
     shape = mask.shape + (1,) * (x.ndim - mask.ndim)
     return jnp.where(mask.reshape(shape), x, other)
 
 
-def axes_of(x: Any) -> frozenset[str]:
+def axes_of(x: Value) -> frozenset[str]:
     """The axes of devices that an array, or one of this type, differs along."""
     aval = x if is_type(x) else jax.typeof(x)
     return aval.manual_axis_type.varying
 
 
-def vary(x: Any, axes: frozenset[str]) -> Any:
+def vary(x: Value, axes: frozenset[str]) -> Value:
     """An array as one that may differ along some axes."""
     missing = axes - axes_of(x)
     return lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -18,6 +18,8 @@ from ._partition import (
     partition,
     paths,
 )
+from ._typecheck import PyTree
+from ._types import Aval, Value
 
 Axis = int | None
 # Trees of these are prefixes of the trees whose leaves they are about.
@@ -41,14 +43,14 @@ class AlongAxes:
     length: int
 
     @classmethod
-    def of(cls, tree: Any, axes: Sequence[Axis], length: int) -> Self:
+    def of(cls, tree: PyTree, axes: Sequence[Axis], length: int) -> Self:
         """The arrays along these axes; leaves for which that is `None` are left."""
         arrays, rest = partition(tree, [axis is not None for axis in axes])
         found = tuple(axis for axis in axes if axis is not None)
         return cls(list(map(as_array, arrays)), found, rest, length)
 
     @property
-    def element_types(self) -> list[Any]:
+    def element_types(self) -> list[Aval]:
         """The types of what one step or row has of the arrays."""
         pairs = zip(self.axes, map(jax.typeof, self.arrays), strict=True)
         return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
@@ -57,12 +59,12 @@ class AlongAxes:
 class _HashableTree:
     """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: PyTree) -> None:
         leaves, treedef = flatten(tree)
         self._identity = (tuple(leaves), treedef)
 
     @property
-    def tree(self) -> Any:
+    def tree(self) -> PyTree:
         leaves, treedef = self._identity
         return treedef.unflatten(leaves)
 
@@ -78,7 +80,7 @@ class _HashableTree:
         return repr(self.tree)
 
 
-def hashable_axes(spec: Any) -> Hashable:
+def hashable_axes(spec: PyTree) -> Hashable:
     """Makes a prefix tree of axes fit to be a static field: its converter.
 
     >>> spec = {"a": 0, "b": [None, 1]}
@@ -92,15 +94,15 @@ def hashable_axes(spec: Any) -> Hashable:
     return spec
 
 
-def axes_tree(spec: Any) -> Any:
+def axes_tree(spec: PyTree) -> PyTree:
     """The prefix tree that was given to `hashable_axes`."""
     return spec.tree if isinstance(spec, _HashableTree) else spec
 
 
 def resolve_axes(
     owner: str,
-    tree: Any,
-    spec: Any,
+    tree: PyTree,
+    spec: PyTree,
     *,
     tree_name: str,
     spec_name: str,
@@ -141,7 +143,7 @@ def resolve_axes(
     ]
 
 
-def axis_sizes(tree: Any, name: str, axes: Sequence[Axis]) -> dict[str, int]:
+def axis_sizes(tree: PyTree, name: str, axes: Sequence[Axis]) -> dict[str, int]:
     """The path of every leaf that has an axis, and how long that axis is.
 
     >>> import jax.numpy as jnp
@@ -188,7 +190,7 @@ def common_length(
     return next(iter(sizes.values()))
 
 
-def as_length(name: str, length: Any) -> int | None:
+def as_length(name: str, length: Value) -> int | None:
     """Checks a `length=` that a user passed."""
     if length is None:
         return None
@@ -208,12 +210,12 @@ def as_length(name: str, length: Any) -> int | None:
     return length
 
 
-def is_symbolic(size: Any) -> bool:
+def is_symbolic(size: Value) -> bool:
     """Whether a size is not known while tracing: `jax.export` has symbolic ones."""
     return export.is_symbolic_dim(size)
 
 
-def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
+def refuse_symbolic(owner: str, size: Value, need: str, instead: str) -> None:
     """Checks that a size is known.
 
     Args:
@@ -234,12 +236,12 @@ def refuse_symbolic(owner: str, size: Any, need: str, instead: str) -> None:
 
 def broadcast_prefix(
     owner: str,
-    spec: Any,
-    tree: Any,
+    spec: PyTree,
+    tree: PyTree,
     tree_name: str,
     spec_name: str,
     noun: str = "axis",
-) -> list[tuple[Any, str]]:
+) -> list[tuple[Value, str]]:
     """For every leaf of a tree, the leaf of the prefix tree above it, and its path.
 
     Raises:
@@ -254,7 +256,7 @@ def broadcast_prefix(
             f"structure is {flatten(tree)[1]}. Give one {noun} for all leaves, or the "
             f"same containers as in {tree_name}, from the top down. ({error})"
         ) from error
-    broadcast: list[tuple[Any, str]] = []
+    broadcast: list[tuple[Value, str]] = []
     for leaf, path, subtree in zip(
         spec_leaves, paths(spec, spec_name), subtrees, strict=True
     ):
@@ -263,7 +265,7 @@ def broadcast_prefix(
 
 
 def _resolve(
-    owner: str, leaf: Any, name: str, spec: AxisSpec, spec_name: str, extra: int
+    owner: str, leaf: Value, name: str, spec: AxisSpec, spec_name: str, extra: int
 ) -> Axis:
     axis = spec(leaf) if callable(spec) else spec
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):

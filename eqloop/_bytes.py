@@ -1,7 +1,6 @@
 """Bytes as people write them."""
 
 import re
-from typing import Any
 
 from ._settings import int_of
 
@@ -11,7 +10,7 @@ for _power, _prefix in enumerate("KMGTP", start=1):
 _UNIT_OF = {name.lower(): size for name, size in _UNITS.items()}
 
 
-def parse_bytes(owner: str, value: Any) -> int:
+def parse_bytes(owner: str, value: object) -> int:
     """The number of bytes that an int or a string such as `"512MiB"` stands for.
 
     Raises:
@@ -24,7 +23,7 @@ def parse_bytes(owner: str, value: Any) -> int:
     return count
 
 
-def _count_of(owner: str, value: Any) -> int:
+def _count_of(owner: str, value: object) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
         if match is None or match[2].lower() not in _UNIT_OF:

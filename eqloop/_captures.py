@@ -14,13 +14,14 @@ import numpy as np
 
 from ._effects import is_ref
 from ._partition import is_scalar, same_static
+from ._types import Value
 
 
 class OfOneCallError(TypeError):
     """A leaf is not a constant: it may have another value at the next call."""
 
 
-def identity_of(leaf: Any) -> Any:
+def identity_of(leaf: object) -> object:
     """What tells a static leaf from others. It does not keep a function alive.
 
     Raises:
@@ -43,7 +44,7 @@ def identity_of(leaf: Any) -> Any:
     return weakref.ref(leaf)
 
 
-def weak_references(identity: Any) -> Iterator[weakref.ref]:
+def weak_references(identity: object) -> Iterator[weakref.ref]:
     """Those in what `identity_of` gives, or in a tuple of such."""
     if isinstance(identity, weakref.ref):
         yield identity
@@ -52,7 +53,7 @@ def weak_references(identity: Any) -> Iterator[weakref.ref]:
             yield from weak_references(part)
 
 
-def weakly(leaf: Any) -> Callable[[], Any]:
+def weakly(leaf: Value) -> Callable[[], Any]:
     """The leaf, as long as others keep it alive."""
     if isinstance(leaf, types.MethodType):
         owner, function = weakly(leaf.__self__), weakly(leaf.__func__)
@@ -69,9 +70,9 @@ class Captures:
     module that are found on the way. What is inside of these things is not looked at.
     """
 
-    def __init__(self, functions: Iterable[Any]) -> None:
+    def __init__(self, functions: Iterable[Value]) -> None:
         self.objects = list(_all_read(functions))
-        self._kept: list[Callable[[], Any]] | None = None
+        self._kept: list[Callable[[], object]] | None = None
 
     def let_go(self) -> None:
         """From now on refers to the objects weakly, where that can be done."""
@@ -83,7 +84,7 @@ class Captures:
         return len(kept) == len(now.objects) and all(map(_is_same, kept, now.objects))
 
 
-def _all_read(functions: Iterable[Any]) -> Iterator[Any]:
+def _all_read(functions: Iterable[Value]) -> Iterator[Value]:
     queue, seen = list(functions), set()
     while queue:
         function = queue.pop()
@@ -96,7 +97,7 @@ def _all_read(functions: Iterable[Any]) -> Iterator[Any]:
         queue += [x for x in read if _is_part_of(x, module)]
 
 
-def _read_by(function: Any) -> list[Any]:
+def _read_by(function: object) -> list[Value]:
     if isinstance(function, types.FunctionType):
         cells = [_contents(cell) for cell in function.__closure__ or ()]
         names, scope = _names_in(function.__code__), function.__globals__
@@ -110,18 +111,18 @@ def _read_by(function: Any) -> list[Any]:
     return _attributes(function)
 
 
-def _attributes(x: Any) -> list[Any]:
+def _attributes(x: object) -> list[Value]:
     is_plain = not isinstance(x, type | types.ModuleType)
     return list(getattr(x, "__dict__", {}).values()) if is_plain else []
 
 
-def _is_part_of(x: Any, module: str | None) -> bool:
+def _is_part_of(x: object, module: str | None) -> bool:
     if isinstance(x, types.FunctionType):
         return x.__module__ == module
     return isinstance(x, types.MethodType | functools.partial)
 
 
-def _contents(cell: Any) -> Any:
+def _contents(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is not bound yet
@@ -135,12 +136,12 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *(name for x in inner for name in _names_in(x)))
 
 
-def _reference(x: Any) -> Callable[[], Any]:
+def _reference(x: object) -> Callable[[], object]:
     try:
         return weakref.ref(x)
     except TypeError:  # a number or a list, say
         return lambda: x
 
 
-def _is_same(before: Callable[[], Any], now: Any) -> bool:
+def _is_same(before: Callable[[], object], now: object) -> bool:
     return before() is now or (is_scalar(now) and same_static(before(), now))

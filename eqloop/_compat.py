@@ -12,8 +12,12 @@ import jax.core
 import jax.custom_derivatives
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import hijax
+
+from ._typecheck import PyTree
+from ._types import AnyJaxpr, Value
 
 
 def jax_version() -> str:
@@ -21,17 +25,17 @@ def jax_version() -> str:
     return jax.__version__
 
 
-def _without_literals(expand: Callable[..., Any]) -> Callable[..., Any]:
+def _without_literals(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Stages what is a literal: JAX 0.10 cannot lower it as the output of a primitive.
 
     An example is the cotangent 1.0 that a loop hands through from its end to its start.
     """
 
-    def stage(x: Any) -> Any:
+    def stage(x: Value) -> Value:
         return x if isinstance(x, jax.Array) else lax.optimization_barrier(x)
 
     @functools.wraps(expand)
-    def staged(self: Any, *args: Any) -> Any:
+    def staged(self: Any, *args: PyTree) -> Value:
         return jax.tree.map(stage, expand(self, *args))
 
     return staged
@@ -59,7 +63,9 @@ HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 _ALL_MOVE = issubclass(HiPrimitive, _HiPrimitive)
 
 
-def linearization(outputs: Any, residuals: Any, moves_out: Any) -> tuple[Any, ...]:
+def linearization(
+    outputs: PyTree, residuals: PyTree, moves_out: PyTree
+) -> tuple[PyTree, ...]:
     """What `lin` and `vjp_fwd` of a `hijax` primitive return.
 
     JAX 0.12 is told which outputs move, JAX 0.10 takes it that all of them do.
@@ -73,7 +79,7 @@ def linearization(outputs: Any, residuals: Any, moves_out: Any) -> tuple[Any, ..
     return result if _ALL_MOVE else (*result, moves_out)
 
 
-def linear_outputs(tangents: Any) -> Any:
+def linear_outputs(tangents: PyTree) -> PyTree:
     """What `linearized` returns, from tangents with symbolic zeros among them.
 
     JAX 0.10 takes arrays alone.
@@ -86,9 +92,9 @@ def linear_outputs(tangents: Any) -> Any:
 
 def with_symbolic_zeros(
     moves_out: Callable[[list[bool]], list[bool]],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-) -> list[Any]:
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+) -> list[Value]:
     """The outputs of a primitive, so that those without a tangent are known to be.
 
     JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
@@ -106,7 +112,7 @@ def with_symbolic_zeros(
     return [_through(moves_out, i, inputs, output) for i, output in enumerate(outputs)]
 
 
-def is_through(eqn: Any) -> bool:
+def is_through(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation is that of `with_symbolic_zeros`, and so no user's rule.
 
     JAX 0.10 alone has any.
@@ -118,13 +124,17 @@ def is_through(eqn: Any) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _through(moves_out: Any, place: int, inputs: tuple[Any, ...], output: Any) -> Any:
+def _through(
+    moves_out: PyTree, place: int, inputs: tuple[Value, ...], output: Value
+) -> Value:
     del moves_out, place, inputs
     return output
 
 
 @functools.partial(_through.defjvp, symbolic_zeros=True)
-def _through_jvp(moves_out: Any, place: int, primals: Any, tangents: Any) -> Any:
+def _through_jvp(
+    moves_out: PyTree, place: int, primals: PyTree, tangents: PyTree
+) -> PyTree:
     (_, output), (dots_in, dot) = primals, tangents
     is_zero = lambda x: isinstance(x, jax.custom_derivatives.SymbolicZero)
     if moves_out([not is_zero(dot) for dot in dots_in])[place]:
@@ -133,7 +143,7 @@ def _through_jvp(moves_out: Any, place: int, primals: Any, tangents: Any) -> Any
     return output, jax.custom_derivatives.SymbolicZero(aval)
 
 
-def identity(x: Any) -> Any:
+def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 
     A program that is being lowered makes a new tracer each time it reads a variable
@@ -152,7 +162,7 @@ CALLS: dict[str, str] = {
 }
 
 
-def is_open(program: Any) -> bool:
+def is_open(program: AnyJaxpr) -> bool:
     """Whether a program lacks the values of its constants: never so in JAX 0.12."""
     is_closed = isinstance(program, jex.ClosedJaxpr)  # JAX 0.12: the same as `Jaxpr`
     return isinstance(program, jex.Jaxpr) and not is_closed
@@ -179,7 +189,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def is_widened(dtype: Any) -> bool:
+def is_widened(dtype: np.dtype) -> bool:
     """Whether XLA computes slices of such arrays in a wider type.
 
     On the CPU, JAX 0.10 to 0.11 converts all of the array for each slice that is read

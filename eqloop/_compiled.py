@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 
+from ._typecheck import PyTree
 
-def temporary_bytes(run: Callable[..., Any], *types: Any) -> int | None:
+
+def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
     """The bytes that a program allocates besides its inputs and outputs.
 
     Args:

@@ -5,16 +5,17 @@ and JAX 0.10 loses count of such arguments within `shard_map`. So these are an e
 without inputs.
 """
 
-from typing import Any
-
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
+from ._typecheck import PyTree
+from ._types import Aval
 
-def constant(numbers: Any) -> jax.Array:
+
+def constant(numbers: PyTree) -> jax.Array:
     """An array of integers that are known beforehand."""
     array = np.asarray(numbers, np.int32)
     return _constant_p.bind(numbers=tuple(array.ravel().tolist()), shape=array.shape)
@@ -24,7 +25,7 @@ def _array(numbers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(numbers, np.int32).reshape(shape)
 
 
-def _type(numbers: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+def _type(numbers: tuple[int, ...], shape: tuple[int, ...]) -> Aval:
     # Traced, since the type must name the mesh that is in use.
     return jax.make_jaxpr(lambda: jnp.zeros(shape, jnp.int32))().out_avals[0]
 

@@ -14,7 +14,7 @@ primal in a `Leftover` that the two equations share, and nobody else.
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.core
@@ -26,6 +26,11 @@ from ._compat import identity
 from ._partition import Flags, interleave, pick, put
 from ._programs import Groups, behind, joined
 from ._tangents import instantiated, zero_cotangent
+from ._typecheck import PyTree
+from ._types import BatchAxis, Value
+
+if TYPE_CHECKING:
+    from ._formula import Formula
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Doubled:
         outs: Which of its outputs are tangents.
     """
 
-    formula: Any
+    formula: "Formula"
     uses: Flags
     takes: Flags
     ins: Flags
@@ -53,7 +58,7 @@ class Doubled:
     outs: Flags
 
     @classmethod
-    def of(cls, formula: Any, moves: Groups, gives: Groups) -> Self:
+    def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
         """The one with tangents behind each group of inputs and of outputs.
 
         Args:
@@ -66,13 +71,13 @@ class Doubled:
         ins, outs = behind(moves), behind(gives)
         return cls(formula, uses, takes, ins, joined(gives), outs)
 
-    def arrange(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def arrange(self, primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
         """The inputs of the formula, from flat inputs and tangents of the other one."""
         tangents = instantiated(pick(tangents, self.takes))
         flat = interleave(self.ins, pick(primals, self.uses), tangents)
         return self.formula.in_tree.unflatten(flat)
 
-    def primals(self, flat: Sequence[Any]) -> list[Any]:
+    def primals(self, flat: Sequence[Value]) -> list[Value]:
         """Of what there is one for each input of the formula: that of the other one.
 
         It is `None` for an input that is not used.
@@ -83,10 +88,10 @@ class Doubled:
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    formula: Any
-    inputs: list[Callable[[], Any]]
+    formula: "Formula"
+    inputs: list[Callable[[], object]]
     trace: Any
-    outputs: list[Callable[[], Any]]
+    outputs: list[Callable[[], object]]
     tree: Any
 
 
@@ -104,7 +109,9 @@ class Leftover:
         self._known: _Known | None = None
         self._is_differentiating = True
 
-    def leave(self, formula: Any, inputs: Sequence[Any], outputs: Any) -> None:
+    def leave(
+        self, formula: "Formula", inputs: Sequence[Value], outputs: PyTree
+    ) -> None:
         """Keeps the outputs of a formula for when it is expanded for these inputs."""
         leaves, tree = jax.tree.flatten(outputs)
         inputs = list(map(identity, inputs))
@@ -122,7 +129,7 @@ class Leftover:
             formula, list(map(refer, inputs)), _trace_state(), kept, tree
         )
 
-    def take(self, formula: Any, inputs: Sequence[Any]) -> Any | None:
+    def take(self, formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
         """The outputs that were left for these inputs, if any; they serve once."""
         known, self._known = self._known, None
         if known is None or known.trace != _trace_state() or known.formula != formula:
@@ -137,7 +144,7 @@ class Leftover:
         self._known, self._is_differentiating = None, False
 
 
-def recall(formula: Any, inputs: Sequence[Any]) -> Any | None:
+def recall(formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
     """The outputs of a formula that is expanded, if its tangents have left them."""
     leftover = formula.leftover
     return None if leftover is None else leftover.take(formula, inputs)
@@ -157,8 +164,8 @@ class TangentSource:
             tangents. It is not where tangents are batched and their primals are not.
     """
 
-    formula: Any = dataclasses.field(repr=False)
-    primal: Any = dataclasses.field(repr=False)
+    formula: "Formula" = dataclasses.field(repr=False)
+    primal: "Formula" = dataclasses.field(repr=False)
     doubled: Doubled = dataclasses.field(repr=False)
     leftover: Leftover | None = dataclasses.field(repr=False, compare=False)
     is_transposed: bool = True
@@ -170,7 +177,7 @@ class TangentSource:
             for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
         )
 
-    def pull(self, inputs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    def pull(self, inputs: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         """The cotangents of all tangents that the doubled formula takes.
 
         It would be right to differentiate the doubled formula, but that carries
@@ -185,7 +192,7 @@ class TangentSource:
         )
         return pick(formula.flat_in(pulled), doubled.takes)
 
-    def leave(self, inputs: Sequence[Any], outs: Sequence[Any]) -> None:
+    def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
         """Leaves primal outputs behind for the equation of the primal."""
         if self.leftover is None or not all(self.doubled.uses):
             return
@@ -196,7 +203,7 @@ class TangentSource:
             self.leftover.leave(self.primal, self.doubled.primals(inputs), outputs)
 
     def batched(
-        self, axis_data: Any, inputs: Sequence[Any], dims: Sequence[Any]
+        self, axis_data: BatchAxis, inputs: Sequence[Value], dims: Sequence[int | None]
     ) -> "TangentSource | None":
         """The same for tangents under `vmap`."""
         doubled = self.doubled
@@ -223,7 +230,7 @@ class TangentSource:
         )
 
 
-def _refer_to(x: Any) -> Callable[[], Any]:
+def _refer_to(x: object) -> Callable[[], object]:
     if _is_number(x):
         return _hold(x)  # nothing else may keep it alive, and it takes no room
     try:
@@ -232,24 +239,24 @@ def _refer_to(x: Any) -> Callable[[], Any]:
         return _hold(x)
 
 
-def _is_same_input(mine: Any, kept: Any) -> bool:
+def _is_same_input(mine: Value, kept: Value) -> bool:
     """Whether two inputs are one. A number is made anew each time that it is read."""
     if not (_is_number(mine) and _is_number(kept)):
         return mine is kept
     return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
 
 
-def _is_tracer(x: Any) -> bool:
+def _is_tracer(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def _hold(x: Any) -> Callable[[], Any]:
+def _hold(x: object) -> Callable[[], object]:
     return lambda: x
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, np.ndarray) and not x.ndim
 
 
-def _trace_state() -> Any:
+def _trace_state() -> object:
     return jex.get_opaque_trace_state(convention="eqloop")

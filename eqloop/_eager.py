@@ -32,6 +32,8 @@ from ._captures import Captures, identity_of, weak_references, weakly
 from ._effects import is_ref
 from ._partition import Rest, as_array, partition, pick, put
 from ._settings import int_of
+from ._typecheck import PyTree
+from ._types import Value
 
 _AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
 
@@ -47,7 +49,7 @@ def compiled_once(
 def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]: ...
 def compiled_once(
     call: Any = None, /, *, when: Callable[..., bool] | None = None
-) -> Any:
+) -> PyTree:
     """Has calls outside of `jit` traced and compiled once for all.
 
     Args:
@@ -59,7 +61,7 @@ def compiled_once(
         return lambda call: compiled_once(call, when=when)
 
     @functools.wraps(call)
-    def once(*args: Any, **kwargs: Any) -> Any:
+    def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
         __tracebackhide__ = True
         if _applies() and (when is None or when(*args, **kwargs)):
             if (length := int_of(kwargs.get("length"))) is not None:
@@ -96,15 +98,18 @@ class _Opened:
         key: What it is remembered by.
     """
 
-    call: Callable[..., Any]
+    call: Callable[..., PyTree]
     name: str
-    arrays: list[Any]
+    arrays: list[Value]
     rest: Rest
-    key: tuple[Any, ...]
+    key: tuple[Value, ...]
 
     @classmethod
     def of(
-        cls, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls,
+        call: Callable[..., PyTree],
+        args: tuple[Value, ...],
+        kwargs: dict[str, Any],
     ) -> "_Opened | None":
         """The call, or `None` if there is nothing that it could be remembered by."""
         arrays, rest = partition((args, kwargs))
@@ -147,7 +152,7 @@ class _Program:
         """Whether functions read what they did when they were traced."""
         return self._captures.is_as(captures)
 
-    def __call__(self, opened: _Opened) -> Any:
+    def __call__(self, opened: _Opened) -> PyTree:
         """What a call returns, with arrays of whatever types.
 
         Raises:
@@ -186,7 +191,7 @@ class _Program:
         captures.let_go()
 
 
-def _is_of_one_call(leaf: Any) -> bool:
+def _is_of_one_call(leaf: object) -> bool:
     return is_ref(leaf) or isinstance(leaf, jax.core.Tracer)
 
 
@@ -203,19 +208,19 @@ class _Result:
     rest: Rest
     given: tuple[int | None, ...]
 
-    def join(self, computed: list[Any], arguments: list[Any]) -> Any:
+    def join(self, computed: list[Value], arguments: list[Value]) -> PyTree:
         new = iter(computed)
         return self.rest.join(
             [next(new) if i is None else as_array(arguments[i]) for i in self.given]
         )
 
 
-def _of_arrays(opened: _Opened) -> Callable[..., Any]:
+def _of_arrays(opened: _Opened) -> Callable[..., PyTree]:
     """The call as a function of its arrays, which keeps no other function alive."""
     call, treedef, taken = opened.call, opened.rest.treedef, opened.rest.taken
     static = list(map(weakly, opened.rest.leaves))
 
-    def run(arrays: list[Any]) -> tuple[list[Any], _Result]:
+    def run(arrays: list[Value]) -> tuple[list[Value], _Result]:
         leaves = put([leaf() for leaf in static], taken, arrays)
         args, kwargs = jtu.tree_unflatten(treedef, leaves)
         returned, rest = partition(call(*args, **kwargs))
@@ -227,13 +232,13 @@ def _of_arrays(opened: _Opened) -> Callable[..., Any]:
     return run
 
 
-def _runnable(jaxpr: jex.ClosedJaxpr, name: str) -> Callable[..., Any]:
+def _runnable(jaxpr: jex.ClosedJaxpr, name: str) -> Callable[..., PyTree]:
     """A traced call, to be called with its constants and its arrays.
 
     What a jitted function closes over is written into its program, however large.
     """
 
-    def run(consts: list[Any], arrays: list[Any]) -> list[Any]:
+    def run(consts: list[Value], arrays: list[Value]) -> list[Value]:
         return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *arrays)
 
     run.__name__ = run.__qualname__ = name
@@ -259,5 +264,5 @@ def _captures_of(opened: _Opened) -> Captures:
     return Captures(filter(callable, opened.rest.leaves))
 
 
-def _forget(programs: dict[Any, _Program], key: Any, *_: Any) -> None:
+def _forget(programs: dict[Any, _Program], key: object, *_: object) -> None:
     programs.pop(key, None)

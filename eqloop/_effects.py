@@ -7,22 +7,24 @@ What else has effects is refused where it would be repeated, as by `jax.checkpoi
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.core
+import jax.extend.core as jex
 import jax.ref
 import jax.tree_util as jtu
 from jax import lax
 
 from ._equations import equations
+from ._typecheck import PyTree
+from ._types import AnyJaxpr
 
 # JAX gives these classes no public name.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
 
 
-def is_ref(x: Any) -> bool:
+def is_ref(x: object) -> bool:
     """Whether something is a reference, or a type of one: `jax.new_ref` makes them."""
     if isinstance(x, jax.ref.AbstractRef):
         return True
@@ -30,12 +32,12 @@ def is_ref(x: Any) -> bool:
     return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
 
 
-def without_derivatives(tree: Any) -> Any:
+def without_derivatives(tree: PyTree) -> PyTree:
     """The arrays as constants of a derivative; references stay what they are."""
     return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
 
 
-def refuse_refs(owner: str, tree: Any, name: str) -> None:
+def refuse_refs(owner: str, tree: PyTree, name: str) -> None:
     """Checks that there are no references in an argument.
 
     Args:
@@ -55,12 +57,12 @@ def refuse_refs(owner: str, tree: Any, name: str) -> None:
         )
 
 
-def has_checks(effects: Iterable[Any]) -> bool:
+def has_checks(effects: Iterable[jex.Effect]) -> bool:
     """Whether there is a `checkify.check` in a step."""
     return _any_of(effects, _OF_CHECKS)
 
 
-def refuse_checks(effects: Iterable[Any]) -> None:
+def refuse_checks(effects: Iterable[jex.Effect]) -> None:
     """Checks that there is no `checkify.check` in a step.
 
     Raises:
@@ -74,7 +76,7 @@ def refuse_checks(effects: Iterable[Any]) -> None:
         )
 
 
-def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
+def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> None:
     """Checks that no callback with effects is called more often than it should.
 
     Args:
@@ -93,7 +95,7 @@ def refuse_callbacks(effects: Iterable[Any], when: str, instead: str) -> None:
         )
 
 
-def refuse_refs_in_rules(program: Any, instead: str) -> None:
+def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
     """Checks that no backward rule of a user's writes to a reference.
 
     It would write to the step's own reference, which is gone when the rule runs.
@@ -116,5 +118,5 @@ def refuse_refs_in_rules(program: Any, instead: str) -> None:
         )
 
 
-def _any_of(effects: Iterable[Any], names: tuple[str, ...]) -> bool:
+def _any_of(effects: Iterable[jex.Effect], names: tuple[str, ...]) -> bool:
     return any(type(effect).__name__ in names for effect in effects)

@@ -5,12 +5,17 @@ has no constants.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import jax.core
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
 from ._compat import CALLS, close, is_open
+from ._types import AnyJaxpr, Aval, Value
+
+if TYPE_CHECKING:
+    from ._formula import Formula
 
 Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
 # From an equation to the programs in it that count.
@@ -31,9 +36,9 @@ _CALLS = frozenset(
 _CALL_NAMES = frozenset({*CALLS, "shard_map"})
 
 
-def programs_in(eqn: Any) -> list[Any]:
+def programs_in(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     """All programs that an equation runs."""
-    programs = list(jex.jaxprs_in_params(eqn.params))
+    programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(eqn.params))
     if (primitive := eqn.params.get("_prim")) is not None:
         programs += getattr(primitive, "jaxprs", ())  # one of this library
         if (traced := getattr(primitive, "traced", None)) is not None:
@@ -41,7 +46,7 @@ def programs_in(eqn: Any) -> list[Any]:
     return programs
 
 
-def rewritable_programs(eqn: Any) -> list[jex.ClosedJaxpr]:
+def rewritable_programs(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
     """The programs in an equation that may be rewritten, closed."""
     found: list[jex.ClosedJaxpr] = []
 
@@ -53,7 +58,9 @@ def rewritable_programs(eqn: Any) -> list[jex.ClosedJaxpr]:
     return found
 
 
-def equations(program: Any, inside: Inside = programs_in) -> Iterator[Any]:
+def equations(
+    program: AnyJaxpr, inside: Inside = programs_in
+) -> Iterator[jex.JaxprEqn]:
     """All equations of a program, each followed by those of the programs in it.
 
     Args:
@@ -64,22 +71,29 @@ def equations(program: Any, inside: Inside = programs_in) -> Iterator[Any]:
         yield from equations_of(eqn, inside)
 
 
-def equations_of(eqn: Any, inside: Inside = programs_in) -> Iterator[Any]:
+def equations_of(
+    eqn: jex.JaxprEqn, inside: Inside = programs_in
+) -> Iterator[jex.JaxprEqn]:
     """An equation, followed by those of the programs in it."""
     yield eqn
     for program in inside(eqn):
         yield from equations(program, inside)
 
 
-def formula_of(eqn: Any) -> Any | None:
+def formula_of(eqn: jex.JaxprEqn) -> "Formula | None":
     """The primitive of this library that an equation is, if it is one."""
     # Told by its methods, since the file of its class imports this one.
     primitive = eqn.params.get("_prim")
     return primitive if hasattr(primitive, "rewritten") else None
 
 
+def aval_of(atom: jax.core.Atom) -> Aval:
+    """The type of what a variable or a literal stands for."""
+    return atom.aval  # of which JAX's annotation has neither shape nor dtype
+
+
 def map_equations(
-    program: jex.ClosedJaxpr, change: Callable[[Any], Any]
+    program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
 ) -> jex.ClosedJaxpr:
     """A program with its equations changed, the inner programs of equations first.
 
@@ -127,7 +141,7 @@ def rewrite_everywhere(
     return rewrite(program)
 
 
-def map_programs(eqn: Any, rewrite: Rewrite) -> Any:
+def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
     """The equation with other programs, where any of the same meaning will do.
 
     Args:
@@ -145,7 +159,7 @@ def map_programs(eqn: Any, rewrite: Rewrite) -> Any:
     return map_params(eqn, lambda param: _map_param(param, rewrite))
 
 
-def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
+def map_params(eqn: jex.JaxprEqn, change: Callable[[object], object]) -> jex.JaxprEqn:
     """An equation with its parameters changed; the very same if they all are."""
     params = {name: change(value) for name, value in eqn.params.items()}
     if all(params[name] is value for name, value in eqn.params.items()):
@@ -153,7 +167,7 @@ def map_params(eqn: Any, change: Callable[[Any], Any]) -> Any:
     return eqn.replace(params=params)
 
 
-def _map_param(param: Any, rewrite: Rewrite) -> Any:
+def _map_param(param: Value, rewrite: Rewrite) -> Value:
     if isinstance(param, jex.ClosedJaxpr):
         return rewrite(param)
     # An open jaxpr with constants is not a program of ours to rewrite, but part of
@@ -172,5 +186,5 @@ def _map_param(param: Any, rewrite: Rewrite) -> Any:
     return param
 
 
-def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+def _same(new: Sequence[object], old: Sequence[object]) -> bool:
     return all(a is b for a, b in zip(new, old, strict=True))

@@ -12,33 +12,32 @@ The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
 `jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
 that. The formula in which rules have been replaced so is the `settled` one.
 
-`Selected` and `Vmapped`, a formula under `vmap`, are formulas again, so derivatives and
-batching nest in any order.
+`Selected`, and a formula under `vmap` (see `_vmapped.py`), are formulas again, so
+derivatives and batching nest in any order.
 """
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import jax
-import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from ._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
 from ._doubled import Doubled, Leftover, TangentSource
+from ._equations import Rewrite
 from ._partition import Flags, interleave, pick, put
-from ._programs import vmap
 from ._reaching import names_axis
 from ._tangents import (
     instantiated,
     is_inexact,
     is_zero,
-    tangent_types,
     zero_cotangent,
     zero_tangent,
 )
+from ._typecheck import PyTree
+from ._types import BatchAxis, Value
 
 
 class Formula(HiPrimitive):
@@ -60,7 +59,7 @@ class Formula(HiPrimitive):
         """The formula that computes tangents as well, if these inputs have one."""
         raise AssertionError("abstract: each formula has its own")
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         """Reverse mode: cotangents of the perturbed inputs, zeros for the others."""
         raise AssertionError("abstract: each formula has its own")
 
@@ -76,7 +75,9 @@ class Formula(HiPrimitive):
         """
         return self
 
-    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """Reverse mode, the forward sweep.
 
         Args:
@@ -96,7 +97,7 @@ class Formula(HiPrimitive):
         """Which outputs have a tangent if these inputs have one, both in flat order."""
         return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
 
-    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         """Which outputs depend on marked inputs, see `reached`, both in flat order."""
         return [True] * len(self.out_avals_flat)
 
@@ -115,16 +116,16 @@ class Formula(HiPrimitive):
         return None
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple["Formula", Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple["Formula", PyTree, list[int | None]]:
         """The formula under `vmap`, its inputs, and where its outputs are batched.
 
         The outputs are the same in number and in order, and need not be so nested.
         """
-        return mapped(self, axis_data, args, dims)
+        raise AssertionError("abstract: each formula has its own")
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         """The programs that it runs, for those who look for something in them."""
         return []
 
@@ -132,7 +133,7 @@ class Formula(HiPrimitive):
         """The same with other progress bars, see `progress.BarChange`."""
         return self
 
-    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+    def rewritten(self, rewrite: Rewrite) -> Self:
         """The same running other jaxprs, where it is free to: of the same meaning.
 
         Args:
@@ -144,7 +145,7 @@ class Formula(HiPrimitive):
     def expanded(self) -> jex.ClosedJaxpr:
         """What it does, in primitives of JAX and on flat inputs and outputs."""
 
-        def run(*flat: Any) -> list[Any]:
+        def run(*flat: Value) -> list[Value]:
             return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
 
         return jax.make_jaxpr(run)(*self.in_avals_flat)
@@ -158,7 +159,7 @@ class Formula(HiPrimitive):
         new.__dict__.update(params)
         return new
 
-    def apply(self, *inputs: Any) -> Any:
+    def apply(self, *inputs: PyTree) -> PyTree:
         """The outputs, for those who differentiate what they make of them."""
         moves_out = lambda flags: self.moves_out(
             self._marks(self.in_tree.unflatten(flags))
@@ -169,7 +170,7 @@ class Formula(HiPrimitive):
 
     # What JAX asks for.
 
-    def jvp(self, primals: Any, tangents: Any) -> Any:
+    def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
         # The tangents come first, since they may leave the primal behind for `recall`.
         moves, leftover = self._moves(tangents), Leftover()
         tangents = self._tangents(moves, primals, tangents, leftover)
@@ -178,25 +179,25 @@ class Formula(HiPrimitive):
         leftover.close()
         return outs, tangents
 
-    def lin(self, nzs_in: Any, *primals: Any) -> Any:
+    def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
         moves = self._marks(nzs_in)
         primal = self.settled(moves, reverse=False)
         moves_out = self.out_tree.unflatten(self.moves_out(moves))
         residuals = Static(moves), primals
         return linearization(primal(*primals), residuals, moves_out)
 
-    def linearized(self, residuals: Any, *tangents: Any) -> Any:
+    def linearized(self, residuals: PyTree, *tangents: PyTree) -> PyTree:
         moves, primals = residuals
         return linear_outputs(self._tangents(moves.value, primals, tangents))
 
-    def vjp_fwd(self, nzs_in: Any, *inputs: Any) -> Any:
+    def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
         return linearization(*self.sweep_forward(nzs_in, *inputs))
 
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         marks, inputs = res
         return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
 
-    def transpose(self, out_ct: Any, *args: Any) -> None:
+    def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
         # The inputs that it is linear in come as accumulators of their cotangents.
         flat = self.flat_in(args)
         is_linear = [hasattr(arg, "accum") for arg in flat]
@@ -212,7 +213,7 @@ class Formula(HiPrimitive):
         for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
             accumulator.accum(ct)
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
         # JAX asks for a batch rule also where nothing is batched.
         names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
         if not (jax.tree.leaves(dims) or names):
@@ -223,17 +224,17 @@ class Formula(HiPrimitive):
 
     # For those who work with flat inputs and outputs.
 
-    def flat_in(self, tree: Any) -> list[Any]:
+    def flat_in(self, tree: PyTree) -> list[Value]:
         return self.in_tree.flatten_up_to(tree)
 
-    def flat_out(self, tree: Any) -> list[Any]:
+    def flat_out(self, tree: PyTree) -> list[Value]:
         return self.out_tree.flatten_up_to(tree)
 
-    def zero_cts(self) -> Any:
+    def zero_cts(self) -> PyTree:
         """Symbolic zeros as the cotangents of all inputs."""
         return jax.tree.map(zero_cotangent, self.in_avals)
 
-    def _marks(self, perturbed: Any) -> Flags:
+    def _marks(self, perturbed: PyTree) -> Flags:
         """Which of the inputs that are marked can have a tangent."""
         return tuple(
             bool(mark) and is_inexact(aval)
@@ -242,7 +243,7 @@ class Formula(HiPrimitive):
             )
         )
 
-    def _moves(self, tangents: Any) -> Flags:
+    def _moves(self, tangents: PyTree) -> Flags:
         marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
         return self._marks(self.in_tree.unflatten(marks))
 
@@ -255,10 +256,10 @@ class Formula(HiPrimitive):
     def _tangents(
         self,
         moves: Flags,
-        primals: Any,
-        tangents: Any,
+        primals: PyTree,
+        tangents: PyTree,
         leftover: Leftover | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """The tangents of all outputs, symbolic zeros among them.
 
         Args:
@@ -276,14 +277,6 @@ class Formula(HiPrimitive):
             formula = Selected.of(doubled.formula, doubled.outs, source)
             zeros = put(zeros, doubled.gives, formula(*args))
         return self.out_tree.unflatten(zeros)
-
-
-def mapped(
-    formula: Formula, axis_data: Any, args: Any, dims: Any
-) -> tuple[Formula, Any, list[int | None]]:
-    """A formula under `vmap` as it is, see `Formula.batched`."""
-    batched = Vmapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
-    return batched, args, [0] * len(formula.out_avals_flat)
 
 
 class Selected(Formula):
@@ -317,7 +310,7 @@ class Selected(Formula):
             formula = formula.formula
         return cls(formula, shown, source)
 
-    def expand(self, *inputs: Any) -> Any:
+    def expand(self, *inputs: PyTree) -> PyTree:
         outs = self.formula.flat_out(self.formula.expand(*inputs))
         if self.source is not None and len(outs) == len(self.source.doubled.outs):
             self.source.leave(self.flat_in(inputs), outs)
@@ -339,7 +332,7 @@ class Selected(Formula):
             outs=tuple(pick(all_of_it.outs, shown)),
         )
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         source = self.source
         if source is not None and source.may_pull(self.flat_in(perturbed)):
             pulled = source.pull(self.flat_in(inputs), cts)
@@ -347,7 +340,9 @@ class Selected(Formula):
             return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
         return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
 
-    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         if self.source is not None and self.source.may_pull(self._marks(perturbed)):
             out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
             return out, (Static(True), residuals), moves_out
@@ -357,7 +352,7 @@ class Selected(Formula):
         )
         return out, (Static(False), residuals), moves_out
 
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         is_linear, residuals = res
         if is_linear.value:
             return super().vjp_bwd_retval(residuals, outgrad)
@@ -372,12 +367,12 @@ class Selected(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return pick(self.formula.moves_out(moves_in), self.shown)
 
-    def reached_out(self, marks: Sequence[bool], axis_name: Any) -> list[bool]:
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         return pick(self.formula.reached_out(marks, axis_name), self.shown)
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple["Formula", PyTree, list[int | None]]:
         flat = self.flat_in(args), self.flat_in(dims)
         formula, args, out_dims = self.formula.batched(axis_data, args, dims)
         source = self.source and self.source.batched(axis_data, *flat)
@@ -387,88 +382,17 @@ class Selected(Formula):
         return Selected.of(formula, self.shown, source), args, out_dims
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return self.formula.jaxprs
 
     def with_bars(self, change: Any) -> Self:
         return self.with_params(formula=self.formula.with_bars(change))
 
-    def _among_zeros(self, cts: Sequence[Any]) -> Any:
+    def _among_zeros(self, cts: Sequence[Value]) -> PyTree:
         """Cotangents of all outputs of the formula, zeros for those not shown."""
         formula = self.formula
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
-
-
-class Vmapped(Formula):
-    """A formula under `vmap`. All outputs are batched, along their leading axis."""
-
-    formula: Formula
-    axis_data: Any
-    dims: tuple[int | None, ...]
-
-    def __init__(self, formula: Formula, axis_data: Any, dims: Any, in_avals: Any):
-        self.in_avals = jax.tree.map(type_of, in_avals)
-        self.out_aval = jax.tree.map(
-            lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
-        )
-        self.params = dict(formula=formula, axis_data=axis_data, dims=dims)
-        self.effects = formula.effects
-        self.unit, self.is_backward = formula.unit, formula.is_backward
-        super().__init__()
-
-    def expand(self, *inputs: Any) -> Any:
-        one = lambda flat: self.formula.expand(*self.in_tree.unflatten(flat))
-        return self._vmap(one, self.dims)(self.flat_in(inputs))
-
-    def doubled(self, moves: Flags) -> Doubled:
-        doubled = self.formula.doubled(moves)
-        avals = self.in_avals_flat
-        tangents = tangent_types(avals, doubled.takes)
-        both = lambda of_inputs, of_tangents: interleave(
-            doubled.ins, pick(of_inputs, doubled.uses), of_tangents
-        )
-        in_avals = doubled.formula.in_tree.unflatten(both(avals, tangents))
-        dims = tuple(both(self.dims, pick(self.dims, doubled.takes)))
-        mapped = Vmapped(doubled.formula, self.axis_data, dims, in_avals)
-        return dataclasses.replace(doubled, formula=mapped)
-
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
-        def one(inputs: list[Any], cts: list[Any]) -> list[Any]:
-            inputs = self.in_tree.unflatten(inputs)
-            pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
-            return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
-
-        pulled = self._vmap(one, self.dims, 0)(
-            self.flat_in(inputs), instantiated(self.flat_out(cts))
-        )
-        back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
-        return self.in_tree.unflatten(
-            zero_cotangent(aval) if ct is None else back(ct, dim)
-            for aval, ct, dim in zip(self.in_avals_flat, pulled, self.dims, strict=True)
-        )
-
-    def settled(self, moves: Flags, reverse: bool) -> Self:
-        return self.with_params(formula=self.formula.settled(moves, reverse))
-
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        return self.formula.moves_out(moves_in)
-
-    @property
-    def jaxprs(self) -> list[Any]:
-        return self.formula.jaxprs
-
-    def with_bars(self, change: Any) -> Self:
-        return self.with_params(formula=self.formula.with_bars(change))
-
-    def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
-        in_axes = tuple(list(d) if isinstance(d, tuple) else d for d in dims)
-        return vmap(f, self.axis_data, in_axes, 0)
-
-
-def type_of(x: Any) -> Any:
-    """The type of a value, or the type itself if it is one."""
-    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
 
 
 @jax.tree_util.register_static
@@ -476,4 +400,4 @@ def type_of(x: Any) -> Any:
 class Static:
     """Hands what is not an array from a forward to a backward rule."""
 
-    value: Any
+    value: object

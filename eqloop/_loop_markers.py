@@ -16,12 +16,15 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
+from ._typecheck import PyTree
+from ._types import Value
+
 _is_watched: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "_is_watched", default=False
 )
 
 
-def mark(index: Any, count: int = 1) -> None:
+def mark(index: object, count: int = 1) -> None:
     """Says which steps are run next.
 
     Args:
@@ -69,13 +72,13 @@ position_p.multiple_results = True
 position_p.def_abstract_eval(lambda index, count: [])
 
 
-def _batch(args: Any, dims: Any, count: int) -> tuple[list[Any], list[Any]]:
+def _batch(args: PyTree, dims: PyTree, count: int) -> tuple[list[Value], list[Value]]:
     # If examples are at different steps, the furthest stands for all.
     position_p.bind(jnp.max(args[0]), count=count)
     return [], []
 
 
-def _lower(ctx: Any, index: Any, count: int) -> list[Any]:
+def _lower(ctx: Any, index: Value, count: int) -> list[Value]:
     return []
 
 

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from ._array_types import is_weak, with_weak_types
 from ._axes import Axis, resolve_axes
 from ._partition import Rest, as_arrays, partition, paths, pick
-from ._typecheck import enforce_annotations
+from ._typecheck import PyTree, enforce_annotations
+from ._types import Value
 
 _Arrays = TypeVar("_Arrays")
 _Kept = TypeVar("_Kept")
@@ -44,9 +45,9 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
     def __init__(
         self,
-        join: Callable[..., Iterable[Any]],
-        f: Callable[..., Any],
-        take: Callable[[Any], tuple[_Arrays, _Kept]],
+        join: Callable[..., Iterable[Value]],
+        f: Callable[..., PyTree],
+        take: Callable[[PyTree], tuple[_Arrays, _Kept]],
     ) -> None:
         """Puts the three steps together.
 
@@ -59,7 +60,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         self._f = f
         self._take = take
 
-    def on_arrays(self, *arrays: Any) -> _Arrays:
+    def on_arrays(self, *arrays: Value) -> _Arrays:
         """Calls `f` on the trees that hold these arrays, and gives those it returns."""
         out = self._f(*self._join(*arrays))
         self.has_returned = True
@@ -68,8 +69,8 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
 
 def open_call(
-    f: Callable[..., Any],
-    args: Sequence[Any],
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
     kwargs: Mapping[str, Any],
     static: Container[int] = (),
 ) -> tuple[OpenedCall[list[jax.Array], Rest], list[jax.Array]]:
@@ -93,7 +94,7 @@ def open_call(
     dynamic = [None if i in static else arg for i, arg in enumerate(args)]
     arrays, rest = partition(as_arrays((f, dynamic, kwargs)))
 
-    def call(f: Any, dynamic: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(f: Any, dynamic: Sequence[Value], kwargs: Mapping[str, Any]) -> PyTree:
         whole = [args[i] if i in static else arg for i, arg in enumerate(dynamic)]
         return enforce_annotations(f)(*whole, **kwargs)
 
@@ -119,8 +120,14 @@ class Outputs:
 
     @classmethod
     def of(
-        cls, owner: str, tree: Any, out_axes: Any, *, name: str, scalars: bool = False
-    ) -> tuple[list[Any], Self]:
+        cls,
+        owner: str,
+        tree: PyTree,
+        out_axes: PyTree,
+        *,
+        name: str,
+        scalars: bool = False,
+    ) -> tuple[list[Value], Self]:
         """The arrays of a tree, and what else there is to it.
 
         Args:
@@ -135,7 +142,7 @@ class Outputs:
             owner, tree, out_axes, tree_name=name, spec_name="out_axes", new=True
         )
         arrays, rest = partition(tree)
-        axes, names = (pick(x, rest.taken) for x in (axes, paths(tree, name)))
+        axes, names = pick(axes, rest.taken), pick(paths(tree, name), rest.taken)
         return arrays, cls(tuple(axes), tuple(map(is_weak, arrays)), tuple(names), rest)
 
     @property
@@ -171,13 +178,13 @@ class Outputs:
                 f"int, the axis along which they are to be stacked."
             )
 
-    def join(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
+    def join(self, stacked: Sequence[Value], same: Sequence[Value]) -> PyTree:
         """The tree, with arrays that were stacked and those that are the same."""
         stacks, constants = iter(stacked), iter(same)
         arrays = [next(constants if axis is None else stacks) for axis in self.axes]
         return self.rest.join(with_weak_types(arrays, self.weak))
 
-    def join_stacked(self, stacked: Sequence[Any], same: Sequence[Any]) -> Any:
+    def join_stacked(self, stacked: Sequence[Value], same: Sequence[Value]) -> PyTree:
         """As `join`, for arrays that were stacked along their leading axes."""
         pairs = zip(stacked, self.stacked_axes, strict=True)
         return self.join([jnp.moveaxis(y, 0, axis) for y, axis in pairs], same)
@@ -191,7 +198,7 @@ _POSITIONAL = (
 )
 
 
-def parameters_of(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(f: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a function; none for a built-in function that hides them.
 
     >>> list(parameters_of(eqx.Partial(lambda a, b, *, c: a, 1)))
@@ -205,7 +212,7 @@ def parameters_of(f: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def positional_names(f: Callable[..., Any]) -> list[str]:
+def positional_names(f: Callable[..., PyTree]) -> list[str]:
     """The names of the parameters that may be given by position.
 
     >>> positional_names(lambda a, b=1, *rest, c: a)
@@ -214,7 +221,7 @@ def positional_names(f: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters_of(f).values() if p.kind in _POSITIONAL]
 
 
-def argument_names(f: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+def argument_names(f: Callable[..., PyTree], args: Sequence[PyTree]) -> list[str]:
     """What positional arguments are called, as far as they have names.
 
     >>> argument_names(lambda a, *rest: a, [1, 2])

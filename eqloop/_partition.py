@@ -7,29 +7,34 @@ here, so that a `None` that turns into an array is not taken for a change of str
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-Arrays: TypeAlias = Sequence[Any]
+from ._typecheck import PyTree
+from ._types import Value
+
+Arrays: TypeAlias = Sequence[Value]
 Flags: TypeAlias = tuple[bool, ...]
 
+_Leaf = TypeVar("_Leaf")
 
-def is_dynamic(leaf: Any) -> bool:
+
+def is_dynamic(leaf: object) -> bool:
     """Whether a leaf flows through a transform as an array."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def is_scalar(leaf: Any) -> bool:
+def is_scalar(leaf: object) -> bool:
     """Whether a leaf is a Python number: static or dynamic as the context has it."""
     # Not `isinstance`: nobody wants an `enum.IntEnum` to be traced.
     return type(leaf) in (bool, int, float, complex)
 
 
-def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
+def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
     """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
 
     Args:
@@ -37,14 +42,14 @@ def as_arrays(tree: Any, *, scalars: bool = False) -> Any:
         scalars: Whether Python numbers become (weakly typed) arrays as well.
     """
 
-    def convert(leaf: Any) -> Any:
+    def convert(leaf: PyTree) -> PyTree:
         becomes_array = is_dynamic(leaf) or (scalars and is_scalar(leaf))
         return as_array(leaf) if becomes_array else leaf
 
     return jax.tree.map(convert, tree)
 
 
-def as_array(leaf: Any) -> jax.Array:
+def as_array(leaf: Value) -> jax.Array:
     """A leaf as a JAX array; the very same object if it is one.
 
     `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
@@ -53,7 +58,7 @@ def as_array(leaf: Any) -> jax.Array:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
-def same_static(before: Any, after: Any) -> bool:
+def same_static(before: object, after: object) -> bool:
     """Whether two static leaves are the very same value.
 
     >>> same_static(float("nan"), float("nan")), same_static(1, 1.0)
@@ -72,12 +77,12 @@ def same_static(before: Any, after: Any) -> bool:
         return False
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+def flatten(tree: PyTree) -> tuple[list[Value], Any]:
     """`jax.tree.flatten` for which `None` is a leaf."""
     return jtu.tree_flatten(tree, is_leaf=_is_none)
 
 
-def paths(tree: Any, name: str) -> list[str]:
+def paths(tree: PyTree, name: str) -> list[str]:
     """The name of every leaf, as one would write it in Python.
 
     >>> paths({"h": (1, None)}, "carry")
@@ -92,17 +97,17 @@ class Rest:
     """What is left of a tree when some of its leaves are taken out by `partition`."""
 
     treedef: Any
-    leaves: tuple[Any, ...]
+    leaves: tuple[Value, ...]
     taken: tuple[bool, ...]
 
-    def join(self, taken: Sequence[Any]) -> Any:
+    def join(self, taken: Sequence[Value]) -> PyTree:
         """Puts leaves in the places of those that were taken out."""
         return jtu.tree_unflatten(self.treedef, put(self.leaves, self.taken, taken))
 
 
 def partition(
-    tree: Any, take: Callable[[Any], bool] | Sequence[bool] = is_dynamic
-) -> tuple[list[Any], Rest]:
+    tree: PyTree, take: Callable[[PyTree], bool] | Sequence[bool] = is_dynamic
+) -> tuple[list[Value], Rest]:
     """Takes leaves out of a tree: its arrays, if nothing else is said.
 
     Args:
@@ -124,7 +129,7 @@ def partition(
     return pick(leaves, taken), Rest(treedef, tuple(left), taken)
 
 
-def describe(leaf: Any) -> str:
+def describe(leaf: Value) -> str:
     """A leaf for an error message: the dtype and shape of an array, or else the value.
 
     >>> describe(jnp.zeros((2, 3))), describe("relu")
@@ -136,19 +141,21 @@ def describe(leaf: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _is_none(node: Any) -> bool:
+def _is_none(node: object) -> bool:
     return node is None
 
 
 # Flat lists.
 
 
-def pick(leaves: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+def pick(leaves: Sequence[_Leaf], flags: Sequence[bool]) -> list[_Leaf]:
     """The leaves that are marked."""
     return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
 
 
-def put(leaves: Sequence[Any], flags: Sequence[bool], marked: Arrays) -> list[Any]:
+def put(
+    leaves: Sequence[_Leaf], flags: Sequence[bool], marked: Sequence[_Leaf]
+) -> list[_Leaf]:
     """The leaves, with the marked ones replaced."""
     new = iter(marked)
     return [
@@ -161,9 +168,9 @@ def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
     return [a or b for a, b in zip(flags, others, strict=True)]
 
 
-def split(leaves: Sequence[Any], *counts: int) -> Any:
+def split(leaves: Sequence[_Leaf], *counts: int) -> Any:
     """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
-    pieces: list[list[Any]] = []
+    pieces: list[list[_Leaf]] = []
     start = 0
     for count in counts:
         pieces.append(list(leaves[start : start + count]))
@@ -171,7 +178,9 @@ def split(leaves: Sequence[Any], *counts: int) -> Any:
     return (*pieces, list(leaves[start:]))
 
 
-def interleave(flags: Sequence[bool], others: Arrays, marked: Arrays) -> list[Any]:
+def interleave(
+    flags: Sequence[bool], others: Sequence[_Leaf], marked: Sequence[_Leaf]
+) -> list[_Leaf]:
     """One list of two: `marked` where there is a mark, and `others` elsewhere."""
     sources = iter(others), iter(marked)
     return [next(sources[flag]) for flag in flags]

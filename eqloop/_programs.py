@@ -11,7 +11,7 @@ upon the group.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -22,16 +22,20 @@ from ._compat import is_through
 from ._equations import equations, formula_of
 from ._partition import Arrays, Flags, interleave, pick, put, split
 from ._tangents import cotangent_types, is_inexact, tangent_types
+from ._typecheck import PyTree
+from ._types import AnyJaxpr, Aval, BatchAxis, Value
 
 Groups: TypeAlias = tuple[Flags, ...]
 
+_Entry = TypeVar("_Entry")
 
-def run(program: jex.ClosedJaxpr, *flat: Any) -> list[Any]:
+
+def run(program: jex.ClosedJaxpr, *flat: Value) -> list[Value]:
     """The outputs of a program."""
     return jex.jaxpr_as_fun(program)(*flat)
 
 
-def traced(f: Callable[..., Iterable[Any]], types: Sequence[Any]) -> jex.ClosedJaxpr:
+def traced(f: Callable[..., Iterable[Value]], types: Sequence[Aval]) -> jex.ClosedJaxpr:
     """The program of a function, none of whose outputs is weakly typed."""
     return jax.make_jaxpr(lambda *flat: list(map(strongly_typed, f(*flat))))(*types)
 
@@ -57,7 +61,7 @@ def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.Closed
     marks, added, types = joined(moves), behind(moves), program.in_avals
     dots = tangent_types(types, marks)
 
-    def push(*inputs: Any) -> list[Any]:
+    def push(*inputs: Value) -> list[Value]:
         primals, tangents = apart(added, inputs)
         of_marked = lambda marked: run(program, *put(primals, marks, marked))
         outs, dots = jax.jvp(of_marked, (pick(primals, marks),), (tangents,))
@@ -87,7 +91,7 @@ def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.Close
     )
     cts = cotangent_types(program.out_avals, of_outs)
 
-    def pull(*inputs: Any) -> list[Any]:
+    def pull(*inputs: Value) -> list[Value]:
         primals, cts = apart(added, inputs)
         of_marked = lambda new: pick(run(program, *put(primals, marked, new)), of_outs)
         _, back = jax.vjp(of_marked, pick(primals, marked))
@@ -99,7 +103,7 @@ def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.Close
 @functools.lru_cache(maxsize=512)
 def batched(
     program: jex.ClosedJaxpr,
-    axis_data: Any,
+    axis_data: BatchAxis,
     in_dims: tuple[int | None, ...],
     out_dims: tuple[int | None, ...],
 ) -> jex.ClosedJaxpr:
@@ -109,7 +113,9 @@ def batched(
     return traced(vmap(one, axis_data, in_dims, list(out_dims)), types)
 
 
-def along_axis(make: Callable[[], jex.ClosedJaxpr], axis_data: Any) -> jex.ClosedJaxpr:
+def along_axis(
+    make: Callable[[], jex.ClosedJaxpr], axis_data: BatchAxis
+) -> jex.ClosedJaxpr:
     """A program that is made where the axis of a batch has its name."""
     made: list[jex.ClosedJaxpr] = []
     axes = [(axis_data.name, axis_data.size)]
@@ -117,7 +123,9 @@ def along_axis(make: Callable[[], jex.ClosedJaxpr], axis_data: Any) -> jex.Close
     return made[0]
 
 
-def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> Any:
+def vmap(
+    f: Callable[..., PyTree], axis_data: BatchAxis, in_axes: PyTree, out_axes: PyTree
+) -> Callable[..., PyTree]:
     """`jax.vmap` along the axis that a batch rule is called for."""
     return jax.vmap(
         f,
@@ -130,8 +138,8 @@ def vmap(f: Callable[..., Any], axis_data: Any, in_axes: Any, out_axes: Any) -> 
 
 
 def batched_types(
-    types: Sequence[Any], dims: Sequence[int | None], size: int
-) -> list[Any]:
+    types: Sequence[Aval], dims: Sequence[int | None], size: int
+) -> list[Aval]:
     """The types of arrays that are batched along these axes."""
     return [
         aval if dim is None else jex.unmapped_aval(size, dim, aval)
@@ -250,11 +258,11 @@ def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.Closed
         return program
     types = list(program.in_avals)
 
-    def primal(*flat: Any) -> list[Any]:
+    def primal(*flat: Value) -> list[Value]:
         inputs, tangents = split(flat, len(types))
         marked = pick(inputs, marks)
 
-        def of_marked(marked: Arrays) -> tuple[list[Any], list[Any]]:
+        def of_marked(marked: Arrays) -> tuple[list[Value], list[Value]]:
             outs = run(program, *put(inputs, marks, marked))
             return list(filter(is_inexact, outs)), outs
 
@@ -276,13 +284,13 @@ def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.Closed
 
 @functools.lru_cache(maxsize=512)
 def has_rules(
-    program: Any, names: tuple[str, ...] = ("custom_jvp_call", "custom_vjp_call")
+    program: AnyJaxpr, names: tuple[str, ...] = ("custom_jvp_call", "custom_vjp_call")
 ) -> bool:
     """Whether there is a custom derivative in a program, or in one inside it."""
     return any(_is_rule(eqn, names) for eqn in equations(program))
 
 
-def has_backward_rules(program: Any) -> bool:
+def has_backward_rules(program: AnyJaxpr) -> bool:
     """Whether there is a `jax.custom_vjp` in a program, or in one inside it.
 
     Its backward rule need not be linear in the cotangent that it is given.
@@ -290,7 +298,7 @@ def has_backward_rules(program: Any) -> bool:
     return has_rules(program, ("custom_vjp_call",))
 
 
-def _is_rule(eqn: Any, names: tuple[str, ...]) -> bool:
+def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:
     if is_through(eqn):
         return False
     # JAX 0.12 makes its own kind of `hijax` primitive of a custom derivative.
@@ -312,6 +320,6 @@ def behind(groups: Groups) -> Flags:
     return joined([(*[False] * len(group), *[True] * sum(group)) for group in groups])
 
 
-def apart(flags: Flags, entries: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def apart(flags: Flags, entries: Sequence[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
     """Two lists of one: the entries without a mark, and those with one."""
     return pick(entries, [not flag for flag in flags]), pick(entries, flags)

@@ -8,10 +8,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from ._axes import is_symbolic
+from ._equations import aval_of
+from ._types import Aval
 
 Range: TypeAlias = tuple[int, int]
 
@@ -34,18 +37,18 @@ _OF_THE_SAME_RANGE = frozenset(
 )
 
 
-def range_of_literal(value: Any) -> Range | None:
+def range_of_literal(value: object) -> Range | None:
     """That of a number which is known."""
     number = np.asarray(value)
     is_counted = number.ndim == 0 and number.dtype.kind in "biu"
     return (int(number), int(number)) if is_counted else None
 
 
-def range_of_result(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
+def range_of_result(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | None:
     """That of the result of an equation, given those of its operands."""
     if len(eqn.outvars) != 1:
         return None
-    aval = eqn.outvars[0].aval
+    aval = aval_of(eqn.outvars[0])
     if _has(aval, jnp.bool_):
         return _found_for(eqn, ranges) or _EITHER
     found = _found_for(eqn, ranges) if _has(aval, jnp.integer) else None
@@ -55,7 +58,7 @@ def range_of_result(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
     return found if limits.min <= found[0] and found[1] <= limits.max else None
 
 
-def _has(aval: Any, kind: Any) -> bool:
+def _has(aval: Aval, kind: Any) -> bool:
     """Whether an array is of this kind of numbers, and not empty."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, kind):
@@ -63,8 +66,8 @@ def _has(aval: Any, kind: Any) -> bool:
     return not is_symbolic(aval.size) and aval.size > 0
 
 
-def _found_for(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
-    name, operands = eqn.primitive.name, [atom.aval for atom in eqn.invars]
+def _found_for(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | None:
+    name, operands = eqn.primitive.name, [aval_of(atom) for atom in eqn.invars]
     if name == "select_n":
         return _among_cases(*ranges)
     known = [pair for pair in ranges if pair is not None]
@@ -74,7 +77,7 @@ def _found_for(eqn: Any, ranges: Sequence[Range | None]) -> Range | None:
     if name in _OF_THE_SAME_RANGE:
         return known[0]
     if name == "convert_element_type":
-        return _converted(known[0], eqn.outvars[0].aval)
+        return _converted(known[0], aval_of(eqn.outvars[0]))
     if name in _COMPARED_RANGES:
         return _COMPARED_RANGES[name](*known)
     if name in _MONOTONIC:
@@ -96,7 +99,7 @@ def _among_cases(which: Range | None, *cases: Range | None) -> Range | None:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-def _converted(known: Range, aval: Any) -> Range:
+def _converted(known: Range, aval: Aval) -> Range:
     low, high = known
     if not _has(aval, jnp.bool_):
         return known

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.ref
@@ -17,13 +18,14 @@ import jax.ref
 from ._compat import CALLS, close, is_through, scan_counts
 from ._equations import equations, equations_of
 from ._partition import Flags, split, union
+from ._types import AnyJaxpr, Aval
 
 Marks = Sequence[bool]
 
 
 @functools.lru_cache(maxsize=512)
 def reached(
-    program: Any,
+    program: AnyJaxpr,
     inputs: Flags,
     *,
     is_derivative: bool = False,
@@ -40,12 +42,12 @@ def reached(
     return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
 
 
-def names_axis(program: Any, axis_name: Hashable) -> bool:
+def names_axis(program: AnyJaxpr, axis_name: Hashable) -> bool:
     """Whether there is a collective over an axis in a program, or inside it."""
     return any(_names(eqn, axis_name) for eqn in equations(program))
 
 
-def mixes_examples(program: Any, axis_name: Hashable) -> bool:
+def mixes_examples(program: AnyJaxpr, axis_name: Hashable) -> bool:
     """Whether under `vmap` the examples may come to depend on each other."""
     return any(_is_foreign(eqn) or _names(eqn, axis_name) for eqn in equations(program))
 
@@ -57,7 +59,7 @@ class _Reach:
     is_derivative: bool
     axis_name: Hashable
 
-    def outputs(self, program: Any, inputs: Marks) -> list[bool]:
+    def outputs(self, program: AnyJaxpr, inputs: Marks) -> list[bool]:
         """Which outputs of a program are reached."""
         jaxpr = close(program).jaxpr
         marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
@@ -69,7 +71,7 @@ class _Reach:
             if len(marked) == before or not any(map(_is_ref, jaxpr.invars)):
                 return [_is_marked(atom, marked) for atom in jaxpr.outvars]
 
-    def _pass(self, eqn: Any, marked: set[Any]) -> None:
+    def _pass(self, eqn: jex.JaxprEqn, marked: set[Any]) -> None:
         inputs = [_is_marked(atom, marked) for atom in eqn.invars]
         outs = self._equation(eqn, inputs)
         pairs = list(zip(eqn.outvars, outs, strict=True))
@@ -77,10 +79,10 @@ class _Reach:
             pairs += [(var, True) for var in eqn.invars if _is_ref(var)]
         marked.update(var for var, mark in pairs if mark and self._passes(var.aval))
 
-    def _passes(self, aval: Any) -> bool:
+    def _passes(self, aval: Aval) -> bool:
         return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
 
-    def _equation(self, eqn: Any, inputs: Marks) -> list[bool]:
+    def _equation(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
         name, params = eqn.primitive.name, eqn.params
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
             return [False] * len(eqn.outvars)  # the same all along the axis
@@ -99,19 +101,19 @@ class _Reach:
         if name == "cond" and not inputs[0]:
             branches = [self.outputs(b, inputs[1:]) for b in params["branches"]]
             return [any(marks) for marks in zip(*branches, strict=True)]
-        primitive = params.get("_prim")
+        primitive: Any = params.get("_prim")
         if self.is_derivative and hasattr(primitive, "moves_out"):
             return primitive.moves_out(inputs)
         if hasattr(primitive, "reached_out"):
             return primitive.reached_out(inputs, self.axis_name)
         return [True] * len(eqn.outvars)
 
-    def _names(self, eqn: Any) -> bool:
+    def _names(self, eqn: jex.JaxprEqn) -> bool:
         return self.axis_name is not None and any(
             _names(inner, self.axis_name) for inner in equations_of(eqn)
         )
 
-    def _custom(self, eqn: Any, inputs: Marks) -> list[bool]:
+    def _custom(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
         if is_through(eqn):
             return list(inputs[len(inputs) - len(eqn.outvars) :])
         # A derivative rule may depend on more than the function does. But how a batch
@@ -120,7 +122,7 @@ class _Reach:
             return [True] * len(eqn.outvars)
         return self.outputs(eqn.params["call_jaxpr"], inputs)
 
-    def _scan(self, params: Any, inputs: Marks) -> list[bool]:
+    def _scan(self, params: dict[str, Any], inputs: Marks) -> list[bool]:
         consts, carry, xs = split(inputs, *scan_counts(params))
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
@@ -129,7 +131,7 @@ class _Reach:
                 return [*carry, *ys]
             carry = more
 
-    def _while(self, params: Any, inputs: Marks) -> list[bool]:
+    def _while(self, params: dict[str, Any], inputs: Marks) -> list[bool]:
         counts = params["cond_nconsts"], params["body_nconsts"]
         of_cond, of_body, carry = split(inputs, *counts)
         while True:
@@ -142,20 +144,20 @@ class _Reach:
             carry = more
 
 
-def _is_marked(atom: Any, marked: set[Any]) -> bool:
+def _is_marked(atom: jax.core.Atom, marked: set[Any]) -> bool:
     return not isinstance(atom, jex.Literal) and atom in marked
 
 
-def _is_ref(var: Any) -> bool:
+def _is_ref(var: jax.core.Atom) -> bool:
     return isinstance(getattr(var, "aval", None), jax.ref.AbstractRef)
 
 
-def _is_reduction(eqn: Any, axis_name: Hashable) -> bool:
+def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
     is_reduction = eqn.primitive.name in ("psum", "pmax", "pmin")
     return is_reduction and axis_name in eqn.params["axes"]
 
 
-def _is_foreign(eqn: Any) -> bool:
+def _is_foreign(eqn: jex.JaxprEqn) -> bool:
     """Whether somebody else than JAX says what becomes of it in a batch: anything."""
     if eqn.primitive.name == "custom_vmap_call":
         return True
@@ -167,7 +169,7 @@ def _is_foreign(eqn: Any) -> bool:
     return module.split(".")[0] not in ("jax", "eqloop")
 
 
-def _names(eqn: Any, axis_name: Hashable) -> bool:
+def _names(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
     """Whether an equation is a collective over that axis."""
     for value in eqn.params.values():
         names = value if isinstance(value, tuple) else (value,)

@@ -4,9 +4,9 @@ import dataclasses
 import inspect
 import operator
 import re
-from typing import Any
 
 from ._partition import describe
+from ._types import Value
 
 _ARGS = re.compile(r"^Args:\n(?: {4}.*\n|\n(?= {4}))+", re.MULTILINE)
 _SECTION = re.compile(r"(?=^\w+:$)", re.MULTILINE)
@@ -40,13 +40,13 @@ def _documented(cls: type) -> dict[str, str]:
     return {entry[1]: entry[0] for entry in _ENTRY.finditer(args[0])} if args else {}
 
 
-def check_bool(owner: str, setting: str, value: Any) -> None:
+def check_bool(owner: str, setting: str, value: object) -> None:
     """Raises unless a setting is `True` or `False`."""
     if not isinstance(value, bool):
         raise TypeError(f"{owner}: `{setting}` must be a bool, not {value!r}.")
 
 
-def int_of(value: Any) -> int | None:
+def int_of(value: Value) -> int | None:
     """The int that a value is or stands for; `None` for bools, tracers and the rest."""
     if isinstance(value, bool):
         return None
@@ -64,7 +64,7 @@ def check_least(owner: str, setting: str, value: int, least: int) -> None:
         )
 
 
-def as_count(owner: str, setting: str, what: str, value: Any, least: int = 1) -> int:
+def as_count(owner: str, setting: str, what: str, value: object, least: int = 1) -> int:
     """Makes an `int` of a setting that is a number of something.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ._partition import describe, same_static
+from ._typecheck import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Difference:
     other: str | None
 
 
-def structure_differences(one: Any, other: Any, path: str) -> Iterator[Difference]:
+def structure_differences(
+    one: PyTree, other: PyTree, path: str
+) -> Iterator[Difference]:
     """Where the structures of two trees part, from the top down.
 
     Args:
@@ -61,7 +64,7 @@ def structure_differences(one: Any, other: Any, path: str) -> Iterator[Differenc
         yield from _static_differences(one, other, path)
 
 
-def kind(node: Any) -> str:
+def kind(node: object) -> str:
     """A node or a leaf in words: its type, or as `describe` has it."""
     if _is_leaf(node):
         return describe(node)
@@ -70,7 +73,7 @@ def kind(node: Any) -> str:
     return type(node).__name__
 
 
-def _static_differences(one: Any, other: Any, path: str) -> Iterator[Difference]:
+def _static_differences(one: PyTree, other: PyTree, path: str) -> Iterator[Difference]:
     yield Difference(path, kind(one), kind(other))
     for field in dataclasses.fields(one) if dataclasses.is_dataclass(one) else ():
         values = [getattr(node, field.name, None) for node in (one, other)]
@@ -78,14 +81,14 @@ def _static_differences(one: Any, other: Any, path: str) -> Iterator[Difference]
             yield Difference(f"{path}.{field.name}", *map(describe, values))
 
 
-def _children(node: Any) -> dict[str, Any]:
+def _children(node: PyTree) -> dict[str, Any]:
     pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     return {jtu.keystr(path): child for path, child in pairs}
 
 
-def _shallow(node: Any) -> Any:
+def _shallow(node: PyTree) -> Any:
     return jtu.tree_structure(node, is_leaf=lambda x: x is not node)
 
 
-def _is_leaf(node: Any) -> bool:
+def _is_leaf(node: object) -> bool:
     return node is None or jtu.all_leaves([node])

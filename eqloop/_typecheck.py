@@ -179,7 +179,7 @@ def _evaluate_hint(annotation: Any, fn: types.FunctionType) -> Any:
     return hints["hint"]
 
 
-def _mentions_jaxtyping(hint: Any) -> bool:
+def _mentions_jaxtyping(hint: object) -> bool:
     if inspect.isclass(hint) and issubclass(
         hint, jaxtyping.AbstractArray | jaxtyping.PyTree
     ):

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._opening import argument_names, positional_names
+from .._typecheck import PyTree
+from .._types import Value
 
 Argnum = int | str
 Argnums = Argnum | Sequence[Argnum]
 
 
-def as_argnums(argnums: Any) -> Any:
+def as_argnums(argnums: Value) -> Any:
     """Makes `argnums` fit to be a static field: its converter.
 
     >>> as_argnums([0, "x"])
@@ -23,7 +25,7 @@ def as_argnums(argnums: Any) -> Any:
     return operator.index(argnums)
 
 
-def check_argnums(owner: str, argnums: Any) -> None:
+def check_argnums(owner: str, argnums: object) -> None:
     """Raises unless `argnums` are an int, a name, or a tuple of at least one."""
     several = argnums if isinstance(argnums, tuple) else (argnums,)
     for argnum in several:
@@ -41,8 +43,8 @@ def check_argnums(owner: str, argnums: Any) -> None:
 
 def find_arguments(
     owner: str,
-    f: Callable[..., Any],
-    args: Sequence[Any],
+    f: Callable[..., PyTree],
+    args: Sequence[PyTree],
     kwargs: dict[str, Any],
     argnums: Argnum | tuple[Argnum, ...],
 ) -> dict[str, Argnum]:
@@ -67,7 +69,7 @@ def find_arguments(
 
 
 def _place(
-    f: Callable[..., Any], names: list[str], kwargs: dict[str, Any], argnum: Argnum
+    f: Callable[..., PyTree], names: list[str], kwargs: dict[str, Any], argnum: Argnum
 ) -> Argnum | None:
     if isinstance(argnum, str):
         if argnum in kwargs:

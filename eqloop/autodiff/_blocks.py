@@ -12,13 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from .._partition import Arrays
+from .._typecheck import PyTree
+from ..checkpointing import Budget
 from ..mapping import ChunkedVmap
 
 Blocks = list[list[jax.Array]]
 Run = Callable[[Arrays], Any]
 
 
-def by_rows(run: Run, arrays: Arrays, chunk_size: Any) -> tuple[Blocks, Any, Any]:
+def by_rows(
+    run: Run, arrays: Arrays, chunk_size: int | Budget | None
+) -> tuple[Blocks, PyTree, PyTree]:
     """Reverse mode: pulls back one direction for each number of the outputs.
 
     Args:
@@ -45,8 +49,11 @@ def by_rows(run: Run, arrays: Arrays, chunk_size: Any) -> tuple[Blocks, Any, Any
 
 
 def by_columns(
-    run: Run, arrays: Arrays, chunk_size: Any, evaluate: Run | None = None
-) -> tuple[Blocks, Any, Any]:
+    run: Run,
+    arrays: Arrays,
+    chunk_size: int | Budget | None,
+    evaluate: Run | None = None,
+) -> tuple[Blocks, PyTree, PyTree]:
     """Forward mode: pushes one direction for each number of the inputs.
 
     Args:
@@ -60,7 +67,7 @@ def by_columns(
         The blocks, and what `run` returns.
     """
 
-    def push(index: jax.Array) -> tuple[Any, Any, Any]:
+    def push(index: jax.Array) -> tuple[PyTree, PyTree, PyTree]:
         direction = _direction(arrays, index)
         return jax.jvp(run, (arrays,), (direction,), has_aux=True)
 

@@ -27,7 +27,8 @@ from .._partition import (
     pick,
 )
 from .._tangents import is_inexact
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
+from .._types import Value
 from ._argnums import Argnum, find_arguments
 
 
@@ -50,8 +51,8 @@ class Call:
     """
 
     owner: str
-    f: Callable[..., Any]
-    args: tuple[Any, ...]
+    f: Callable[..., PyTree]
+    args: tuple[PyTree, ...]
     kwargs: dict[str, Any]
     places: tuple[Argnum, ...]
     several: bool
@@ -59,7 +60,7 @@ class Call:
     arrays: list[jax.Array]
     names: list[str]
     selected: Rest
-    checks: list[Callable[["Call", Any], None]]
+    checks: list[Callable[["Call", PyTree], None]]
     opened: OpenedCall[tuple[Arrays, Arrays], "_Returned"] = dataclasses.field(
         init=False
     )
@@ -71,33 +72,33 @@ class Call:
         """The inexact arrays of the value of `f`, and the other arrays it returns."""
         return self.opened.on_arrays(arrays)
 
-    def gradient(self, leaves: Arrays) -> Any:
+    def gradient(self, leaves: Arrays) -> PyTree:
         """A tree as that of the differentiated arguments, with these for the arrays."""
         arguments = _blank(self.selected).join(leaves)
         return tuple(arguments) if self.several else arguments[0]
 
-    def jacobian(self, leaves: list[Any]) -> Any:
+    def jacobian(self, leaves: list[Value]) -> PyTree:
         """A tree as that of the value, with these in place of its inexact arrays."""
         return self.opened.kept.like_value(leaves)
 
-    def close(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
+    def close(self, outs: Arrays, others: Arrays) -> tuple[PyTree, PyTree]:
         """The value of `f`, and what else it returned, from their arrays."""
         return self.opened.kept.join(outs, others)
 
-    def _call(self, *values: Any) -> Any:
+    def _call(self, *values: PyTree) -> PyTree:
         args, kwargs = list(self.args), dict(self.kwargs)
         for place, value in zip(self.places, values, strict=True):
             (args if isinstance(place, int) else kwargs)[place] = value  # pyright: ignore
         return enforce_annotations(self.f)(*args, **kwargs)
 
-    def _take(self, out: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
+    def _take(self, out: PyTree) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
         value, aux = self._pair(out) if self.has_aux else (out, None)
         value, aux = as_arrays(value, scalars=True), as_arrays(aux)
         for check in self.checks:
             check(self, value)
         return _Returned.of(value, aux)
 
-    def _pair(self, out: Any) -> Any:
+    def _pair(self, out: PyTree) -> PyTree:
         if not isinstance(out, tuple | list) or len(out) != 2:
             raise TypeError(
                 f"{self.owner}: with `has_aux=True` f must return a pair `(value, aux)`"
@@ -119,28 +120,30 @@ class _Returned:
     rest: Rest
 
     @classmethod
-    def of(cls, value: Any, aux: Any) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
+    def of(
+        cls, value: PyTree, aux: PyTree
+    ) -> tuple[tuple[Arrays, Arrays], "_Returned"]:
         outs, left = partition(value, is_differentiable)
         others, rest = partition((left.leaves, aux))
         return (outs, others), cls(_blank(left), rest)
 
-    def join(self, outs: Arrays, others: Arrays) -> tuple[Any, Any]:
+    def join(self, outs: Arrays, others: Arrays) -> tuple[PyTree, PyTree]:
         leaves, aux = self.rest.join(others)
         return dataclasses.replace(self.value, leaves=leaves).join(outs), aux
 
-    def like_value(self, leaves: list[Any]) -> Any:
+    def like_value(self, leaves: list[Value]) -> PyTree:
         return self.value.join(leaves)
 
 
 def open_derivative(
     owner: str,
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
+    f: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
     *,
-    argnums: Any,
+    argnums: PyTree,
     has_aux: bool,
-    check: Callable[[Call, Any], None],
+    check: Callable[[Call, PyTree], None],
 ) -> Call:
     """Opens the call `f(*args, **kwargs)`.
 
@@ -176,12 +179,12 @@ def open_derivative(
     )
 
 
-def is_differentiable(leaf: Any) -> bool:
+def is_differentiable(leaf: object) -> bool:
     """Whether a leaf is an array that has a derivative."""
     return is_dynamic(leaf) and is_inexact(leaf)
 
 
-def _as_argument(owner: str, name: str, argument: Any) -> Any:
+def _as_argument(owner: str, name: str, argument: PyTree) -> PyTree:
     # In a tree, a Python number is a setting; alone, `jax.grad` differentiates it.
     if type(argument) in (float, complex):
         return jnp.asarray(argument)

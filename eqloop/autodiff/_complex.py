@@ -7,16 +7,17 @@ import jax.numpy as jnp
 
 from .._partition import describe, flatten, paths
 from .._tangents import is_complex
+from .._typecheck import PyTree
 from ._call import Call, is_differentiable
 
 
-def common_dtype(*dtypes: Any) -> Any:
+def common_dtype(*dtypes: PyTree) -> Any:
     """The dtype to compute in with all of these, however strict promotion is."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*dtypes)
 
 
-def check_some_value(call: Call, value: Any) -> None:
+def check_some_value(call: Call, value: object) -> None:
     """Raises if the value has nothing that could be differentiated."""
     if not _outputs(value):
         types = jax.tree.map(describe, value)
@@ -26,7 +27,7 @@ def check_some_value(call: Call, value: Any) -> None:
         )
 
 
-def check_reverse(call: Call, value: Any, *, holomorphic: bool) -> None:
+def check_reverse(call: Call, value: object, *, holomorphic: bool) -> None:
     """Raises unless reverse mode can differentiate this value."""
     if holomorphic:
         return _check_complex(call, value)
@@ -39,7 +40,7 @@ def check_reverse(call: Call, value: Any, *, holomorphic: bool) -> None:
             )
 
 
-def check_forward(call: Call, value: Any, *, holomorphic: bool) -> None:
+def check_forward(call: Call, value: object, *, holomorphic: bool) -> None:
     """Raises unless forward mode can differentiate by these arguments."""
     if holomorphic:
         return _check_complex(call, value)
@@ -52,7 +53,7 @@ def check_forward(call: Call, value: Any, *, holomorphic: bool) -> None:
             )
 
 
-def _check_complex(call: Call, value: Any) -> None:
+def _check_complex(call: Call, value: object) -> None:
     arguments = list(zip(call.names, call.arrays, strict=True))
     for name, leaf in [*arguments, *_outputs(value)]:
         if not is_complex(leaf):
@@ -62,6 +63,6 @@ def _check_complex(call: Call, value: Any) -> None:
             )
 
 
-def _outputs(value: Any) -> list[tuple[str, jax.Array]]:
+def _outputs(value: object) -> list[tuple[str, jax.Array]]:
     named = zip(paths(value, "out"), flatten(value)[0], strict=True)
     return [(name, leaf) for name, leaf in named if is_differentiable(leaf)]

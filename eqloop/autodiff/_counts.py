@@ -15,7 +15,7 @@ def as_int(count: SupportsIndex | Budget | None) -> Any:
     return operator.index(count)
 
 
-def check_count(owner: str, name: str, what: str, count: Any) -> None:
+def check_count(owner: str, name: str, what: str, count: object) -> None:
     """Raises unless a setting is an int, and at least 1."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(
@@ -24,7 +24,7 @@ def check_count(owner: str, name: str, what: str, count: Any) -> None:
     check_least(owner, name, count, 1)
 
 
-def check_chunk_size(owner: str, chunk_size: Any) -> None:
+def check_chunk_size(owner: str, chunk_size: object) -> None:
     """Raises unless this is a number of directions to follow at once, or a budget."""
     if chunk_size is None or is_budget(chunk_size):
         return

@@ -10,6 +10,7 @@ from .._generics import P
 from .._partition import Arrays
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
+from .._typecheck import PyTree
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
 
@@ -39,7 +40,7 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
         return_value: Whether to return the value as well.
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
     argnums: Argnums = setting(default=0, converter=as_argnums)
     has_aux: bool = setting(default=False)
     return_value: bool = setting(default=False)
@@ -49,10 +50,10 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
         return inspect.signature(self.f)
 
     @abc.abstractmethod
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         """Raises if this is no value that can be differentiated so."""
 
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _open(self, args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> Call:
         return open_derivative(
             type(self).__name__,
             self.f,
@@ -64,8 +65,8 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
         )
 
     def _results(
-        self, call: Call, derivative: Any, outs: Arrays, others: Arrays
-    ) -> Any:
+        self, call: Call, derivative: PyTree, outs: Arrays, others: Arrays
+    ) -> PyTree:
         value, aux = call.close(outs, others)
         results = [derivative]
         if self.return_value:
@@ -81,7 +82,7 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
             check_bool(owner, name, getattr(self, name))
 
 
-def _runs_a_loop(derivative: Any, *_: Any, **__: Any) -> bool:
+def _runs_a_loop(derivative: object, *_: object, **__: object) -> bool:
     # Without one there is nothing to be compiled: `f` is run as it is, and may look at
     # the values of its arguments.
     return getattr(derivative, "chunk_size", None) is not None
@@ -94,7 +95,7 @@ class AbstractExactDerivative(AbstractDerivative[P]):
     """
 
     @compiled_once(when=_runs_a_loop)
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Differentiates `f(*args, **kwargs)`.
 
         Args:
@@ -113,5 +114,5 @@ class AbstractExactDerivative(AbstractDerivative[P]):
         return self._results(call, *self._derive(call))
 
     @abc.abstractmethod
-    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         """The derivative, and what `Call.run` returns."""

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,11 @@ import jax.numpy as jnp
 from .._opening import parameters_of
 from .._partition import Arrays, describe, is_dynamic
 from .._tangents import is_complex
+from .._typecheck import PyTree
+from .._types import Value
 
 
-def normal_directions(key: Any, arrays: Arrays, count: int) -> list[jax.Array]:
+def normal_directions(key: jax.Array, arrays: Arrays, count: int) -> list[jax.Array]:
     """Independent standard normal numbers for each array, along a new leading axis.
 
     The real and the imaginary part of complex numbers are independent as well.
@@ -32,7 +33,7 @@ def _normal(keys: jax.Array, shape: tuple[int, ...], array: jax.Array) -> jax.Ar
     return normal
 
 
-def check_key(owner: str, key: Any) -> None:
+def check_key(owner: str, key: Value) -> None:
     """Raises unless this is one PRNG key."""
     is_typed = is_dynamic(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     is_legacy = is_dynamic(key) and key.dtype == jnp.uint32
@@ -43,7 +44,7 @@ def check_key(owner: str, key: Any) -> None:
         )
 
 
-def with_key(f: Callable[..., Any]) -> inspect.Signature:
+def with_key(f: Callable[..., PyTree]) -> inspect.Signature:
     """The signature of `f`, with the key of the directions."""
     parameters = [p for p in parameters_of(f).values() if p.name != "key"]
     key = inspect.Parameter("key", inspect.Parameter.KEYWORD_ONLY)

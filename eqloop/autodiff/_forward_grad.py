@@ -1,13 +1,14 @@
 """`ForwardGrad`: the gradient, estimated without a backward pass."""
 
 import inspect
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
 
 from .._partition import Arrays
 from .._transform import setting
+from .._typecheck import PyTree
 from ._call import Call
 from ._complex import check_reverse, common_dtype
 from ._counts import as_int, check_count
@@ -59,7 +60,7 @@ class ForwardGrad(AbstractDerivative[...]):
     def __signature__(self) -> inspect.Signature:
         return with_key(self.f)
 
-    def __call__(self, *args: Any, key: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, key: PyTree, **kwargs: PyTree) -> PyTree:
         """Estimates the gradient of `f(*args, **kwargs)`.
 
         Args:
@@ -80,7 +81,7 @@ class ForwardGrad(AbstractDerivative[...]):
         directions = normal_directions(key, call.arrays, self.tangents)
         return self._results(call, *_estimate(call, directions))
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_scalar(call, value)
         check_reverse(call, value, holomorphic=False)
 
@@ -89,15 +90,15 @@ class ForwardGrad(AbstractDerivative[...]):
         check_count("ForwardGrad", "tangents", what, self.tangents)
 
 
-def _estimate(call: Call, directions: Arrays) -> tuple[Any, Arrays, Arrays]:
-    def push(direction: Arrays) -> tuple[Any, Any, Any]:
+def _estimate(call: Call, directions: Arrays) -> tuple[PyTree, Arrays, Arrays]:
+    def push(direction: Arrays) -> tuple[PyTree, PyTree, PyTree]:
         return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
 
     outs, (slopes,), others = jax.vmap(push, out_axes=(None, 0, None))(directions)
 
     # JAX defines the gradient of a complex array so that the real part of its product
     # with a direction is the derivative.
-    def mean(v: Any) -> Any:
+    def mean(v: PyTree) -> PyTree:
         dtype = common_dtype(slopes, v)
         total = jnp.tensordot(slopes.astype(dtype), jnp.conj(v).astype(dtype), axes=1)
         return total / len(slopes)

@@ -1,7 +1,7 @@
 """`Grad` and `VectorGrad`: gradients, in reverse mode."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,14 @@ from .._generics import NewP, P
 from .._partition import Arrays, describe
 from .._settings import check_bool
 from .._transform import setting
+from .._typecheck import PyTree
+from .._types import Value
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative
 
 
-def check_scalar(call: Call, value: Any) -> None:
+def check_scalar(call: Call, value: Value) -> None:
     """Raises unless `f` returned one number that has a derivative."""
     if not is_differentiable(value) or value.shape != ():
         what = jax.tree.map(describe, value)
@@ -72,18 +74,18 @@ class Grad(AbstractExactDerivative[P]):
         [`jax.grad`](https://docs.jax.dev/en/latest/_autosummary/jax.grad.html).
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "Grad[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "Grad[NewP]": ...
 
-    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         return _pull_ones(call)
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_scalar(call, value)
         check_reverse(call, value, holomorphic=self.holomorphic)
 
@@ -117,18 +119,18 @@ class VectorGrad(AbstractExactDerivative[P]):
         Array([0., 2., 4.], dtype=float32)
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "VectorGrad[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "VectorGrad[NewP]": ...
 
-    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         return _pull_ones(call)
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_some_value(call, value)
         check_reverse(call, value, holomorphic=self.holomorphic)
 
@@ -136,7 +138,7 @@ class VectorGrad(AbstractExactDerivative[P]):
         check_bool("VectorGrad", "holomorphic", self.holomorphic)
 
 
-def _pull_ones(call: Call) -> tuple[Any, Arrays, Arrays]:
+def _pull_ones(call: Call) -> tuple[PyTree, Arrays, Arrays]:
     outs, pull, others = jax.vjp(call.run, call.arrays, has_aux=True)
     (cts,) = pull(list(map(jnp.ones_like, outs)))
     return call.gradient(cts), outs, others

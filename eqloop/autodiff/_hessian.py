@@ -2,12 +2,13 @@
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from .._generics import NewP, P
 from .._partition import Arrays
 from .._settings import check_bool
 from .._transform import setting
+from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call
@@ -53,17 +54,17 @@ class Hessian(AbstractExactDerivative[P]):
         [`jax.hessian`](https://docs.jax.dev/en/latest/_autosummary/jax.hessian.html).
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
     chunk_size: int | Budget | None = setting(default=None, converter=as_int)
     holomorphic: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "Hessian[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "Hessian[NewP]": ...
 
-    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
-        def first(arrays: Arrays) -> tuple[Arrays, Any]:
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
+        def first(arrays: Arrays) -> tuple[Arrays, PyTree]:
             blocks, outs, others = by_rows(call.run, arrays, self.chunk_size)
             return list(itertools.chain(*blocks)), (outs, others)
 
@@ -78,7 +79,7 @@ class Hessian(AbstractExactDerivative[P]):
         hessian = call.jacobian([call.gradient(by_one()) for _ in outs])
         return hessian, outs, others
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_some_value(call, value)
         check_reverse(call, value, holomorphic=self.holomorphic)
         check_forward(call, value, holomorphic=self.holomorphic)

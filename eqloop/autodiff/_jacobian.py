@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 
@@ -12,6 +12,7 @@ from .._partition import Arrays
 from .._settings import check_bool
 from .._tangents import is_complex
 from .._transform import setting
+from .._typecheck import PyTree
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call
@@ -40,7 +41,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
     def _is_forward(self, call: Call) -> bool:
         """Whether to take the derivative in forward mode."""
 
-    def _derive(self, call: Call) -> tuple[Any, Arrays, Arrays]:
+    def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         check, blocks_of = check_reverse, by_rows
         if self._is_forward(call):
             check, blocks_of = check_forward, by_columns
@@ -48,7 +49,7 @@ class AbstractJacobian(AbstractExactDerivative[P]):
         blocks, outs, others = blocks_of(call.run, call.arrays, self.chunk_size)
         return call.jacobian(list(map(call.gradient, blocks))), outs, others
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_some_value(call, value)
 
     def __check_init__(self) -> None:
@@ -94,12 +95,12 @@ class JacRev(AbstractJacobian[P]):
         #680](https://github.com/pytorch/functorch/issues/680).
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "JacRev[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "JacRev[NewP]": ...
 
     def _is_forward(self, call: Call) -> bool:
         return False
@@ -135,12 +136,12 @@ class JacFwd(AbstractJacobian[P]):
         [`jax.jacfwd`](https://docs.jax.dev/en/latest/_autosummary/jax.jacfwd.html).
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "JacFwd[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "JacFwd[NewP]": ...
 
     def _is_forward(self, call: Call) -> bool:
         return True
@@ -168,12 +169,12 @@ class Jacobian(AbstractJacobian[P]):
         Array([1., 6.], dtype=float32, weak_type=True)
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "Jacobian[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "Jacobian[NewP]": ...
 
     def _is_forward(self, call: Call) -> bool:
         outs, _ = jax.eval_shape(call.run, call.arrays)

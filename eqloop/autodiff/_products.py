@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from .._partition import describe, flatten, paths
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._tree_differences import structure_differences
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
+from .._types import Value
 from ._call import is_differentiable
 
 
@@ -44,19 +45,19 @@ class Vjp(AbstractTransform, Generic[P]):
         [`equinox.filter_vjp`](https://docs.kidger.site/equinox/api/transformations/).
     """
 
-    f: Callable[P, Any]
+    f: Callable[P, PyTree]
     has_aux: bool = setting(default=False)
 
     if TYPE_CHECKING:
 
         @staticmethod
-        def _of(f: Callable[NewP, Any], /) -> "Vjp[NewP]": ...
+        def _of(f: Callable[NewP, PyTree], /) -> "Vjp[NewP]": ...
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Runs `f(*args, **kwargs)`, and keeps what `pull` needs.
 
         Args:
@@ -110,8 +111,8 @@ class Jvp(AbstractTransform, Generic[R]):
         def _of(f: Callable[..., NewR], /) -> "Jvp[NewR]": ...
 
     def __call__(
-        self, primals: Sequence[Any], tangents: Sequence[Any], **kwargs: Any
-    ) -> tuple[R, Any]:
+        self, primals: Sequence[PyTree], tangents: Sequence[PyTree], **kwargs: PyTree
+    ) -> tuple[R, PyTree]:
         """Differentiates `f(*primals, **kwargs)` in the direction of the tangents.
 
         Args:
@@ -133,7 +134,7 @@ class Jvp(AbstractTransform, Generic[R]):
         return eqx.filter_jvp(f, primals, tangents)
 
 
-def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None:
+def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> None:
     leaves, treedef = flatten(primals)
     tangent_leaves, tangent_treedef = flatten(tangents)
     if treedef != tangent_treedef:
@@ -158,7 +159,7 @@ def _check_tangents(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> None
             )
 
 
-def _fits(leaf: Any, tangent: Any) -> bool:
+def _fits(leaf: Value, tangent: Value) -> bool:
     if type(leaf) in (float, complex):
         leaf = jnp.asarray(leaf)
         tangent = jnp.asarray(tangent, leaf.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._partition import Arrays, describe
 from .._transform import setting
+from .._typecheck import PyTree
 from ._call import Call
 from ._complex import check_forward, check_reverse, common_dtype
 from ._counts import as_int, check_count
@@ -94,7 +95,7 @@ class SofoGrad(AbstractDerivative[...]):
     def __signature__(self) -> inspect.Signature:
         return with_key(self.f)
 
-    def __call__(self, *args: Any, key: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, key: PyTree, **kwargs: PyTree) -> PyTree:
         """The direction at `f(*args, **kwargs)`.
 
         Args:
@@ -119,7 +120,7 @@ class SofoGrad(AbstractDerivative[...]):
         step = [jnp.tensordot(weights.astype(v.dtype), v, axes=1) for v in directions]
         return self._results(call, call.gradient(step), outs, others)
 
-    def _check(self, call: Call, value: Any) -> None:
+    def _check(self, call: Call, value: object) -> None:
         check_scalar(call, value)
         check_reverse(call, value, holomorphic=False)
         check_forward(call, value, holomorphic=False)
@@ -153,14 +154,16 @@ def _normalised(directions: Arrays) -> list[jax.Array]:
     ]
 
 
-def _at_least_float32(x: jax.Array) -> Any:
+def _at_least_float32(x: jax.Array) -> jax.Array:
     return common_dtype(x.dtype, jnp.float32)
 
 
-def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, Any]:
+def _push(
+    call: Call, directions: Arrays, count: int
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """The derivatives of the loss, its matrix, and what `call.run` returns."""
 
-    def push(direction: Arrays) -> tuple[Any, Any, Any]:
+    def push(direction: Arrays) -> tuple[PyTree, PyTree, PyTree]:
         return jax.jvp(call.run, (call.arrays,), (direction,), has_aux=True)
 
     with new_axes(count) as axes:
@@ -182,7 +185,7 @@ def _push(call: Call, directions: Arrays, count: int) -> tuple[Any, Any, Any, An
     return table[:, 0], table[:, 1:-1] - plain, outs, others
 
 
-def _solve(curvature: jax.Array, slopes: jax.Array, damping: Any) -> jax.Array:
+def _solve(curvature: jax.Array, slopes: jax.Array, damping: PyTree) -> jax.Array:
     """The weights of the directions in the step."""
     values, vectors = jnp.linalg.eigh(curvature)  # of its lower half: it is symmetric
     largest = jnp.maximum(values[-1], 0.0)

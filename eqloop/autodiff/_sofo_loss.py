@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ from jax import lax
 from .._partition import Arrays, as_arrays, describe, partition
 from .._tangents import is_complex
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
+from .._types import Value
 from ._call import is_differentiable
 
 
@@ -64,9 +65,11 @@ class SofoLoss(AbstractTransform):
         Array(2.5, dtype=float32)
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
 
-    def __call__(self, prediction: Any, /, *args: Any, **kwargs: Any) -> jax.Array:
+    def __call__(
+        self, prediction: PyTree, /, *args: PyTree, **kwargs: PyTree
+    ) -> jax.Array:
         """The loss of a prediction.
 
         Args:
@@ -102,12 +105,16 @@ class SofoLoss(AbstractTransform):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _curved(rows: Any, loss: Any, prediction: Any, change: Any, column: Any) -> Any:
+def _curved(
+    rows: PyTree, loss: PyTree, prediction: PyTree, change: PyTree, column: Value
+) -> PyTree:
     return loss
 
 
 @_curved.defjvp
-def _curved_jvp(rows: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _curved_jvp(
+    rows: PyTree, primals: PyTree, tangents: PyTree
+) -> tuple[PyTree, PyTree]:
     loss, _, _, column = primals
     derivative, prediction_dot, change_dot, _ = tangents
     axis, count = rows
@@ -119,7 +126,7 @@ def _curved_jvp(rows: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
     return loss, jnp.vdot(jax.nn.one_hot(column, count + 1, dtype=loss.dtype), meanings)
 
 
-def _as_scalar(value: Any) -> jax.Array:
+def _as_scalar(value: Value) -> jax.Array:
     value = as_arrays(value, scalars=True)
     if not is_differentiable(value) or value.shape or is_complex(value):
         raise TypeError(

@@ -29,6 +29,8 @@ from .._partition import (
     same_static,
 )
 from .._tree_differences import Difference, structure_differences
+from .._typecheck import PyTree
+from .._types import Value
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]
@@ -44,7 +46,7 @@ class Outcome:
     """
 
     branch: str
-    tree: Any
+    tree: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Agreement:
     varies: list[bool]
     rest: Rest
 
-    def conform(self, arrays: Sequence[Any]) -> list[jax.Array]:
+    def conform(self, arrays: Sequence[Value]) -> list[jax.Array]:
         """The arrays that a branch returned, with the common types.
 
         Args:
@@ -71,7 +73,7 @@ class Agreement:
         return [t.convert(x) for t, x in zip(self.types, arrays, strict=True)]
 
 
-def arrays_of(out: Any) -> list[jax.Array]:
+def arrays_of(out: PyTree) -> list[jax.Array]:
     """All leaves that can be arrays."""
     leaves, _ = flatten(out)
     return [as_array(x) for x in leaves if is_dynamic(x) or is_scalar(x)]
@@ -129,7 +131,7 @@ def _structure_by_branch(difference: Difference, first: str, other: str) -> str:
 def _leaves_by_branch(
     outcomes: Sequence[Outcome],
     columns: Sequence[Column],
-    differs: Callable[[Any, Any], bool],
+    differs: Callable[[PyTree, PyTree], bool],
 ) -> list[str]:
     lines: list[str] = []
     names = paths(outcomes[0].tree, "out")
@@ -150,7 +152,7 @@ def _standard(column: Column) -> int:
     return firm[0] if firm else 0
 
 
-def _type_differs(standard: Any, leaf: Any) -> bool:
+def _type_differs(standard: Value, leaf: Value) -> bool:
     if not (is_type(standard) or is_type(leaf)):
         return False
     if not (_can_vary(standard) and _can_vary(leaf)):
@@ -161,7 +163,7 @@ def _type_differs(standard: Any, leaf: Any) -> bool:
     )
 
 
-def _static_differs(standard: Any, leaf: Any) -> bool:
+def _static_differs(standard: object, leaf: object) -> bool:
     can_vary = _can_vary(standard) and _can_vary(leaf)
     return not can_vary and not same_static(standard, leaf)
 
@@ -178,7 +180,7 @@ def _disagreement(owner: str, wanted: str, lines: list[str]) -> str:
 class _Type:
     """The type of an array that all branches return."""
 
-    dtype: Any
+    dtype: np.dtype
     is_firm: bool
     varying: frozenset[Any]
 
@@ -199,7 +201,7 @@ class _Type:
         return vary(x, self.varying)
 
 
-def _common_dtype(leaves: Sequence[Any]) -> Any | None:
+def _common_dtype(leaves: Sequence[Value]) -> Any:
     """The common dtype of arrays and numbers, if the weakly typed ones can have it."""
     firm = {leaf.dtype for leaf in leaves if _is_firm(leaf)}
     gives = [_number(leaf) for leaf in leaves if not _is_firm(leaf)]
@@ -212,7 +214,7 @@ def _common_dtype(leaves: Sequence[Any]) -> Any | None:
     return common if firm <= {common} else None
 
 
-def _number(leaf: Any) -> Any:
+def _number(leaf: Value) -> Value:
     """A Python number, which is promoted like a weakly typed array."""
     return np.zeros((), leaf.dtype).item() if is_type(leaf) else leaf
 
@@ -225,14 +227,14 @@ def _varies(column: Column) -> bool:
     return not all(same_static(first, leaf) for leaf in column)
 
 
-def _can_vary(leaf: Any) -> bool:
+def _can_vary(leaf: Value) -> bool:
     return is_type(leaf) or is_scalar(leaf)
 
 
-def _is_firm(leaf: Any) -> bool:
+def _is_firm(leaf: Value) -> bool:
     """Whether a leaf is an array whose dtype is not weak."""
     return is_type(leaf) and not leaf.weak_type
 
 
-def _is_extended(dtype: Any) -> bool:
+def _is_extended(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.extended)

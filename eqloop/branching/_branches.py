@@ -12,7 +12,7 @@ from .._array_types import types_of
 from .._eager import compiled_once
 from .._opening import OpenedCall
 from .._partition import as_arrays, describe
-from .._typecheck import enforce_annotations, explained
+from .._typecheck import PyTree, enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
 
 Branches = Sequence[tuple[str, Callable[..., Any]]]
@@ -23,9 +23,9 @@ def run_one(
     owner: str,
     branches: Branches,
     index: jax.Array,
-    args: tuple[Any, ...],
+    args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
-) -> Any:
+) -> PyTree:
     """Calls one of several branches.
 
     Args:
@@ -54,7 +54,7 @@ def run_one(
     return agreed.rest.join(out)
 
 
-def check_branch(owner: str, name: str, branch: Any) -> None:
+def check_branch(owner: str, name: str, branch: object) -> None:
     """Checks that a branch can be called."""
     if not callable(branch):
         raise TypeError(
@@ -66,17 +66,17 @@ def check_branch(owner: str, name: str, branch: Any) -> None:
 def _trace(
     owner: str,
     name: str,
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
+    f: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
 ) -> tuple[jex.ClosedJaxpr, Outcome]:
     operands = eqx.tree_pformat((*args, *kwargs.values()))
 
-    def call() -> Any:
+    def call() -> PyTree:
         with explained(owner, f"`{name}` with\n  operands = {operands}"):
             return enforce_annotations(f)(*args, **kwargs)
 
-    def take(out: Any) -> tuple[list[jax.Array], Outcome]:
+    def take(out: PyTree) -> tuple[list[jax.Array], Outcome]:
         out = as_arrays(out)
         return arrays_of(out), Outcome(name, types_of(out))
 

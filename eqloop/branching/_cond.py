@@ -1,7 +1,7 @@
 """`Cond`: one of two functions, as `jax.lax.cond` chooses."""
 
 from collections.abc import Callable
-from typing import Any, Generic, final
+from typing import Generic, final
 
 import equinox as eqx
 import jax
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from .._generics import R
 from .._partition import describe
+from .._typecheck import PyTree
+from .._types import Value
 from ._branches import check_branch, run_one
 
 
@@ -58,7 +60,7 @@ class Cond(eqx.Module, Generic[R]):
         check_branch("Cond", "true_f", self.true_f)
         check_branch("Cond", "false_f", self.false_f)
 
-    def __call__(self, pred: Any, /, *operands: Any, **keywords: Any) -> R:
+    def __call__(self, pred: Value, /, *operands: PyTree, **keywords: PyTree) -> R:
         """Runs `true_f(*operands)` if `pred`, and `false_f(*operands)` otherwise.
 
         Args:
@@ -74,7 +76,7 @@ class Cond(eqx.Module, Generic[R]):
         return run_one("Cond", branches, index, operands, keywords)
 
 
-def as_condition(owner: str, name: str, condition: Any) -> jax.Array:
+def as_condition(owner: str, name: str, condition: object) -> jax.Array:
     """Checks that a condition is a scalar boolean."""
     try:
         array = jnp.asarray(condition)

@@ -1,7 +1,7 @@
 """`IfElse`: the function whose condition holds."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, final
+from typing import Generic, final
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .._generics import R
 from .._partition import describe, is_dynamic
 from .._settings import check_bool
+from .._typecheck import PyTree
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named
@@ -62,7 +63,9 @@ class IfElse(eqx.Module, Generic[R]):
         check_branches("IfElse", self.branches)
         check_bool("IfElse", "check_conditions", self.check_conditions)
 
-    def __call__(self, conditions: Any, /, *operands: Any, **keywords: Any) -> R:
+    def __call__(
+        self, conditions: PyTree, /, *operands: PyTree, **keywords: PyTree
+    ) -> R:
         """Runs `branches[i](*operands)` for the `i` with `conditions[i]`.
 
         Args:
@@ -82,7 +85,7 @@ class IfElse(eqx.Module, Generic[R]):
         return run_one("IfElse", named(self.branches), index, operands, keywords)
 
 
-def _as_conditions(conditions: Any, count: int) -> jax.Array:
+def _as_conditions(conditions: PyTree, count: int) -> jax.Array:
     if isinstance(conditions, list | tuple):
         each = enumerate(conditions)
         arrays = [as_condition("IfElse", f"conditions[{i}]", c) for i, c in each]

@@ -1,7 +1,7 @@
 """`Switch`: one of several functions, as `jax.lax.switch` chooses."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, final
+from typing import Generic, final
 
 import equinox as eqx
 import jax
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from .._generics import R
 from .._partition import describe
+from .._typecheck import PyTree
+from .._types import Value
 from ._branches import Branches, check_branch, run_one
 
 
@@ -49,7 +51,7 @@ class Switch(eqx.Module, Generic[R]):
     def __check_init__(self) -> None:
         check_branches("Switch", self.branches)
 
-    def __call__(self, index: Any, /, *operands: Any, **keywords: Any) -> R:
+    def __call__(self, index: Value, /, *operands: PyTree, **keywords: PyTree) -> R:
         """Runs `branches[index](*operands)`.
 
         Args:
@@ -65,7 +67,7 @@ class Switch(eqx.Module, Generic[R]):
         return run_one("Switch", named(self.branches), index, operands, keywords)
 
 
-def check_branches(owner: str, branches: Any) -> None:
+def check_branches(owner: str, branches: object) -> None:
     """Checks that `branches` is a sequence of at least one callable."""
     if not isinstance(branches, list | tuple):
         raise TypeError(
@@ -78,12 +80,12 @@ def check_branches(owner: str, branches: Any) -> None:
         check_branch(owner, name, branch)
 
 
-def named(branches: Sequence[Callable[..., Any]]) -> Branches:
+def named(branches: Sequence[Callable[..., PyTree]]) -> Branches:
     """Branches with the names that errors use for them."""
     return [(f"branches[{i}]", branch) for i, branch in enumerate(branches)]
 
 
-def _as_index(index: Any) -> jax.Array:
+def _as_index(index: Value) -> jax.Array:
     try:
         array = jnp.asarray(index)
     except (TypeError, ValueError):  # no array at all

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from typing import Any, NoReturn, Self, TypeGuard, final
+from typing import NoReturn, Self, TypeGuard, final
 
 from .._axes import refuse_symbolic
 from .._bytes import format_bytes, parse_bytes
@@ -207,12 +207,12 @@ def refuse_second_place(owner: str, budget: Budget) -> None:
         )
 
 
-def is_budget(setting: Any) -> TypeGuard[Budget]:
+def is_budget(setting: object) -> TypeGuard[Budget]:
     """Whether a setting that may be a number of something is a budget instead."""
     return isinstance(setting, Budget)
 
 
-def _directory_for(disk: int | None, directory: Any) -> str | None:
+def _directory_for(disk: int | None, directory: object) -> str | None:
     """The directory for the files of a budget, if it has any."""
     if (disk is None) != (directory is None):
         raise ValueError(

@@ -4,16 +4,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import equinox as eqx
+import jax.extend.core as jex
 
 from .._bytes import format_bytes
 from .._equations import equations, formula_of, programs_in
-from .._formula import Vmapped
+from .._formula import Formula
 from .._loop_markers import loop_name
 from .._partition import Flags
 from .._places import Place, folders_of, place_of
+from .._typecheck import PyTree
+from .._types import AnyJaxpr, Value
+from .._vmapped import Vmapped
 from ._plan import Plan, plan_of
 from ._schedule import measures
 from ._while_plan import WhilePlan, while_plan_of
@@ -84,7 +88,7 @@ class Plans(Sequence[LoopPlan]):
         return "\n".join([lines[0], *body, total])
 
 
-def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
+def plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
     """Finds the plans of all loops in a function, without running it.
 
     The function is traced. The result lists every loop of this library that is
@@ -128,7 +132,7 @@ def plans(f: Callable[..., Any]) -> Callable[..., Plans]:
         raise TypeError(f"plans: `f` must be callable, but {f!r} is not.")
 
     @functools.wraps(f)
-    def find(*args: Any, **kwargs: Any) -> Plans:
+    def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         with listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
             finder = _Finder({id(d.stands_for_it): d for d in decided}, decided)
@@ -151,7 +155,7 @@ class _Finder:
     decided: list[Decided]
 
     def of_program(
-        self, program: Any, depth: int, around: Place | None
+        self, program: AnyJaxpr, depth: int, around: Place | None
     ) -> tuple[list[LoopPlan], int]:
         """The loops in a program, and the most bytes that they take at once.
 
@@ -175,8 +179,8 @@ class _Finder:
         return loops, max((at(i) + peak for i, peak in enumerate(inner)), default=0)
 
     def _of_equation(
-        self, eqn: Any, depth: int, around: Place | None
-    ) -> tuple[list[LoopPlan], int, list[Any] | None]:
+        self, eqn: jex.JaxprEqn, depth: int, around: Place | None
+    ) -> tuple[list[LoopPlan], int, list[Value] | None]:
         """The loops in an equation, their bytes, and its slots if it is such a loop."""
         # Diffrax runs the loops of our adjoint, and the user knows who called Diffrax.
         # JAX keeps so few frames that this may be known of the compiled call alone.
@@ -220,7 +224,7 @@ class _Finder:
             return _plan_of(problem, active, decided.layout, maps), batch
 
 
-def _unwrapped(formula: Any) -> tuple[Any, Maps]:
+def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
     """What a formula is of, without a selection, and the `vmap`s of it."""
     maps: Maps = ()
     while (inner := getattr(formula, "formula", None)) is not None:
@@ -272,7 +276,7 @@ def _still_fitting(still: Flags, problem: Problem) -> Flags:
     return (*[False] * (count - len(still)), *still)
 
 
-def _last_use(jaxpr: Any, start: int, slots: Sequence[Any]) -> int:
+def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
     """The last equation that reads slots; the last of all, if they are handed out."""
     held = set(map(id, slots))
     if any(id(var) in held for var in jaxpr.outvars):
@@ -285,7 +289,7 @@ def _last_use(jaxpr: Any, start: int, slots: Sequence[Any]) -> int:
     return max(uses, default=start)
 
 
-def _has_loops(formula: Any) -> bool:
+def _has_loops(formula: Formula) -> bool:
     """Whether there are loops of this library in what a formula runs."""
     return any(
         formula_of(eqn) is not None

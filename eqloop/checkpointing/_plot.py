@@ -95,7 +95,7 @@ def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
     return ax
 
 
-def _format(value: float, _: Any) -> str:
+def _format(value: float, _: object) -> str:
     return format_bytes(round(value))
 
 

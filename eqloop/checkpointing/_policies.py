@@ -8,12 +8,16 @@ can be the setting of a module under `jax.jit` without being a reason to recompi
 """
 
 import difflib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar, final
 
 import equinox as eqx
 import jax
+import jax.extend.core as jex
 from jax import ad_checkpoint, checkpoint_policies
+
+from .._typecheck import PyTree
+from .._types import Aval
 
 __all__ = [
     "Policy",
@@ -47,13 +51,13 @@ class Policy:
     """
 
     def __init__(
-        self, rule: Callable[..., Any], text: str, *identity: Hashable
+        self, rule: Callable[..., PyTree], text: str, *identity: Hashable
     ) -> None:
         self._rule = rule
         self._text = text
         self._identity = identity or (text,)
 
-    def __call__(self, prim: Any, /, *avals: Any, **params: Any) -> Any:
+    def __call__(self, prim: jex.Primitive, /, *avals: Aval, **params: Any) -> Any:
         """What `jax.checkpoint` asks: the fate of one operation's result.
 
         Args:
@@ -212,7 +216,7 @@ def either(
     """
     a, b = _required("either", first), _required("either", second)
 
-    def rule(prim: Any, *avals: Any, **params: Any) -> Any:
+    def rule(prim: Any, *avals: Sequence[Aval], **params: Any) -> Any:
         answers = [_answer(policy(prim, *avals, **params)) for policy in (a, b)]
         if ad_checkpoint.Saveable in answers:
             return ad_checkpoint.Saveable
@@ -394,7 +398,7 @@ def _written(call: str, names: tuple[str, ...], **settings: str) -> str:
     return f"{call}({', '.join(arguments)})"
 
 
-def _answer(answer: Any) -> Any:
+def _answer(answer: PyTree) -> Any:
     if isinstance(answer, bool):
         return ad_checkpoint.Saveable if answer else ad_checkpoint.Recompute
     return answer

@@ -3,7 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
+from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._opening import open_call
 from .._transform import AbstractTransform
+from .._typecheck import PyTree
 from ._policies import Policy, as_policy
 
 
@@ -72,7 +73,7 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """
 
     f: Callable[P, R]
-    policy: Policy | Callable[..., Any] | None = eqx.field(
+    policy: Policy | Callable[..., PyTree] | None = eqx.field(
         default=None, converter=as_policy, kw_only=True
     )
     prevent_cse: bool = eqx.field(default=True, static=True, kw_only=True)

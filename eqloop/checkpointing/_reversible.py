@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 from .._settings import check_bool
+from .._typecheck import PyTree
 from ._schedule import AbstractSchedule, Recursive, make_count
 from .engine._inverted import Inverted
 from .engine._layout import Layout
@@ -74,7 +75,7 @@ class Reversible(AbstractSchedule):
         SDEs*, [arXiv:2105.13493](https://arxiv.org/abs/2105.13493).
     """
 
-    inverse: Callable[..., Any]
+    inverse: Callable[..., PyTree]
     checkpoints: int = dataclasses.field(default=1, kw_only=True)
     check: bool = dataclasses.field(default=True, kw_only=True)
 
@@ -88,7 +89,7 @@ class Reversible(AbstractSchedule):
         check_bool("Reversible", "check", self.check)
 
     @property
-    def undo(self) -> Callable[..., Any]:
+    def undo(self) -> Callable[..., PyTree]:
         """What undoes a step."""
         return self.inverse
 

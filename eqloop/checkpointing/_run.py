@@ -1,11 +1,12 @@
 """Runs a loop under a schedule: what the loops of the library call."""
 
 import dataclasses
-from typing import Any
 
 from .._array_types import strongly_typed
 from .._effects import has_checks, refuse_checks, without_derivatives
 from .._partition import Arrays
+from .._typecheck import PyTree
+from .._types import Value
 from ..progress import Guarded
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored
@@ -28,7 +29,7 @@ def run_loop(
     loop: Loop,
     schedule: AbstractSchedule,
     policy: Saveable = None,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """Runs a step in a loop.
 
     Args:
@@ -68,8 +69,8 @@ def run_loop(
 
 
 def _run_until_stopped(
-    step: Step, inputs: Any, loop: Loop, schedule: AbstractSchedule, policy: Saveable
-) -> tuple[list[Any], list[Any]]:
+    step: Step, inputs: PyTree, loop: Loop, schedule: AbstractSchedule, policy: Saveable
+) -> tuple[list[Value], list[Value]]:
     """Runs a loop that stops: its carry starts with whether it goes on, and a count."""
     (consts, init, xs), is_told = inputs, loop.meter.is_shown
     if is_told:

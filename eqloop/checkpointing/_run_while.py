@@ -1,10 +1,10 @@
 """Runs a loop of unknown length: what the while loops of the library call."""
 
 import dataclasses
-from typing import Any
 
 from .._effects import refuse_checks
 from .._partition import Arrays
+from .._types import Value
 from ..progress import Meter
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
@@ -24,7 +24,7 @@ def run_while(
     starts: tuple[int | None, ...],
     planner: ForwardOnly | Bounded | Online,
     meter: Meter,
-) -> list[Any]:
+) -> list[Value]:
     """Runs a step for as long as the first leaf of the carry says so.
 
     Args:

@@ -3,9 +3,10 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from .._settings import int_of
+from .._typecheck import PyTree
 from .engine._all_at_once import AllAtOnce
 from .engine._layout import Layout
 from .engine._levels import Nest, nests
@@ -46,7 +47,7 @@ class AbstractSchedule(abc.ABC):
     _by_jax: ClassVar[bool] = False
 
     @property
-    def undo(self) -> Callable[..., Any] | None:
+    def undo(self) -> Callable[..., PyTree] | None:
         """What undoes a step, `(carry, x) -> carry`, if that is to be used."""
         return None
 
@@ -326,17 +327,17 @@ class Pinned(AbstractSchedule):
         return self.only
 
 
-def measures(schedule: Any) -> bool:
+def measures(schedule: object) -> bool:
     """Whether a schedule decides by what it measures."""
     return bool(getattr(schedule, "measure", False))
 
 
-def chooses_policy(schedule: Any) -> bool:
+def chooses_policy(schedule: object) -> bool:
     """Whether a schedule chooses what a step keeps."""
     return bool(getattr(schedule, "_chooses_policy", False))
 
 
-def make_count(schedule: Any, name: str, least: int = 1) -> None:
+def make_count(schedule: object, name: str, least: int = 1) -> None:
     """Makes a field an int, if it is one of some kind, and not too small."""
     owner, value = type(schedule).__name__, getattr(schedule, name)
     if (count := int_of(value)) is None:

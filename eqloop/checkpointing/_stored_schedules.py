@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, Self, final
 
 import jax.numpy as jnp
+import numpy as np
 
+from .._typecheck import PyTree
 from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
 from .engine._file_slots import FileSlots
 from .engine._host_slots import HostSlots
@@ -25,7 +27,7 @@ class AbstractStored(AbstractSchedule):
     schedule: AbstractSchedule
 
     @property
-    def undo(self) -> Callable[..., Any] | None:
+    def undo(self) -> Callable[..., PyTree] | None:
         """That of the schedule."""
         return self.schedule.undo
 
@@ -247,7 +249,7 @@ def writable_directory(owner: str, path: Any) -> str:
     return directory
 
 
-def _float_dtype(dtype: Any) -> Any:
+def _float_dtype(dtype: np.dtype) -> np.dtype:
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -266,7 +268,7 @@ def _float_dtype(dtype: Any) -> Any:
     return found
 
 
-def _check_stored(owner: str, schedule: Any) -> None:
+def _check_stored(owner: str, schedule: object) -> None:
     """Checks that a schedule is one, and stores carries."""
     if not isinstance(schedule, AbstractSchedule):
         raise TypeError(

@@ -17,6 +17,7 @@ from jax.extend import source_info_util
 from .._constant import constant
 from .._loop_markers import position_p
 from .._partition import Arrays
+from .._types import AnyJaxpr, Index, Value
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
 from ._context import Context
 from ._finding import OPERANDS, Finding, chosen, extent, nothing
@@ -29,7 +30,7 @@ class _Check:
     order: int
     out: int
     operands: list[int]
-    index: Any
+    index: Index
 
 
 Rule = Callable[["Body", Any, Arrays, Context], Sequence[Any]]
@@ -53,14 +54,14 @@ class Body:
         # By id, with the array itself, so that no other array gets the same id.
         self._rows: dict[int, tuple[Any, int]] = {}
         zero = jnp.zeros((), float)
-        self._extents: list[tuple[Any, Any]] = [(zero, zero)]
+        self._extents: list[tuple[Value, Value]] = [(zero, zero)]
         self._checks: list[_Check] = []
         self._findings: list[tuple[int, Finding]] = []
         self._order = 0
 
     def run(
-        self, jaxpr: Any, consts: Arrays, args: Arrays, context: Context
-    ) -> list[Any]:
+        self, jaxpr: AnyJaxpr, consts: Arrays, args: Arrays, context: Context
+    ) -> list[Value]:
         """Runs a jaxpr, and returns its outputs."""
         values: dict[Any, Any] = {}
         read = lambda atom: atom.val if isinstance(atom, jex.Literal) else values[atom]
@@ -77,8 +78,8 @@ class Body:
         return list(map(read, jaxpr.outvars))
 
     def inner(
-        self, jaxpr: Any, consts: Arrays, args: Arrays, context: Context
-    ) -> tuple[list[Any], Finding]:
+        self, jaxpr: AnyJaxpr, consts: Arrays, args: Arrays, context: Context
+    ) -> tuple[list[Value], Finding]:
         """Runs the body of a loop or a branch in this one."""
         body = Body(self.sites, self.rules)
         outs = body.run(jaxpr, consts, args, context)
@@ -100,7 +101,7 @@ class Body:
         check = _Check(len(self.sites), self._order, out, rows, self.index)
         self._checks.append(check)
 
-    def extent(self, x: Any) -> tuple[Any, Any]:
+    def extent(self, x: Value) -> tuple[Value, Value]:
         """The least and the greatest number of an array."""
         return self._extents[self._row(x)]
 
@@ -113,13 +114,17 @@ class Body:
             order = jnp.where(is_earlier, at, order)
         return finding
 
-    def _run(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+    def _run(
+        self, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+    ) -> Sequence[Value]:
         rule = self.rules.get(eqn.primitive.name)
         if rule is not None:
             return rule(self, eqn, operands, context.of(eqn))
         return self.opaque(eqn, operands, context)
 
-    def opaque(self, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+    def opaque(
+        self, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+    ) -> Sequence[Value]:
         """Runs an equation, and checks its results."""
         outs = _bind_again(eqn, operands)
         if eqn.primitive.name in SAME_NUMBERS:
@@ -130,7 +135,7 @@ class Body:
             self.check(self._site(eqn, context.of(eqn)), outs, operands)
         return outs
 
-    def _site(self, eqn: Any, context: Context) -> Site:
+    def _site(self, eqn: jex.JaxprEqn, context: Context) -> Site:
         types = [type_text(x.aval) for x in eqn.invars if holds_numbers(x.aval)]
         return Site(
             eqn.primitive.name,
@@ -141,7 +146,7 @@ class Body:
             context.is_tangent,
         )
 
-    def _row(self, x: Any) -> int:
+    def _row(self, x: Value) -> int:
         """The number of the extent of an array."""
         if id(x) not in self._rows:
             self._extents.append(extent(x))
@@ -157,7 +162,7 @@ class Body:
         self._extents.append((low, high))
         return len(self._extents) - 1
 
-    def _own(self, context: Context) -> tuple[Any, Finding]:
+    def _own(self, context: Context) -> tuple[Value, Finding]:
         """The first check that failed, and when."""
         never = jnp.asarray(self._order + 1, jnp.int32)
         if not self._checks:
@@ -190,7 +195,7 @@ class Body:
         return jnp.where(any_failed, order, never), found
 
 
-def _bind_again(eqn: Any, operands: Arrays) -> Sequence[Any]:
+def _bind_again(eqn: jex.JaxprEqn, operands: Arrays) -> Sequence[Value]:
     """What an equation gives."""
     stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     traceback = eqn.source_info.traceback
@@ -200,5 +205,5 @@ def _bind_again(eqn: Any, operands: Arrays) -> Sequence[Any]:
     return outs if eqn.primitive.multiple_results else [outs]
 
 
-def _has_extent(x: Any) -> bool:
+def _has_extent(x: Value) -> bool:
     return hasattr(x, "dtype") and holds_numbers(x)

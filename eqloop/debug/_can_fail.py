@@ -1,13 +1,12 @@
 """Which operations can make a number that is not finite from numbers that are."""
 
-from typing import Any
-
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
 from .._tangents import is_inexact
+from .._types import Aval
 
 
 def _named(names: str) -> frozenset[str]:
@@ -51,14 +50,14 @@ def can_fail(eqn: jex.JaxprEqn) -> bool:
             return name not in _SAFE
 
 
-def holds_numbers(aval: Any) -> bool:
+def holds_numbers(aval: Aval) -> bool:
     """Whether values of a type are arrays of numbers. PRNG keys are not."""
     return hasattr(aval, "dtype") and not jnp.issubdtype(
         aval.dtype, jax.dtypes.extended
     )
 
 
-def _greatest(aval: Any) -> float:
+def _greatest(aval: Aval) -> float:
     if aval.dtype == bool:
         return 1.0
     info = jnp.finfo if is_inexact(aval) else jnp.iinfo

@@ -5,17 +5,19 @@ checked program of the batch: one program, with one report.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.core
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._array_types import type_of
 from .._doubled import Doubled, recall
-from .._formula import Formula, type_of
+from .._equations import Rewrite
+from .._formula import Formula
 from .._loop_markers import is_watched
 from .._nonfinite import raise_inside
 from .._partition import Arrays, Flags, pick, put, split
@@ -28,6 +30,8 @@ from .._tangents import (
     tangent_types,
     zero_cotangent,
 )
+from .._typecheck import PyTree
+from .._types import BatchAxis, Value
 from ..progress import BarChange
 from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program
@@ -39,14 +43,14 @@ class Checked(Formula):
 
     program: Program
 
-    def __init__(self, program: Program, inputs: Any):
+    def __init__(self, program: Program, inputs: PyTree):
         self.in_avals = jax.tree.map(type_of, inputs)
         self.out_aval = program.out_types
         self.params = dict(program=program)
         self.effects = program.jaxpr.effects
         super().__init__()
 
-    def expand(self, when: Arrays, inputs: Arrays) -> Any:
+    def expand(self, when: Arrays, inputs: Arrays) -> PyTree:
         if (known := recall(self, [*when, *inputs])) is not None:
             return known
         if is_watched():  # by another one around this
@@ -75,10 +79,10 @@ class Checked(Formula):
         return self.with_params(program=self.program.rewritten(rewrite))
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return [self.program.jaxpr]
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         when, inputs = inputs
         marks = inexact_only(perturbed[1], inputs)
         wanted = tuple(not is_zero(ct) and is_inexact(ct) for ct in cts)
@@ -91,8 +95,8 @@ class Checked(Formula):
         return zeros_when, put(zeros, marks, Checked(program, args)(*args))
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         (when, inputs), (when_dims, input_dims) = args, dims
         if not jax.tree.leaves(input_dims):
             program, dim = self.program, None
@@ -106,7 +110,7 @@ class Checked(Formula):
     def with_bars(self, change: BarChange) -> Self:
         return self.rewritten(change)
 
-    def rewritten(self, rewrite: Callable[[Any], Any]) -> Self:
+    def rewritten(self, rewrite: Rewrite) -> Self:
         return self.with_params(program=self.program.rewritten(rewrite))
 
 
@@ -117,15 +121,15 @@ def _is_traced(inputs: Arrays) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in (*inputs, made))
 
 
-def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:
+def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> PyTree:
     """Runs a program, and checks it if `when` says so."""
     if not when:
         return watch(inputs)
 
-    def unwatched(inputs: Arrays) -> tuple[list[Any], Finding]:
+    def unwatched(inputs: Arrays) -> tuple[list[Value], Finding]:
         return watch.program(*inputs), varying(nothing(), inputs)
 
-    def watched(inputs: Arrays) -> tuple[list[Any], Finding]:
+    def watched(inputs: Arrays) -> tuple[list[Value], Finding]:
         outs, finding = watch(inputs)
         return outs, varying(finding, inputs)
 
@@ -133,22 +137,22 @@ def _run_when(watch: Watch, when: Arrays, inputs: Arrays) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(program: Program) -> tuple[Watch, Any]:
+def _compiled(program: Program) -> tuple[Watch, Value]:
     watch = Watch(program)
     run = lambda when, inputs: _run_when(watch, when, inputs)
     return watch, jax.jit(run)
 
 
-def _raising(watch: Watch, finding: Finding, outs: list[Any]) -> list[Any]:
+def _raising(watch: Watch, finding: Finding, outs: list[Value]) -> list[Value]:
     """The outputs of a program, which fails if there is a finding.
 
     Each of them depends on the callback, so that it is called if one is used.
     """
 
-    def fail(*finding: Any) -> Any:
+    def fail(*finding: PyTree) -> Value:
         raise_inside(watch.error(finding))
 
-    def call(finding: Finding) -> Any:
+    def call(finding: Finding) -> PyTree:
         flag = jax.ShapeDtypeStruct((), np.bool_)
         return jax.pure_callback(fail, flag, *finding)
 
@@ -159,7 +163,7 @@ def _raising(watch: Watch, finding: Finding, outs: list[Any]) -> list[Any]:
     return [_tied(has_failed, out) for out in outs]
 
 
-def _tied(has_failed: Any, out: Any) -> Any:
+def _tied(has_failed: Value, out: PyTree) -> PyTree:
     if jnp.issubdtype(out.dtype, jax.dtypes.extended):
         return out
     return jnp.where(has_failed, jnp.zeros_like(out), out)

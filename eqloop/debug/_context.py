@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Self
 
+import jax.extend.core as jex
+
 from .._places import Place, place_of
 from ._sites import Frame
 
@@ -32,7 +34,7 @@ class Context:
     place: Place | None = None
     around: Place | None = None
 
-    def of(self, eqn: Any) -> Self:
+    def of(self, eqn: jex.JaxprEqn) -> Self:
         """The context inside an equation."""
         stack = str(eqn.source_info.name_stack)
         is_backward = self.is_backward or "transpose(" in stack
@@ -55,6 +57,6 @@ class Context:
         frame = dataclasses.replace(frame, count=count)
         return dataclasses.replace(self, frames=(*outer, frame))
 
-    def place_of(self, eqn: Any) -> Place | None:
+    def place_of(self, eqn: jex.JaxprEqn) -> Place | None:
         """The place where the user asked for an equation."""
         return self.place or place_of(eqn.source_info) or self.around

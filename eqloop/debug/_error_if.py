@@ -1,17 +1,18 @@
 """Errors and breakpoints that depend on values."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import numpy as np
 
 from .._partition import describe, flatten, is_dynamic
+from .._types import Value
 
 _T = TypeVar("_T")
 
 
-def error_if(x: _T, pred: Any, msg: str) -> _T:
+def error_if(x: _T, pred: Value, msg: str) -> _T:
     """Raises an error if a condition holds, while a compiled program runs.
 
     Args:
@@ -51,7 +52,7 @@ def error_if(x: _T, pred: Any, msg: str) -> _T:
     return eqx.error_if(x, pred, msg)
 
 
-def breakpoint_if(pred: Any) -> None:
+def breakpoint_if(pred: Value) -> None:
     """Opens JAX's debugger if a condition holds, while a program runs.
 
     Args:
@@ -77,7 +78,7 @@ def breakpoint_if(pred: Any) -> None:
     eqx.debug.breakpoint_if(_boolean("breakpoint_if", pred))
 
 
-def _boolean(owner: str, pred: Any) -> Any:
+def _boolean(owner: str, pred: Value) -> Value:
     is_array = isinstance(pred, np.bool_ | np.ndarray | jax.Array)
     if not (isinstance(pred, bool) or (is_array and pred.dtype == bool)):
         raise TypeError(

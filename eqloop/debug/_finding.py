@@ -13,6 +13,7 @@ from jax import lax
 
 from .._array_types import axes_of, vary
 from .._tangents import is_inexact
+from .._types import Value
 
 # How many loops around each other are told apart, and how many operands are shown.
 DEPTH = 8
@@ -35,7 +36,7 @@ class Finding(NamedTuple):
     iterations: Any
     ranges: Any
 
-    def at(self, depth: int, index: Any) -> "Finding":
+    def at(self, depth: int, index: Value) -> "Finding":
         """The same with the index of a loop, unless it is known already."""
         is_open = (lax.iota(jnp.int32, DEPTH) == depth) & (self.iterations < 0)
         return self._replace(iterations=jnp.where(is_open, index, self.iterations))
@@ -55,12 +56,12 @@ def first(one: Finding, other: Finding) -> Finding:
     return chosen(one.site > 0, one, other)
 
 
-def chosen(is_one: Any, one: Finding, other: Finding) -> Finding:
+def chosen(is_one: Value, one: Finding, other: Finding) -> Finding:
     """One of two findings."""
     return jax.tree.map(lambda a, b: jnp.where(is_one, a, b), one, other)
 
 
-def varying(finding: Finding, arrays: Sequence[Any]) -> Finding:
+def varying(finding: Finding, arrays: Sequence[Value]) -> Finding:
     """A finding that, in `shard_map`, may differ wherever some of the arrays do."""
     axes = frozenset[str]().union(*map(axes_of, arrays))
     return jax.tree.map(lambda x: vary(x, axes), finding)
@@ -81,7 +82,7 @@ def of_all_devices(finding: Finding) -> Finding:
     return jax.tree.map(only, finding)
 
 
-def extent(x: Any) -> tuple[Any, Any]:
+def extent(x: Value) -> tuple[Value, Value]:
     """The least and the greatest number of an array; both are NaN if one is."""
     x = jnp.asarray(x)
     if x.size == 0:

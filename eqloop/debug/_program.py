@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax.core
 import jax.extend.core as jex
 
 from .. import _programs
+from .._equations import Rewrite
 from .._partition import Flags, pick, split
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import Aval, BatchAxis, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +32,11 @@ class Program:
     outputs: tuple[str, ...]
     is_backward: bool = False
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, *args: PyTree) -> list[Value]:
         return _programs.run(self.jaxpr, *args)
 
     @property
-    def out_types(self) -> list[Any]:
+    def out_types(self) -> list[Aval]:
         """The types of the outputs."""
         return list(self.jaxpr.out_avals)
 
@@ -57,13 +59,13 @@ class Program:
             is_backward=True,
         )
 
-    def batched(self, axis_data: Any, dims: tuple[int | None, ...]) -> "Program":
+    def batched(self, axis_data: BatchAxis, dims: tuple[int | None, ...]) -> "Program":
         """The program of a batch, with outputs batched along their leading axis."""
         out_dims = (0,) * len(self.outputs)
         rewrite = lambda jaxpr: _programs.batched(jaxpr, axis_data, dims, out_dims)
         return self.rewritten(rewrite)
 
-    def rewritten(self, rewrite: Callable[[Any], Any]) -> "Program":
+    def rewritten(self, rewrite: Rewrite) -> "Program":
         """The same with another jaxpr, which has as many inputs and outputs."""
         jaxpr = rewrite(self.jaxpr)
         same = jaxpr is self.jaxpr
@@ -72,9 +74,9 @@ class Program:
 
 @functools.lru_cache(maxsize=256)
 def make_program(
-    jaxpr: Any,
-    consts: tuple[Any, ...],
-    types: tuple[Any, ...],
+    jaxpr: jex.Jaxpr,
+    consts: tuple[Value, ...],
+    types: tuple[Aval, ...],
     names: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Program:
@@ -88,12 +90,11 @@ def make_program(
         outputs: What the outputs are called.
     """
 
-    def run(*flat: Any) -> list[Any]:
+    def run(*flat: Value) -> list[Value]:
         consts_, inputs = split(flat, len(consts))
         return jax.core.eval_jaxpr(jaxpr, consts_, *inputs)
 
-    jaxpr = _programs.traced(run, [*consts, *types])
-    return Program(jaxpr, names, outputs)
+    return Program(_programs.traced(run, [*consts, *types]), names, outputs)
 
 
 def _each(what: str, names: Sequence[str]) -> list[str]:

@@ -17,6 +17,8 @@ from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
 from .._loop_markers import loop_name, watched
 from .._partition import Arrays, split
+from .._typecheck import PyTree
+from .._types import Value
 from ._body import Body, Rule
 from ._context import Context
 from ._finding import Finding, first, nothing, of_all_devices, varying
@@ -26,7 +28,9 @@ from ._sites import Frame, is_of_jax, is_ours
 def _watch_call(param: str) -> Rule:
     """Runs the program as part of the body that calls it."""
 
-    def rule(body: Body, eqn: Any, operands: Arrays, context: Context) -> Sequence[Any]:
+    def rule(
+        body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+    ) -> Sequence[Value]:
         program = close(eqn.params[param])
         if is_of_jax(program.jaxpr):
             # JAX remembers what it has traced, with the line that first called it.
@@ -40,15 +44,15 @@ def _watch_call(param: str) -> Rule:
 
 
 def _watch_scan(
-    body: Body, eqn: Any, operands: Arrays, context: Context
-) -> Sequence[Any]:
+    body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+) -> Sequence[Value]:
     params, frame = eqn.params, _frame(eqn, context, "lax.scan")
     num_consts, num_carry = scan_counts(params)
     program, length, reverse = params["jaxpr"], params["length"], params["reverse"]
     consts, init, xs = split(operands, num_consts, num_carry)
     inner, index = _inside_loop(body, context, frame, length)
 
-    def step(state: Any, x: list[Any]) -> Any:
+    def step(state: PyTree, x: list[Value]) -> PyTree:
         count, finding, carry = state
         args = [*consts, *carry, *x]
         outs, new = body.inner(program.jaxpr, program.consts, args, inner)
@@ -65,8 +69,8 @@ def _watch_scan(
 
 
 def _watch_while(
-    body: Body, eqn: Any, operands: Arrays, context: Context
-) -> Sequence[Any]:
+    body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+) -> Sequence[Value]:
     params, frame = eqn.params, _frame(eqn, context, "lax.while_loop")
     cond, program = params["cond_jaxpr"], params["body_jaxpr"]
     of_cond, of_body, init = split(
@@ -74,12 +78,12 @@ def _watch_while(
     )
     inner, index = _inside_loop(body, context, frame, None)
 
-    def goes_on(carry: Arrays) -> tuple[Any, Finding]:
+    def goes_on(carry: Arrays) -> tuple[Value, Finding]:
         args = [*of_cond, *carry]
         (again,), found = body.inner(cond.jaxpr, cond.consts, args, inner)
         return again, found
 
-    def step(state: Any) -> Any:
+    def step(state: PyTree) -> PyTree:
         count, again, finding, before = state
         args = [*of_body, *before]
         after, new = body.inner(program.jaxpr, program.consts, args, inner)
@@ -99,7 +103,7 @@ def _watch_while(
     return carry
 
 
-def _may_go_on(finding: Finding) -> Any:
+def _may_go_on(finding: Finding) -> Value:
     """Whether a loop should go on: with infinities in its carry it might never end.
 
     Inside `shard_map` it must: other devices may wait for this one.
@@ -110,12 +114,12 @@ def _may_go_on(finding: Finding) -> Any:
 
 
 def _watch_cond(
-    body: Body, eqn: Any, operands: Arrays, context: Context
-) -> Sequence[Any]:
+    body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+) -> Sequence[Value]:
     index, *operands = operands
 
-    def run(branch: Any) -> Callable[..., Any]:
-        def evaluate(*args: Any) -> Any:
+    def run(branch: Any) -> PyTree:
+        def evaluate(*args: PyTree) -> PyTree:
             outs, found = body.inner(branch.jaxpr, branch.consts, args, context)
             return outs, varying(found, args)
 
@@ -128,12 +132,12 @@ def _watch_cond(
 
 
 def _watch_shard_map(
-    body: Body, eqn: Any, operands: Arrays, context: Context
-) -> Sequence[Any]:
+    body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+) -> Sequence[Value]:
     params = eqn.params
     program = close(params["jaxpr"])
 
-    def run(*args: Any) -> Any:
+    def run(*args: PyTree) -> PyTree:
         outs, found = body.inner(program.jaxpr, program.consts, args, context)
         return tuple(outs), of_all_devices(found)
 
@@ -151,8 +155,8 @@ def _watch_shard_map(
 
 
 def _watch_formula(
-    body: Body, eqn: Any, operands: Arrays, context: Context
-) -> Sequence[Any]:
+    body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
+) -> Sequence[Value]:
     """Checks the operations that a primitive of this library expands to."""
     formula = eqn.params["_prim"]
     if not isinstance(formula, Formula):
@@ -186,7 +190,7 @@ def _expanded(formula: Formula, source_info: Any) -> jex.ClosedJaxpr:
 # Loops.
 
 
-def _frame(eqn: Any, context: Context, name: str) -> Frame | None:
+def _frame(eqn: jex.JaxprEqn, context: Context, name: str) -> Frame | None:
     """The loop that the user sees for an equation; `None` if it is part of another."""
     label = loop_name(eqn.source_info.name_stack)
     if label is None and context.is_expanded and is_ours(eqn.source_info):
@@ -196,7 +200,7 @@ def _frame(eqn: Any, context: Context, name: str) -> Frame | None:
 
 def _inside_loop(
     body: Body, context: Context, frame: Frame | None, length: int | None
-) -> tuple[Context, Callable[[Finding, Any], Finding]]:
+) -> tuple[Context, Callable[[Finding, PyTree], Finding]]:
     """The context in a loop, and what notes with a finding which step it was.
 
     A loop that the user did not write may run over the steps of one block.

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from .._places import JAX_FILES, OUR_FILES, Place, frames_of
+from .._types import AnyJaxpr, Aval
 
 
 def is_ours(source_info: Any) -> bool:
@@ -14,7 +15,7 @@ def is_ours(source_info: Any) -> bool:
     return True
 
 
-def is_of_jax(jaxpr: Any) -> bool:
+def is_of_jax(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr is that of a function of JAX itself, rather than the user's."""
     file = jaxpr.debug_info.func_filename
     return file is not None and file.startswith(JAX_FILES)
@@ -120,7 +121,7 @@ def _kind(low: float, high: float) -> str:
     return " and ".join(dict.fromkeys(infinite))
 
 
-def type_text(aval: Any) -> str:
+def type_text(aval: Aval) -> str:
     """A type for an error message."""
     shape = ",".join(map(str, aval.shape))
     return f"{aval.dtype}[{shape}]"

@@ -1,14 +1,16 @@
 """Runs a program and checks its numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._constant import constant
 from .._nonfinite import NonFiniteError
 from .._partition import Arrays
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import Value
 from ._body import Body
 from ._context import Context
 from ._finding import Finding, first, nothing
@@ -27,7 +29,7 @@ class Watch:
         self.program = program
         self._sites: list[Site | Argument] = []
 
-    def __call__(self, args: Arrays) -> tuple[list[Any], Finding]:
+    def __call__(self, args: Arrays) -> tuple[list[Value], Finding]:
         """Runs the program: its outputs, and what was found."""
         program = self.program
         closed, context = program.jaxpr, Context(is_backward=program.is_backward)
@@ -36,7 +38,7 @@ class Watch:
         finding = first(body.finding(context), self._given(body, args, outs))
         return outs, finding
 
-    def error(self, finding: Any) -> NonFiniteError:
+    def error(self, finding: PyTree) -> NonFiniteError:
         """The error to raise."""
         site, iterations, ranges = finding
         return NonFiniteError(self._sites[int(site) - 1].describe(ranges, iterations))
@@ -65,5 +67,5 @@ class Watch:
         return nothing()._replace(site=jnp.where(is_wrong, site, 0))
 
 
-def _have_nan(body: Body, arrays: Sequence[Any]) -> Any:
+def _have_nan(body: Body, arrays: Sequence[Value]) -> jax.Array:
     return jnp.isnan(jnp.stack([body.extent(x)[0] for x in arrays]))

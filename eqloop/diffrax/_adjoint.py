@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from .._partition import describe
 from .._settings import as_count
+from .._typecheck import PyTree
 from ..checkpointing import AbstractSchedule
 from ..loops import CheckpointedWhileLoop, ScanWhile
 
@@ -95,14 +96,14 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
     def loop(
         self,
         *,
-        terms: Any,
-        solver: Any,
+        terms: PyTree,
+        solver: PyTree,
         max_steps: int | None,
-        throw: Any,
-        passed_solver_state: Any,
-        passed_controller_state: Any,
+        throw: PyTree,
+        passed_solver_state: PyTree,
+        passed_controller_state: PyTree,
         **settings: Any,
-    ) -> Any:
+    ) -> PyTree:
         """Runs the steps; it is called by Diffrax.
 
         Args:
@@ -141,13 +142,13 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
 
     def _outer_loop(
         self,
-        cond: Callable[..., Any],
-        body: Callable[..., Any],
-        init: Any,
+        cond: Callable[..., PyTree],
+        body: Callable[..., PyTree],
+        init: PyTree,
         *,
         max_steps: int | None,
-        buffers: Any,
-    ) -> Any:
+        buffers: PyTree,
+    ) -> PyTree:
         """Runs the steps of a solve."""
         init = jax.tree.map(jnp.asarray, init)
         if self.schedule is None or max_steps is None:
@@ -159,14 +160,14 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
 
 
 def _inner_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    init: Any,
+    cond: Callable[..., PyTree],
+    body: Callable[..., PyTree],
+    init: PyTree,
     *,
     max_steps: int | None,
-    buffers: Any,
+    buffers: PyTree,
     checkpoints: int,
-) -> Any:
+) -> PyTree:
     """Runs the loop over the times at which a solution is saved within one step."""
     init = jax.tree.map(jnp.asarray, init)
     checkpoints = min(checkpoints, _INNER)
@@ -176,7 +177,7 @@ def _inner_loop(
     return loop(init)
 
 
-def _differentiable(solver: Any) -> Any:
+def _differentiable(solver: PyTree) -> PyTree:
     """The solver whose stages are in a loop that is differentiable in every mode."""
     # By default it is one of Equinox's that has reverse mode alone. "bounded" is known
     # to Runge-Kutta solvers, and "lax" to those of stochastic equations.
@@ -187,6 +188,6 @@ def _differentiable(solver: Any) -> Any:
     return solver
 
 
-def _has_unsafe_path(terms: Any) -> bool:
+def _has_unsafe_path(terms: PyTree) -> bool:
     is_path = lambda x: isinstance(x, diffrax.UnsafeBrownianPath)
     return any(map(is_path, jax.tree.leaves(terms, is_leaf=is_path)))

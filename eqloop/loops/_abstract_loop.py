@@ -3,7 +3,7 @@
 import abc
 import inspect
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 import equinox as eqx
 
@@ -55,14 +55,14 @@ class AbstractLoop(AbstractTransform[Function]):
             or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
     schedule: AbstractSchedule | None = setting(default=None)
     # Not static, so that `eqx.tree_at` reaches it.
     policy: Any = setting(default=None, converter=as_loop_policy, static=False)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
-    f_transform: Callable[[Any], Any] | None = setting(default=None)
+    f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
     reverse: bool = setting(default=False)
     unroll: int | bool = setting(default=1)
     split_keys: bool = setting(default=True)
@@ -73,14 +73,14 @@ class AbstractLoop(AbstractTransform[Function]):
         """The schedule to run if none is given."""
 
     @abc.abstractmethod
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """The plan that a gradient of the call would run by."""
 
     @abc.abstractmethod
-    def _open(self, *args: Any, **kwargs: Any) -> OpenedLoop:
+    def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
         """Takes a call apart, of which these are the arguments."""
 
-    def _run(self, opened: OpenedLoop) -> tuple[Any, Any]:
+    def _run(self, opened: OpenedLoop) -> tuple[PyTree, PyTree]:
         """Runs the loop: the last carry and the outputs."""
         return opened.run(
             type(self).__name__,
@@ -88,10 +88,12 @@ class AbstractLoop(AbstractTransform[Function]):
             progress=self.progress,
         )
 
-    def _problem(self, *args: Any, length: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def _problem(
+        self, *args: PyTree, length: SupportsIndex | None = None, **kwargs: PyTree
+    ) -> dict[str, Any]:
         """What a call would run, from the types of its arguments."""
 
-        def open_call(loop: Self, args: Any, kwargs: Any) -> OpenedLoop:
+        def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
         opened = open_abstractly(open_call, self, args, kwargs)
@@ -133,12 +135,12 @@ class AbstractLoop(AbstractTransform[Function]):
             )
 
 
-def checks_no_values(loop: Any, *_: Any, **__: Any) -> bool:
+def checks_no_values(loop: Any, *_: object, **__: object) -> bool:
     """Whether a call may be compiled: an inverse may be compared with the step."""
     return loop.schedule is None or loop.schedule.undo is None
 
 
-def check_schedule(owner: str, schedule: Any) -> None:
+def check_schedule(owner: str, schedule: object) -> None:
     """Checks that `schedule` is one, or `None`."""
     if not isinstance(schedule, AbstractSchedule | None):
         raise TypeError(
@@ -161,7 +163,7 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
     return dict(schedule=chooses, policy=None)
 
 
-def check_unroll(owner: str, unroll: Any) -> None:
+def check_unroll(owner: str, unroll: object) -> None:
     """Checks that `unroll` says how many steps to run at once."""
     if not isinstance(unroll, int):
         raise TypeError(f"{owner}: `unroll` must be an int or a bool, not {unroll!r}.")
@@ -173,7 +175,7 @@ def check_unroll(owner: str, unroll: Any) -> None:
 
 
 @typed
-def frontier(loop: AbstractLoop, *args: Any, **kwargs: Any) -> Frontier:
+def frontier(loop: AbstractLoop, *args: PyTree, **kwargs: PyTree) -> Frontier:
     """The trade-off between memory and time for a gradient of a loop.
 
     The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few plans

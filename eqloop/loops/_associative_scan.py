@@ -1,7 +1,7 @@
 """`AssociativeScan`: all prefixes at once, as `jax.lax.associative_scan` finds them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
@@ -25,6 +25,7 @@ from .._partition import (
 from .._settings import check_bool
 from .._transform import AbstractTransform, setting
 from .._typecheck import PyTree, enforce_annotations, explained, typed
+from .._types import Aval, Value
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, PrefixSweep
@@ -139,7 +140,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
         in_avals = jax.tree.map(jax.typeof, inputs)
         return elements.join(Prefixes(sweep, in_avals).apply(*inputs))
 
-    def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Any]]:
+    def _trace(self, elements: "_Elements", *sizes: int) -> tuple[Step, list[Value]]:
         """Traces a scan of as many elements as the last of the sizes says.
 
         If there is another size, then the `x` of the step begin with the prefix before
@@ -167,10 +168,10 @@ class _Elements:
     """
 
     xs: AlongAxes
-    key_impls: tuple[Any, ...]
+    key_impls: tuple[Hashable, ...]
 
     @classmethod
-    def of(cls, xs: Any, axis: int) -> "_Elements":
+    def of(cls, xs: PyTree, axis: int) -> "_Elements":
         axes = resolve_axes(_NAME, xs, axis, tree_name="xs", spec_name="axis")
         sizes = axis_sizes(xs, "xs", axes)
         if not sizes:
@@ -192,12 +193,12 @@ class _Elements:
         )
         return cls(raw, tuple(impls))
 
-    def types(self, size: int) -> list[Any]:
+    def types(self, size: int) -> list[Aval]:
         """The types of the arrays of so many elements."""
         pairs = zip(self.xs.axes, self.xs.element_types, strict=True)
         return [jex.unmapped_aval(size, axis, aval) for axis, aval in pairs]
 
-    def varying_as(self, types: Sequence[Any]) -> "_Elements":
+    def varying_as(self, types: Sequence[Aval]) -> "_Elements":
         """These elements; in `jax.shard_map`, varying over all axes that prefixes do.
 
         They need not by themselves, if `f` has parameters that do.
@@ -208,7 +209,7 @@ class _Elements:
             return self
         return dataclasses.replace(self, xs=dataclasses.replace(self.xs, arrays=arrays))
 
-    def join(self, arrays: Arrays) -> Any:
+    def join(self, arrays: Arrays) -> PyTree:
         """The tree, with other arrays."""
         return self.xs.rest.join(
             [
@@ -222,7 +223,7 @@ class _Elements:
 class _Combine:
     """`f` on lists of arrays, each with its elements along its own axis."""
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
     elements: _Elements
 
     def __call__(self, one: Arrays, other: Arrays) -> list[jax.Array]:
@@ -265,7 +266,7 @@ def _moved(
     return [jnp.moveaxis(*args) for args in zip(arrays, axes, to, strict=True)]
 
 
-def _is_keys(x: Any) -> bool:
+def _is_keys(x: Value) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
@@ -274,7 +275,7 @@ def _without_key_type(x: jax.Array) -> jax.Array:
     return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
 
 
-def _check_result(a: Any, out: Any) -> None:
+def _check_result(a: PyTree, out: PyTree) -> None:
     """Checks that `f` returned what it was given."""
     new = types_of(out)
     (before, treedef), (after, after_treedef) = flatten(a), flatten(new)
@@ -295,7 +296,7 @@ def _check_result(a: Any, out: Any) -> None:
         )
 
 
-def _check_int(setting: str, value: Any, what: str) -> None:
+def _check_int(setting: str, value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(
             f"{_NAME}: `{setting}` must be an int, {what}, but it is {value!r}, of "

@@ -14,6 +14,8 @@ from .._partition import describe, flatten, is_dynamic, paths
 from .._settings import as_count
 from .._tangents import is_inexact
 from .._tree_differences import structure_differences
+from .._typecheck import PyTree
+from .._types import Value
 
 
 @final
@@ -102,7 +104,7 @@ class ClipCotangent:
             )
         object.__setattr__(self, "max_norm", float(norm))
 
-    def __call__(self, cotangent: Any) -> Any:
+    def __call__(self, cotangent: PyTree) -> PyTree:
         """Scales a cotangent.
 
         Args:
@@ -124,7 +126,7 @@ class ClipCotangent:
 Backward: TypeAlias = Truncate | Callable[[Any], Any]
 
 
-def check_backward(owner: str, backward: Any) -> None:
+def check_backward(owner: str, backward: object) -> None:
     """Checks that a setting can be a `backward`."""
     # A class is callable: `el.Truncate` without its number, say.
     is_one = isinstance(backward, Truncate | Callable | None)
@@ -136,10 +138,10 @@ def check_backward(owner: str, backward: Any) -> None:
         )
 
 
-def cut_before(carry: Any, is_cut: Any) -> Any:
+def cut_before(carry: PyTree, is_cut: PyTree) -> PyTree:
     """The carry before a step, without a derivative if there is a cut."""
 
-    def cut(x: Any) -> Any:
+    def cut(x: Value) -> Value:
         if not (is_dynamic(x) and is_inexact(x)):
             return x
         return jnp.where(is_cut, lax.stop_gradient(x), x)
@@ -147,15 +149,17 @@ def cut_before(carry: Any, is_cut: Any) -> Any:
     return jax.tree.map(cut, carry)
 
 
-def passed_back(owner: str, carry: Any, backward: Callable[[Any], Any]) -> Any:
+def passed_back(
+    owner: str, carry: PyTree, backward: Callable[[PyTree], PyTree]
+) -> PyTree:
     """The carry before a step, whose cotangent a function is applied to."""
     moving, rest = eqx.partition(carry, lambda x: is_dynamic(x) and is_inexact(x))
 
     @jax.custom_vjp
-    def identity(moving: Any) -> Any:
+    def identity(moving: PyTree) -> PyTree:
         return moving
 
-    def pull(_: None, cotangent: Any) -> tuple[Any]:
+    def pull(_: None, cotangent: PyTree) -> tuple[PyTree]:
         return (_applied_to(owner, backward, cotangent),)
 
     identity.defvjp(lambda moving: (moving, None), pull)
@@ -164,7 +168,9 @@ def passed_back(owner: str, carry: Any, backward: Callable[[Any], Any]) -> Any:
     return eqx.combine(identity(moving), rest)
 
 
-def _applied_to(owner: str, backward: Callable[[Any], Any], cotangent: Any) -> Any:
+def _applied_to(
+    owner: str, backward: Callable[[PyTree], PyTree], cotangent: PyTree
+) -> PyTree:
     """The result of the function, which has to be like what it was given."""
     result = backward(cotangent)
     changes = [
@@ -189,7 +195,7 @@ def _applied_to(owner: str, backward: Callable[[Any], Any], cotangent: Any) -> A
     return result
 
 
-def _same_type(one: Any, other: Any) -> bool:
+def _same_type(one: Value, other: Value) -> bool:
     if one is None or not is_dynamic(other):
         return one is other
     return one.shape == other.shape and one.dtype == other.dtype

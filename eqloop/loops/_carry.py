@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._array_types import axes_of, is_type, is_weak, types_of, vary, with_weak_types
@@ -30,10 +31,12 @@ from .._partition import (
     same_static,
 )
 from .._tree_differences import kind, structure_differences
+from .._typecheck import PyTree
+from .._types import Aval, Value
 from ..checkpointing import Step, trace_step
 
 
-def step_call(carry: Any, x: Any, keywords: dict[str, Any]) -> str:
+def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> str:
     """The call of a step, and its arguments."""
     call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
     return (
@@ -60,7 +63,7 @@ class Words:
     path: str
     f: str
     step: str
-    call: Callable[[Any, Any, dict[str, Any]], str]
+    call: Callable[[PyTree, PyTree, dict[str, Any]], str]
     length: str = "length"
 
 
@@ -78,11 +81,11 @@ class Carry:
     """
 
     owner: str
-    tree: Any
+    tree: PyTree
     words: Words = OF_A_SCAN
 
     @classmethod
-    def of(cls, owner: str, init: Any, words: Words = OF_A_SCAN) -> Self:
+    def of(cls, owner: str, init: PyTree, words: Words = OF_A_SCAN) -> Self:
         """The carry with Python numbers as static leaves."""
         return cls(owner, as_arrays(init), words)
 
@@ -106,7 +109,7 @@ class Carry:
         names = paths(self.tree, self.words.path)
         return tuple(pick(names, list(map(is_dynamic, flatten(self.tree)[0]))))
 
-    def starts(self, init: Any) -> tuple[int | None, ...]:
+    def starts(self, init: PyTree) -> tuple[int | None, ...]:
         """For the leaves that vary the numbers of Python that they were at first.
 
         Args:
@@ -119,11 +122,11 @@ class Carry:
             if is_dynamic(after)
         )
 
-    def join(self, arrays: list[Any]) -> Any:
+    def join(self, arrays: list[Value]) -> PyTree:
         """A carry of this structure, and with these static leaves."""
         return partition(self.tree)[1].join(arrays)
 
-    def final(self, arrays: list[Any], out: Any) -> Any:
+    def final(self, arrays: list[Value], out: PyTree) -> PyTree:
         """The carry after the last step, with weak types where every carry has them.
 
         Args:
@@ -135,7 +138,7 @@ class Carry:
         weak = [is_weak(b) and is_weak(a) for b, a in pairs if is_dynamic(b)]
         return self.join(with_weak_types(arrays, weak))
 
-    def take(self, out: Any) -> list[jax.Array]:
+    def take(self, out: PyTree) -> list[jax.Array]:
         """The leaves that vary of the carry that `f` made of this one.
 
         Leaves that do not fit are left out; `settle` deals with them.
@@ -150,7 +153,7 @@ class Carry:
             if is_dynamic(b) and (is_dynamic(a) or is_scalar(a))
         ]
 
-    def settle(self, out: Any) -> Self:
+    def settle(self, out: PyTree) -> Self:
         """Compares this carry with the one that `f` made of it.
 
         Args:
@@ -212,21 +215,21 @@ class Settled(Generic[_Extra]):
     """
 
     step: Step
-    consts: list[Any]
+    consts: list[Value]
     carry: Carry
     new_carry: Any
     kept: _Extra
 
-    def final(self, arrays: list[Any]) -> Any:
+    def final(self, arrays: list[Value]) -> PyTree:
         """The carry after the last step, from its leaves that vary."""
         return self.carry.final(arrays, self.new_carry)
 
 
 def trace_settled(
-    call: Callable[[Any, list[Any]], Any],
-    take: Callable[[Any], tuple[Any, list[Any], _Extra]],
+    call: Callable[[PyTree, list[Value]], PyTree],
+    take: Callable[[PyTree], tuple[PyTree, list[Value], _Extra]],
     carry: Carry,
-    x_types: Sequence[Any],
+    x_types: Sequence[Aval],
 ) -> Settled[_Extra]:
     """Traces a step with this carry, or with one whose types do not change.
 
@@ -257,16 +260,16 @@ def trace_settled(
 
 
 def _open_body(
-    call: Callable[..., Any], take: Callable[[Any], Any], carry: Carry
+    call: Callable[..., PyTree], take: Callable[[PyTree], PyTree], carry: Carry
 ) -> OpenedCall[Any, Any]:
-    def take_arrays(out: Any) -> Any:
+    def take_arrays(out: PyTree) -> PyTree:
         new_carry, y, kept = take(out)
         return (carry.take(new_carry), y), (types_of(new_carry), kept)
 
     return OpenedCall(lambda arrays, x: (carry.join(arrays), x), call, take_arrays)
 
 
-def _promote(before: Any, after: Any) -> Any:
+def _promote(before: PyTree, after: PyTree) -> PyTree:
     """The leaf to start with instead, or `before` itself."""
     if not (is_type(after) or is_scalar(after)):
         return before
@@ -306,7 +309,7 @@ def static_changes(leaves: Sequence[Change]) -> list[str]:
     ]
 
 
-def structure_changes(before: Any, after: Any, name: str) -> list[str]:
+def structure_changes(before: PyTree, after: PyTree, name: str) -> list[str]:
     """Where two trees of different structure differ, from the top down."""
     differences = structure_differences(before, after, name)
     return [_structure_change(d.path, d.one, d.other) for d in differences]
@@ -322,11 +325,11 @@ def _structure_change(name: str, before: str | None, after: str | None) -> str:
     return f"  {name}: {before} came in, {after} came out"
 
 
-def _line(name: str, before: Any, after: Any) -> str:
+def _line(name: str, before: PyTree, after: PyTree) -> str:
     return f"  {name}: {kind(before)} came in, {kind(after)} came out"
 
 
-def _type_change(name: str, before: Any, after: Any) -> str | None:
+def _type_change(name: str, before: PyTree, after: PyTree) -> str | None:
     if is_dynamic(before) and is_scalar(after):
         after = jax.typeof(jnp.asarray(after))
     if not is_dynamic(before) and not is_type(after):
@@ -340,5 +343,5 @@ def _type_change(name: str, before: Any, after: Any) -> str | None:
     return line
 
 
-def _article(dtype: Any) -> str:
+def _article(dtype: np.dtype) -> str:
     return f"{'an' if str(dtype)[0] in 'aeiou' else 'a'} {dtype}"

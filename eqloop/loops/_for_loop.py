@@ -94,8 +94,13 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         """
         return plan(**self._problem(*xs, length=length, key=key))
 
-    def _open(self, *xs: Any, length: Any = None, key: Any = None) -> OpenedLoop:
-        def f_transform(f: Callable[..., Any]) -> Callable[..., Any]:
+    def _open(
+        self,
+        *xs: PyTree,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
+    ) -> OpenedLoop:
+        def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             return _carrying(f if self.f_transform is None else self.f_transform(f))
 
         opener = self._opener()
@@ -112,13 +117,13 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             )
 
 
-def _carrying(f: Callable[..., Any]) -> Callable[..., Any]:
+def _carrying(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`f` as the step of a scan whose carry is nothing."""
     f = enforce_annotations(f)
     return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
 
-def _call_of_f(_: Any, xs: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> str:
     names = ["x"] if len(xs) == 1 else [f"x{i}" for i in range(len(xs))]
     call = ", ".join([*names, *(f"{name}={name}" for name in keywords)])
     lines = [f"  {n} = {eqx.tree_pformat(x)}" for n, x in zip(names, xs, strict=True)]

@@ -3,13 +3,15 @@
 See [`equinox.nn.State`][]: a dictionary from the markers of `StateIndex`es to values.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._partition import as_arrays
+from .._typecheck import PyTree
+from .._types import Value
 
 # A layer, or a stack of them as one tree.
 Layer = TypeVar("Layer")
@@ -18,7 +20,7 @@ Layer = TypeVar("Layer")
 def with_array_state(layer: Layer) -> Layer:
     """A layer whose initial state consists of arrays, so that it can be stacked."""
 
-    def convert(node: Any) -> Any:
+    def convert(node: PyTree) -> PyTree:
         if not _is_index(node):
             return node
         return _with_init(node, as_arrays(node.init, scalars=True))
@@ -26,11 +28,11 @@ def with_array_state(layer: Layer) -> Layer:
     return jax.tree.map(convert, layer, is_leaf=_is_index)
 
 
-def with_markers_of(first: Any, layer: Layer) -> Layer:
+def with_markers_of(first: PyTree, layer: Layer) -> Layer:
     """A layer whose states have the names of those of the first layer."""
     names = iter(filter(_is_index, jax.tree.leaves(first, is_leaf=_is_index)))
 
-    def rename(node: Any) -> Any:
+    def rename(node: PyTree) -> PyTree:
         if not _is_index(node):
             return node
         return _with_init(next(names, node), node.init)
@@ -38,7 +40,9 @@ def with_markers_of(first: Any, layer: Layer) -> Layer:
     return jax.tree.map(rename, layer, is_leaf=_is_index)
 
 
-def state_of(owner: str, layers: Any, state: eqx.nn.State, depth: int) -> eqx.nn.State:
+def state_of(
+    owner: str, layers: PyTree, state: eqx.nn.State, depth: int
+) -> eqx.nn.State:
     """The part of a state that belongs to the layers.
 
     Raises:
@@ -62,7 +66,7 @@ def state_of(owner: str, layers: Any, state: eqx.nn.State, depth: int) -> eqx.nn
     return part
 
 
-def check_returned(owner: str, out: Any) -> tuple[Any, eqx.nn.State]:
+def check_returned(owner: str, out: PyTree) -> tuple[PyTree, eqx.nn.State]:
     """The `x` and the state that a layer returned."""
     if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], eqx.nn.State):
         return out
@@ -72,11 +76,11 @@ def check_returned(owner: str, out: Any) -> tuple[Any, eqx.nn.State]:
     )
 
 
-def _is_index(node: Any) -> bool:
+def _is_index(node: object) -> bool:
     return isinstance(node, eqx.nn.StateIndex)
 
 
-def _with_init(index: Any, init: Any) -> Any:
+def _with_init(index: Value, init: PyTree) -> PyTree:
     if not jax.tree.leaves(init):  # it has been taken out, see `delete_init_state`
         return index
     return eqx.tree_at(lambda index: index.init, index, init)

@@ -7,7 +7,7 @@ what `run_loop` needs, and puts the arrays that it returns into their places.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import equinox as eqx
 import jax
@@ -27,7 +27,8 @@ from .._effects import has_checks, refuse_refs, without_derivatives
 from .._loop_markers import loop_scope
 from .._opening import Outputs
 from .._partition import as_arrays, describe
-from .._typecheck import enforce_annotations, explained
+from .._typecheck import PRNGKey, PyTree, enforce_annotations, explained
+from .._types import Value
 from ..checkpointing import (
     AbstractSchedule,
     Loop,
@@ -64,13 +65,13 @@ class OpenedLoop:
     """
 
     step: Step
-    consts: list[Any]
-    init: list[Any]
-    xs: list[Any]
+    consts: list[Value]
+    init: list[Value]
+    xs: list[Value]
     loop: Loop
-    close: Callable[[list[Any], list[Any]], tuple[Any, Any]]
+    close: Callable[[list[Value], list[Value]], tuple[PyTree, PyTree]]
     carry: Carry
-    label: Callable[[Callable[[int, Any, Any], str]], Label]
+    label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
     head: int = 0
 
     def run(
@@ -78,9 +79,9 @@ class OpenedLoop:
         name: str,
         *,
         schedule: AbstractSchedule,
-        policy: Any,
+        policy: PyTree,
         progress: ProgressBar | None = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Runs the loop: the last carry and the outputs."""
         length = None if self.loop.stops else self.loop.length
         meter = make_meter(name, progress, length, self.label)
@@ -119,7 +120,7 @@ class OpenedLoop:
         return dataclasses.replace(self, init=init, xs=xs, loop=rest, head=0)
 
 
-def open_abstractly(open_call: Callable[..., OpenedLoop], *args: Any) -> OpenedLoop:
+def open_abstractly(open_call: Callable[..., OpenedLoop], *args: PyTree) -> OpenedLoop:
     """Opens a call when only the types of the arrays are known."""
     opened: list[OpenedLoop] = []
     eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
@@ -146,26 +147,26 @@ class LoopOpener:
     """
 
     name: str
-    in_axes: Any
-    out_axes: Any
-    f_axes: Any = None
-    f_transform: Callable[[Any], Any] | None = None
+    in_axes: PyTree
+    out_axes: PyTree
+    f_axes: PyTree = None
+    f_transform: Callable[[PyTree], PyTree] | None = None
     split_keys: bool = True
     reverse: bool = False
     unroll: int | bool = 1
     kept: slice | None = None
     words: Words = OF_A_SCAN
     backward: Backward | None = None
-    undo: Callable[..., Any] | None = None
+    undo: Callable[..., PyTree] | None = None
 
     def open(
         self,
-        f: Callable[..., Any],
-        init: Any,
-        xs: Any,
+        f: Callable[..., PyTree],
+        init: PyTree,
+        xs: PyTree,
         *,
         length: SupportsIndex | None,
-        key: Any,
+        key: PRNGKey | None,
     ) -> OpenedLoop:
         """Opens a call of the loop."""
         inputs = self._inputs(f, as_arrays(xs), as_length(self.name, length), key)
@@ -193,10 +194,10 @@ class LoopOpener:
         )
         head = self._steps_before_reversal(loop, step)
 
-        def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+        def close(carry: list[Value], ys: list[Value]) -> tuple[PyTree, PyTree]:
             return settled.final(carry), outputs.join_stacked(ys, same)
 
-        def label(desc: Callable[[int, Any, Any], str]) -> Label:
+        def label(desc: Callable[[int, PyTree, PyTree], str]) -> Label:
             missing = [None] * len(same)
             join_y = lambda y: outputs.join(y, missing)
             return Label.of(desc, step.carry_types, step.y_types, carry.join, join_y)
@@ -214,8 +215,8 @@ class LoopOpener:
             )
 
     def _with_inverse(
-        self, step: Step, consts: list[Any], carry: Carry, inputs: AlongAxes
-    ) -> tuple[Step, list[Any]]:
+        self, step: Step, consts: list[Value], carry: Carry, inputs: AlongAxes
+    ) -> tuple[Step, list[Value]]:
         """The step with what undoes it, and the consts of both."""
         after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
         inverse = trace_settled(
@@ -232,13 +233,15 @@ class LoopOpener:
             )
         return with_inverse(step, consts, inverse.step, inverse.consts)
 
-    def _undo(self, carry: Any, x: Any, key: Any) -> Any:
+    def _undo(self, carry: PyTree, x: PyTree, key: PRNGKey | None) -> PyTree:
         keywords = {} if key is None else {"key": key}
         with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
             assert self.undo is not None
             return self.undo(carry, x, **keywords)
 
-    def _inputs(self, f: Any, xs: Any, length: int | None, key: Any) -> AlongAxes:
+    def _inputs(
+        self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None
+    ) -> AlongAxes:
         """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
@@ -279,8 +282,13 @@ class LoopOpener:
         refuse_symbolic(self.name, inputs.length, need, instead)
 
     def _call(
-        self, carry: Any, f: Callable[..., Any], x: Any, key: Any, is_cut: Any
-    ) -> Any:
+        self,
+        carry: PyTree,
+        f: Callable[..., PyTree],
+        x: PyTree,
+        key: PRNGKey | None,
+        is_cut: PyTree,
+    ) -> PyTree:
         """Calls `f` as the user knows it."""
         if is_cut is not None:
             carry = cut_before(carry, is_cut)
@@ -292,7 +300,7 @@ class LoopOpener:
                 f = self.f_transform(f)
             return enforce_annotations(f)(carry, x, **keywords)
 
-    def _take(self, out: Any) -> tuple[Any, list[Any], Outputs]:
+    def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
         """The new carry and the arrays of `y`, and what else there is to `y`."""
         carry, y = _pair(self.name, out)
         arrays, outputs = Outputs.of(
@@ -329,7 +337,7 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
     return None if indices == range(length) else indices
 
 
-def _pair(owner: str, out: Any) -> tuple[Any, Any]:
+def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
     if not isinstance(out, tuple | list) or len(out) != 2:
         what = eqx.tree_pformat(out)
         if isinstance(out, tuple | list):
@@ -341,7 +349,7 @@ def _pair(owner: str, out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def check_one_key(owner: str, key: Any) -> None:
+def check_one_key(owner: str, key: Value) -> None:
     """Checks that a `key=` that a user passed is one key."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         ndim = 0

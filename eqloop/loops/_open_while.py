@@ -6,7 +6,7 @@ for what follows it.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import equinox as eqx
 import jax
@@ -17,13 +17,14 @@ import numpy as np
 from .._array_types import axes_of, vary
 from .._effects import refuse_refs, without_derivatives
 from .._partition import describe, is_dynamic, partition, split
-from .._typecheck import enforce_annotations, explained
+from .._typecheck import PyTree, enforce_annotations, explained
+from .._types import Value
 from ..checkpointing import Step, make_step, trace_step
 from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 
 
-def _call_on_carry(function: str, carry: Any) -> str:
+def _call_on_carry(function: str, carry: PyTree) -> str:
     return f"`{function}(carry)` with\n  carry = {eqx.tree_pformat(carry)}"
 
 
@@ -50,18 +51,18 @@ class OpenedWhile:
     """
 
     step: Step
-    consts: list[Any]
-    init: list[Any]
+    consts: list[Value]
+    init: list[Value]
     starts: tuple[int | None, ...]
-    close: Callable[[list[Any]], Any]
-    label: Callable[[Callable[[int, Any, Any], str]], Label]
+    close: Callable[[list[Value]], PyTree]
+    label: Callable[[Callable[[int, PyTree, PyTree], str]], Label]
 
 
 def open_while(
     owner: str,
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    init: Any,
+    cond: Callable[..., PyTree],
+    body: Callable[..., PyTree],
+    init: PyTree,
     *,
     is_bounded: bool,
 ) -> OpenedWhile:
@@ -91,8 +92,8 @@ def open_while(
         return open_while(owner, *varied, is_bounded=is_bounded)
 
     def joint(
-        consts: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         of_body, of_cond = split(consts, len(settled.consts))
         carry, _ = step(of_body, carry[1:], x)
         return [condition(of_cond, carry), *carry], []
@@ -110,16 +111,16 @@ def open_while(
     )
 
 
-def _no_y(arrays: list[Any]) -> None:
+def _no_y(arrays: list[Value]) -> None:
     """What a step returns besides the carry."""
 
 
-def varies_with(tree: Any, like: Any) -> bool:
+def varies_with(tree: PyTree, like: PyTree) -> bool:
     """Whether all arrays of a tree may differ between devices where another does."""
     return all(axes_of(like) <= axes_of(leaf) for leaf in partition(tree)[0])
 
 
-def varied_with(tree: Any, like: Any) -> Any:
+def varied_with(tree: PyTree, like: PyTree) -> PyTree:
     """A tree whose arrays may differ between devices where another array does."""
     move = lambda x: vary(jnp.asarray(x), axes_of(like)) if is_dynamic(x) else x
     return jax.tree.map(move, tree)
@@ -135,21 +136,23 @@ class Condition:
     """
 
     step: Step
-    consts: list[Any]
+    consts: list[Value]
 
     @classmethod
     def of(
-        cls, owner: str, cond: Callable[..., Any], carry: Carry, is_bounded: bool
+        cls, owner: str, cond: Callable[..., PyTree], carry: Carry, is_bounded: bool
     ) -> Self:
         """Traces it for a carry."""
 
-        def on_arrays(_: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        def on_arrays(
+            _: list[Value], arrays: list[Value]
+        ) -> tuple[list[Value], list[Value]]:
             out = _explained(owner, "cond", cond, carry.join(arrays))
             return [], [_as_condition(owner, out, is_bounded)]
 
         return cls(*trace_step(on_arrays, [], [jax.typeof(x) for x in carry.arrays]))
 
-    def __call__(self, consts: list[Any], carry: list[Any]) -> Any:
+    def __call__(self, consts: list[Value], carry: list[Value]) -> PyTree:
         """Whether it holds."""
         # What is not differentiated need not be differentiable.
         consts, carry = without_derivatives((consts, carry))
@@ -157,7 +160,7 @@ class Condition:
         return holds
 
 
-def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
+def _as_condition(owner: str, out: PyTree, is_bounded: bool) -> PyTree:
     if isinstance(out, bool | np.bool_):
         if out and not is_bounded:
             raise ValueError(
@@ -176,6 +179,8 @@ def _as_condition(owner: str, out: Any, is_bounded: bool) -> Any:
     return jnp.asarray(out)
 
 
-def _explained(owner: str, name: str, f: Callable[..., Any], carry: Any) -> Any:
+def _explained(
+    owner: str, name: str, f: Callable[..., PyTree], carry: PyTree
+) -> PyTree:
     with explained(owner, _call_on_carry(name, carry)):
         return enforce_annotations(f)(carry)

@@ -12,9 +12,10 @@ and the first ones are dropped.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
@@ -23,6 +24,8 @@ from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put, split
 from .._programs import batched, pruned, pulled, pushed, run, settled
 from .._tangents import instantiated, is_inexact, tangent_types, zero_cotangent
+from .._typecheck import PyTree
+from .._types import BatchAxis, Index, Value
 from ..checkpointing import Step
 
 Arguments = tuple[Arrays, Arrays]
@@ -57,17 +60,17 @@ class PrefixSweep:
         """Whether the last chunk overlaps the one before it."""
         return self.count * self.size > self.length - 1
 
-    def start(self, chunk: Any) -> Any:
+    def start(self, chunk: Index) -> Value:
         """The smallest index in a chunk."""
         start = jnp.minimum(1 + chunk * self.size, self.length - self.size)
         return self.length - self.size - start if self.reverse else start
 
-    def before(self, chunk: Any) -> Any:
+    def before(self, chunk: Index) -> Index:
         """The index of the element that comes before a chunk."""
         start = self.start(chunk)
         return start + self.size if self.reverse else start - 1
 
-    def end(self, chunk: Any) -> Any:
+    def end(self, chunk: Index) -> Index:
         """The index of the last element of a chunk that is not in the next one too."""
         # In range for the last chunk, too: XLA does not clamp the index where it merges
         # a slice with another slice.
@@ -79,29 +82,31 @@ class PrefixSweep:
         """The index of the element that all others come after."""
         return self.length - 1 if self.reverse else 0
 
-    def parts(self, arrays: Arrays, start: Any, size: int) -> list[Any]:
+    def parts(self, arrays: Arrays, start: Index, size: int) -> list[Value]:
         """`arrays[start : start + size]`, along their axes."""
         return [
             lax.dynamic_slice_in_dim(x, start, size, axis)
             for x, axis in zip(arrays, self.axes, strict=True)
         ]
 
-    def put(self, arrays: Arrays, parts: Arrays, start: Any) -> list[Any]:
+    def put(self, arrays: Arrays, parts: Arrays, start: Index) -> list[Value]:
         """The arrays with parts of them replaced; XLA does it in place."""
         return [
             lax.dynamic_update_slice_in_dim(x, part, start, axis)
             for x, part, axis in zip(arrays, parts, self.axes, strict=True)
         ]
 
-    def add(self, arrays: Arrays, parts: Arrays, start: Any, size: int) -> list[Any]:
+    def add(
+        self, arrays: Arrays, parts: Arrays, start: Index, size: int
+    ) -> list[Value]:
         """The same with parts added to."""
         there = self.parts(arrays, start, size)
         return self.put(arrays, _sums(there, parts), start)
 
-    def run(self, consts: Arrays, xs: Arrays) -> list[Any]:
+    def run(self, consts: Arrays, xs: Arrays) -> list[Value]:
         """The prefixes."""
 
-        def body(chunk: Any, state: Any) -> Any:
+        def body(chunk: Index, state: PyTree) -> PyTree:
             ys, before = state
             start, end = self.start(chunk), self.end(chunk)
             x = [*before, *self.parts(xs, start, self.size)]
@@ -116,7 +121,7 @@ class PrefixSweep:
 
     def pull(
         self, inputs: Arguments, ys: Arrays, cts: Arrays, marks: tuple[Flags, Flags]
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         """The cotangents of the marked inputs, from those of the inexact prefixes."""
         consts, xs = inputs
         moving = tuple(map(is_inexact, ys))
@@ -126,7 +131,7 @@ class PrefixSweep:
         counts = sum(marks[0]), sum(moving)
         back = pulled(self.step.jaxpr, (wanted,), (moving,))
 
-        def body(turn: Any, state: Any) -> Any:
+        def body(turn: Index, state: PyTree) -> PyTree:
             ct_consts, ct_end, ct_xs = state
             chunk = self.count - 1 - turn
             start, end = self.start(chunk), self.end(chunk)
@@ -149,7 +154,7 @@ class PrefixSweep:
         ct_first = pick(ct_first, pick(marks[1], moving))
         return ct_consts, marked.add(ct_xs, ct_first, self.first, 1)
 
-    def owned(self, cts: Arrays, chunk: Any) -> list[Any]:
+    def owned(self, cts: Arrays, chunk: Index) -> list[Value]:
         """Cotangents of the prefixes in a chunk, zero for those that are dropped."""
         if not self.overlaps:
             return list(cts)
@@ -172,9 +177,7 @@ class PrefixSweep:
             axes=(*self.axes, *pick(self.axes, moving)),
         )
 
-    def batched(
-        self, axis_data: Any, const_dims: Sequence[int | None]
-    ) -> "PrefixSweep":
+    def batched(self, axis_data: BatchAxis, const_dims: Sequence[int | None]) -> Self:
         """The sweep under `vmap`, whose arrays are batched along their first axis."""
         in_dims = (*const_dims, *[0] * len(self.step.x_types))
         out_dims = (0,) * len(self.step.y_types)
@@ -198,7 +201,7 @@ class Prefixes(Formula):
         self.effects = sweep.step.jaxpr.effects
         super().__init__()
 
-    def expand(self, *inputs: Any) -> Any:
+    def expand(self, *inputs: PyTree) -> PyTree:
         known = recall(self, self.flat_in(inputs))
         return self.sweep.run(*inputs) if known is None else known
 
@@ -212,16 +215,18 @@ class Prefixes(Formula):
         formula = Prefixes(self.sweep.pushed(moving), in_avals)
         return Doubled.of(formula, (moving, inexact), (inexact,))
 
-    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         marks = self._marks(perturbed)
         ys = self.settled(marks, reverse=True)(*inputs)
         return ys, (Static(marks), inputs, ys), self.moves_out(marks)
 
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         perturbed, inputs, ys = res
         return self._pull(self.in_tree.unflatten(perturbed.value), inputs, ys, outgrad)
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self._pull(perturbed, inputs, self(*inputs), cts)
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -235,12 +240,12 @@ class Prefixes(Formula):
         return self.with_params(sweep=sweep)
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         return [self.sweep.step.jaxpr]
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         (consts, xs), (const_dims, x_dims) = args, dims
         xs = [
             _in_front(x, dim, axis_data.size) for x, dim in zip(xs, x_dims, strict=True)
@@ -250,7 +255,9 @@ class Prefixes(Formula):
         formula = Prefixes(sweep, jax.tree.map(jax.typeof, args))
         return formula, args, [0] * len(xs)
 
-    def _pull(self, perturbed: Any, inputs: Any, ys: Any, cts: Any) -> Any:
+    def _pull(
+        self, perturbed: PyTree, inputs: PyTree, ys: PyTree, cts: PyTree
+    ) -> PyTree:
         marks = jax.tree.map(
             lambda mark, aval: bool(mark) and is_inexact(aval), perturbed, self.in_avals
         )
@@ -260,14 +267,14 @@ class Prefixes(Formula):
         return tuple(map(put, self.zero_cts(), flags, pulled))
 
 
-def _zero_cts(arrays: Arrays) -> list[Any]:
+def _zero_cts(arrays: Arrays) -> list[Value]:
     return [instantiated(zero_cotangent(jax.typeof(x))) for x in arrays]
 
 
-def _sums(ones: Arrays, others: Arrays) -> list[Any]:
+def _sums(ones: Arrays, others: Arrays) -> list[Value]:
     return [one + other for one, other in zip(ones, others, strict=True)]
 
 
-def _in_front(x: Any, dim: int | None, size: int) -> Any:
+def _in_front(x: Value, dim: int | None, size: int) -> Value:
     """An array with its batch axis in front."""
     return lax.broadcast(x, (size,)) if dim is None else jnp.moveaxis(x, dim, 0)

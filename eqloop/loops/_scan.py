@@ -141,7 +141,12 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
         return plan(**self._problem(init, xs, length=length, key=key))
 
     def _open(
-        self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
     ) -> OpenedLoop:
         opener = self._opener()
         opener = dataclasses.replace(opener, kept=self._kept(), backward=self.backward)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from .._partition import describe, split
 from .._settings import as_count
 from .._transform import setting
 from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
+from .._types import Value
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
 from ._abstract_loop import AbstractLoop, checks_no_values
@@ -28,7 +29,7 @@ from ._scan import Stepping
 class AbstractConditional(eqx.Module):
     """What has a condition. Its field comes before those of a loop."""
 
-    cond: Callable[..., Any]
+    cond: Callable[..., PyTree]
 
 
 @final
@@ -158,7 +159,12 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
         return plan(**self._problem(init, xs, key=key))
 
     def _open(
-        self, init: Any, xs: Any = None, *, length: Any = None, key: Any = None
+        self,
+        init: PyTree,
+        xs: PyTree = None,
+        *,
+        length: SupportsIndex | None = None,
+        key: PRNGKey | None = None,
     ) -> OpenedLoop:
         opener = self._opener()
         opener = dataclasses.replace(opener, words=_WORDS, backward=self.backward)
@@ -196,24 +202,24 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
 _WORDS = dataclasses.replace(OF_A_SCAN, length="max_steps")
 
 
-def _stopping(opened: OpenedLoop, condition: Condition, holds: Any) -> OpenedLoop:
+def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedLoop:
     """The loop whose carry starts with whether it goes on, and a count of its steps."""
     step = opened.step
 
     def run(
-        consts: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         of_step, of_condition = split(consts, len(opened.consts))
         _, count, *carry = carry
         carry, y = step(of_step, carry, x)
         return [condition(of_condition, carry), count + 1, *carry], y
 
-    def close(carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+    def close(carry: list[Value], ys: list[Value]) -> tuple[PyTree, PyTree]:
         _, count, *carry = carry
         carry, ys = opened.close(carry, ys)
         return (carry, count), ys
 
-    def label(desc: Callable[[int, Any, Any], str]) -> Label:
+    def label(desc: Callable[[int, PyTree, PyTree], str]) -> Label:
         # A step tells of itself by its carry, as in a while loop.
         return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, SupportsIndex, final
+from typing import TYPE_CHECKING, SupportsIndex, final
 
 from .._generics import Carry, NewCarry, NewY, Y
 from .._settings import int_of
@@ -11,7 +11,7 @@ from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
 
 
-def as_index(owner: str, name: str, value: Any) -> int | None:
+def as_index(owner: str, name: str, value: object) -> int | None:
     """One of the three numbers of a slice.
 
     Raises:

@@ -15,6 +15,8 @@ from .._partition import (
     same_static,
 )
 from .._tree_differences import Difference, structure_differences
+from .._typecheck import PyTree
+from .._types import Value
 from ._layer_state import Layer, with_array_state, with_markers_of
 
 
@@ -41,7 +43,7 @@ def layer_at(layers: Layer, index: Any) -> Layer:
     return jax.tree.map(lambda leaf: leaf[index] if is_dynamic(leaf) else leaf, layers)
 
 
-def num_layers(owner: str, layers: Any) -> int:
+def num_layers(owner: str, layers: PyTree) -> int:
     """How many layers are stacked.
 
     Raises:
@@ -74,14 +76,14 @@ def num_layers(owner: str, layers: Any) -> int:
     return lengths.pop()
 
 
-def _listing(arrays: dict[str, Any], which: Any) -> str:
+def _listing(arrays: dict[str, Any], which: PyTree) -> str:
     return "\n".join(f"  {path}: {describe(arrays[path])}" for path in which)
 
 
 # Where layers differ.
 
 
-def _check_alike(owner: str, first: Any, other: Any, name: str) -> None:
+def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
     lines = [*_structure_lines(first, other, name)] or [
         *_leaf_lines(first, other, name, _types_differ)
     ]
@@ -99,7 +101,7 @@ def _check_alike(owner: str, first: Any, other: Any, name: str) -> None:
         )
 
 
-def _structure_lines(first: Any, other: Any, name: str) -> Iterator[str]:
+def _structure_lines(first: PyTree, other: PyTree, name: str) -> Iterator[str]:
     if flatten(first)[1] == flatten(other)[1]:
         return
     for difference in structure_differences(first, other, name):
@@ -114,7 +116,7 @@ def _structure_line(difference: Difference) -> str:
 
 
 def _leaf_lines(
-    first: Any, other: Any, name: str, differ: Callable[[Any, Any], bool]
+    first: PyTree, other: PyTree, name: str, differ: Callable[[PyTree, PyTree], bool]
 ) -> Iterator[str]:
     leaves = [flatten(layer)[0] for layer in (first, other)]
     for path, one, two in zip(paths(other, name), *leaves, strict=True):
@@ -122,15 +124,15 @@ def _leaf_lines(
             yield f"  {path}: {describe(two)}, but {describe(one)} in layers[0]"
 
 
-def _types_differ(one: Any, other: Any) -> bool:
+def _types_differ(one: Value, other: Value) -> bool:
     if not (is_dynamic(one) and is_dynamic(other)):
         return is_dynamic(one) or is_dynamic(other)
     return one.shape != other.shape or one.dtype != other.dtype
 
 
-def _statics_differ(one: Any, other: Any) -> bool:
+def _statics_differ(one: object, other: object) -> bool:
     return not is_dynamic(one) and not same_static(one, other)
 
 
-def _stack_leaves(*leaves: Any) -> Any:
+def _stack_leaves(*leaves: PyTree) -> Value:
     return jnp.stack(leaves) if is_dynamic(leaves[0]) else leaves[0]

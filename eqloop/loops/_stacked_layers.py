@@ -19,6 +19,7 @@ from .._typecheck import (
     enforce_annotations,
     typed,
 )
+from .._types import Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._abstract_loop import (
     check_schedule,
@@ -197,7 +198,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     def __getitem__(self, index: SupportsIndex) -> Layer: ...
     @overload
     def __getitem__(self, index: slice) -> Self: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+    def __getitem__(self, index: SupportsIndex | slice) -> PyTree:
         """One of the layers, or a stack of some.
 
         Args:
@@ -228,7 +229,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
 
     @compiled_once(when=checks_no_values)
     @typed
-    def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> Any:
+    def __call__(self, x: PyTree, *args: PyTree, key: PRNGKey | None = None) -> PyTree:
         """Applies the layers.
 
         Args:
@@ -254,7 +255,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     @typed
     def scan(
         self, x: PyTree, *args: PyTree, key: PRNGKey | None = None
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Applies the layers, and also returns the output of each layer.
 
         Args:
@@ -298,13 +299,17 @@ class StackedLayers(eqx.Module, Generic[Layer]):
             ValueError: As the call does, and if the schedule cannot be met.
         """
 
-        def open_call(layers: Self, x: Any, args: Any, key: Any) -> OpenedLoop:
+        def open_call(
+            layers: Self, x: PyTree, args: PyTree, key: PRNGKey | None
+        ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
         opened = open_abstractly(open_call, self, x, args, key)
         return plan(opened.step, opened.loop, **self._how())
 
-    def _run(self, keep: bool, x: Any, args: tuple[Any, ...], key: Any) -> Any:
+    def _run(
+        self, keep: bool, x: PyTree, args: tuple[PyTree, ...], key: PRNGKey | None
+    ) -> PyTree:
         apply = _Apply.to(args, keep=keep)
         opened = self._open(apply, x, args, key)
         x, (state, every_x) = opened.run(_NAME, **self._how())
@@ -319,7 +324,11 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         return StoreAll() if self.schedule is None else self.schedule
 
     def _open(
-        self, apply: "_Apply", x: Any, args: tuple[Any, ...], key: Any
+        self,
+        apply: "_Apply",
+        x: PyTree,
+        args: tuple[PyTree, ...],
+        key: PRNGKey | None,
     ) -> OpenedLoop:
         state = None
         if apply.state_at is not None:
@@ -351,7 +360,7 @@ class _Apply:
     state_at: int | None
 
     @classmethod
-    def to(cls, args: tuple[Any, ...], *, keep: bool) -> Self:
+    def to(cls, args: tuple[PyTree, ...], *, keep: bool) -> Self:
         at = [i for i, arg in enumerate(args) if isinstance(arg, eqx.nn.State)]
         if len(at) > 1:
             raise ValueError(
@@ -360,27 +369,27 @@ class _Apply:
             )
         return cls(keep, at[0] if at else None)
 
-    def __call__(self, x: Any, inputs: Any, **keywords: Any) -> Any:
+    def __call__(self, x: Value, inputs: PyTree, **keywords: PyTree) -> PyTree:
         layer, args, state = inputs
         x = enforce_annotations(layer)(x, *self._with(state, args), **keywords)
         if self.state_at is not None:
             x, state = check_returned(_NAME, x)
         return x, (state, x if self.keep else None)
 
-    def undone_by(self, inverse: Callable[..., Any]) -> Callable[..., Any]:
+    def undone_by(self, inverse: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """The inverse of a layer as that of a step."""
 
-        def undo(x: Any, inputs: Any, **keywords: Any) -> Any:
+        def undo(x: PyTree, inputs: PyTree, **keywords: PyTree) -> PyTree:
             layer, args, state = inputs
             return inverse(x, layer, *self._with(state, args), **keywords)
 
         return undo
 
-    def _with(self, state: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _with(self, state: PyTree, args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         return tuple(state if i == self.state_at else a for i, a in enumerate(args))
 
 
-def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:
+def _call_of_a_layer(x: PyTree, inputs: PyTree, keywords: dict[str, Any]) -> str:
     _, args, _ = inputs
     others = ["*args"] if args else []
     call = ", ".join(["x", *others, *(f"{name}={name}" for name in keywords)])
@@ -390,7 +399,7 @@ def _call_of_a_layer(x: Any, inputs: Any, keywords: dict[str, Any]) -> str:
 _WORDS = Words("x", "x", "a layer", "layer", _call_of_a_layer)
 
 
-def _make(make: Callable[..., Any], key: jax.Array) -> Any:
+def _make(make: Callable[..., PyTree], key: jax.Array) -> PyTree:
     try:
         inspect.signature(make).bind(key=key)
     except (TypeError, ValueError):  # no such parameter, or no signature at all

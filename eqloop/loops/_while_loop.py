@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, final
+from typing import Generic, TypeVar, final
 
 import equinox as eqx
 
@@ -41,7 +41,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
             or a [`ProgressBar`][eqloop.ProgressBar].
     """
 
-    cond: Callable[[_Carry], Any]
+    cond: Callable[[_Carry], PyTree]
     body: Callable[[_Carry], _Carry]
     progress: eqx.AbstractVar[ProgressBar | None]
 
@@ -235,7 +235,7 @@ def _slots_for(steps: int) -> int:
     return (math.isqrt(8 * steps + 8) - 1) // 2
 
 
-def _check_static_count(owner: str, name: str, value: Any, at_least: int) -> None:
+def _check_static_count(owner: str, name: str, value: object, at_least: int) -> None:
     if (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{name}` must be an int that is known when tracing, not "

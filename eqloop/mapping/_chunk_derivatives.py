@@ -8,7 +8,6 @@ linear in the halves adds up.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -28,6 +27,8 @@ from .._programs import (
     traced,
 )
 from .._tangents import cotangent_types, tangent_types
+from .._typecheck import PyTree
+from .._types import BatchAxis, Value
 from ..progress import Again
 from ._chunk_function import ChunkFunction, along, visits_type
 
@@ -72,7 +73,7 @@ def pulled_function(
             return program
         num_visits = again.num_visits(has_visits)
 
-        def halve(visits: Any, *flat: Any) -> list[Any]:
+        def halve(visits: PyTree, *flat: Value) -> list[Value]:
             before, ct_ys = split(flat, len(flat) - len(axes))
             ct_ys = [
                 ct if share else halved(ct, visits, axis)
@@ -113,7 +114,7 @@ def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkF
 
 @functools.lru_cache(maxsize=128)
 def batched_function(
-    f: ChunkFunction, axis_data: Any, dims: Any
+    f: ChunkFunction, axis_data: BatchAxis, dims: PyTree
 ) -> tuple[ChunkFunction, MarkPair]:
     """The function under `vmap`, with which outputs it batches: along their first axis.
 
@@ -144,7 +145,7 @@ def batched_function(
     return grown, marks
 
 
-def halved(y: Any, visits: Any, axis: int) -> Any:
+def halved(y: Value, visits: PyTree, axis: int) -> Value:
     """Rows, and half of those that are in two chunks."""
     return jnp.where(along(visits > 0, axis, y), y / 2, y)
 

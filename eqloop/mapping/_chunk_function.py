@@ -13,6 +13,8 @@ from jax import lax
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
+from .._typecheck import PyTree
+from .._types import Aval, Value
 from ..progress import NO_BARS, BarChange, Meter
 
 
@@ -44,8 +46,8 @@ class ChunkFunction:
 
     trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
     length: int
-    const_types: tuple[Any, ...]
-    x_types: tuple[Any, ...]
+    const_types: tuple[Aval, ...]
+    x_types: tuple[Aval, ...]
     x_axes: tuple[int, ...]
     y_axes: tuple[int, ...]
     shares: Flags
@@ -67,8 +69,8 @@ class ChunkFunction:
         return _chunk_program(self, size, has_visits and self.uses_visits)
 
     def __call__(
-        self, size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+        self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
+    ) -> tuple[list[Value], list[Value]]:
         """The sums and the `ys` of so many rows; no `visits` are `None`."""
         program = self.program(size, visits is not None)
         visits = [visits] * self.num_visits(visits is not None)
@@ -83,12 +85,12 @@ class ChunkFunction:
         return ((False,) * self.num_visits(has_visits) + consts, xs)
 
     @property
-    def in_types(self) -> tuple[list[Any], list[Any]]:
+    def in_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of `consts`, and those of `xs` for all rows."""
         return list(self.const_types), stacked(self.x_types, self.length, self.x_axes)
 
     @property
-    def y_types(self) -> tuple[Any, ...]:
+    def y_types(self) -> tuple[Aval, ...]:
         """The types of `ys`, of one row."""
         size, _ = self.probe
         of_chunk = self.program(*self.probe).out_avals[self.num_sums :]
@@ -98,7 +100,7 @@ class ChunkFunction:
         )
 
     @property
-    def out_types(self) -> tuple[list[Any], list[Any]]:
+    def out_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of `sums`, and those of `ys` for all rows."""
         sums = self.program(*self.probe).out_avals[: self.num_sums]
         return list(sums), stacked(self.y_types, self.length, self.y_axes)
@@ -128,14 +130,14 @@ class ChunkTracer:
     `visits` is `None` if no row is in two chunks.
     """
 
-    f: Callable[[int, Any, Arrays, Arrays], tuple[Arrays, Arrays]]
+    f: Callable[[int, PyTree, Arrays, Arrays], tuple[Arrays, Arrays]]
 
     def __call__(
         self, function: ChunkFunction, size: int, has_visits: bool
     ) -> jex.ClosedJaxpr:
         visits = [visits_type(size)] if has_visits else []
 
-        def flat(*inputs: Any) -> list[Any]:
+        def flat(*inputs: Value) -> list[Value]:
             counts = len(visits), len(function.const_types)
             visits_, consts, xs = split(inputs, *counts)
             sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
@@ -145,12 +147,12 @@ class ChunkTracer:
         return traced(flat, [*visits, *function.const_types, *xs])
 
 
-def visits_type(size: int) -> Any:
+def visits_type(size: int) -> Aval:
     """The type of `visits` for so many rows."""
     return jax.ShapeDtypeStruct((size,), jnp.int8)
 
 
-def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:
+def stacked(types: Sequence[Aval], size: int, axes: Sequence[int]) -> list[Aval]:
     """The types of so many rows, from those of one."""
     return [
         jex.unmapped_aval(size, axis, aval)
@@ -158,6 +160,6 @@ def stacked(types: Sequence[Any], size: int, axes: Sequence[int]) -> list[Any]:
     ]
 
 
-def along(entries: Any, axis: int, like: Any) -> Any:
+def along(entries: PyTree, axis: int, like: PyTree) -> PyTree:
     """A vector of one entry a row, to broadcast against arrays with rows at an axis."""
     return lax.broadcast_in_dim(entries, like.shape, (axis,))

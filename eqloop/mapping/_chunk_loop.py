@@ -15,6 +15,8 @@ from jax import lax
 from .._array_types import axes_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
+from .._typecheck import PyTree
+from .._types import Aval, Index, Value
 from ..progress import tied
 from ._chunk_function import ChunkFunction, along
 from ._chunks import Chunks
@@ -36,7 +38,7 @@ class ChunkLoop:
     chunks: Chunks
     unroll: int = 1
 
-    def run(self, consts: Arrays, xs: Arrays) -> tuple[list[Any], list[Any]]:
+    def run(self, consts: Arrays, xs: Arrays) -> tuple[list[Value], list[Value]]:
         """The sums over all rows, and the `ys` of all rows.
 
         Arrays are sliced and written where they lie, whatever their axes: to cut them
@@ -47,7 +49,7 @@ class ChunkLoop:
             state = self.f(chunks.size, None, consts, xs)
             return tied(self.tell(number, 0, chunks.size, state), state)
 
-        def body(index: Any, both: tuple[Any, _State]) -> tuple[Any, _State]:
+        def body(index: Index, both: tuple[PyTree, _State]) -> tuple[PyTree, _State]:
             number, state = both
             first = index * chunks.size
             state = self._visit(first, chunks.size, state, consts, xs)
@@ -67,13 +69,13 @@ class ChunkLoop:
 
     # The bar, if there is one. A chunk is named by its first new row.
 
-    def tell(self, number: Any, first: Any, size: int, state: _State) -> Any:
+    def tell(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
         """Has the bar move by a chunk."""
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.length)
         return self.f.meter.here.report_if_due(number, done, size, [*sums, *ys])
 
-    def visits(self, first: Any) -> Any:
+    def visits(self, first: Index) -> PyTree:
         """The `visits` of the chunk with this first new row, see `ChunkFunction`."""
         chunks = self.chunks
         if not (chunks.overlap and self.f.uses_visits):
@@ -85,7 +87,7 @@ class ChunkLoop:
         return visits.astype(jnp.int8)
 
     def _visit(
-        self, first: Any, size: int, state: _State, consts: Arrays, xs: Arrays
+        self, first: Index, size: int, state: _State, consts: Arrays, xs: Arrays
     ) -> _State:
         """Adds what the chunk whose first new row is this one gives."""
         sums, ys = state
@@ -105,14 +107,14 @@ class ChunkLoop:
         ]
 
 
-def zeros(aval: Any) -> jax.Array:
+def zeros(aval: Aval) -> jax.Array:
     """What a sum starts with."""
     return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
 
 
 def _repeat(
-    count: int, body: Callable[[Any, Any], Any], state: Any, unroll: int
-) -> Any:
+    count: int, body: Callable[[PyTree, PyTree], PyTree], state: PyTree, unroll: int
+) -> PyTree:
     """`lax.fori_loop`, but for what nobody differentiates.
 
     JAX makes a `scan` of a `fori_loop`, in case that it is, which takes XLA longer to
@@ -126,11 +128,11 @@ def _repeat(
     return state
 
 
-def _read(x: Any, start: Any, size: int, axis: int) -> Any:
+def _read(x: Value, start: Index, size: int, axis: int) -> Value:
     return lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
 
 
-def _write(y: Any, part: Any, start: Any, axis: int, visits: Any) -> Any:
+def _write(y: Value, part: Value, start: Index, axis: int, visits: PyTree) -> Value:
     """Writes rows, or adds them where they have been written before."""
     if visits is not None:
         before = _read(y, start, part.shape[axis], axis)

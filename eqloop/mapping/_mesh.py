@@ -1,17 +1,19 @@
 """Meshes: which one a map runs on, which of its axes, and where arrays have to be."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Sequence
 
 import jax
 import jax.core
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .._typecheck import PyTree
+from .._types import Value
+
 Specs = Sequence[PartitionSpec]
 SomeMesh = Mesh | AbstractMesh
 
 
-def check_mesh(name: str, mesh: Any) -> None:
+def check_mesh(name: str, mesh: object) -> None:
     """Checks that the setting `mesh` is one, or `None`."""
     if not isinstance(mesh, SomeMesh | None):
         raise TypeError(
@@ -26,13 +28,13 @@ def current_mesh() -> AbstractMesh | None:
     return None if mesh.empty else mesh
 
 
-def free_axes(mesh: SomeMesh) -> tuple[Any, ...]:
+def free_axes(mesh: SomeMesh) -> tuple[Hashable, ...]:
     """The axes that no `shard_map` around us has split already."""
     mapped = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(name for name in mesh.axis_names if name not in mapped)
 
 
-def place(leaves: Sequence[Any], mesh: SomeMesh, specs: Specs) -> list[Any]:
+def place(leaves: Sequence[Value], mesh: SomeMesh, specs: Specs) -> list[Value]:
     """Puts arrays where a map over all axes of a mesh reads them.
 
     JAX moves what was computed on the default device, but not what was put on another,
@@ -43,7 +45,7 @@ def place(leaves: Sequence[Any], mesh: SomeMesh, specs: Specs) -> list[Any]:
     return [_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
 
 
-def are_movable(mesh: SomeMesh | None, tree: Any) -> bool:
+def are_movable(mesh: SomeMesh | None, tree: PyTree) -> bool:
     """Whether a program on a mesh may be given the arrays of a tree where they are.
 
     JAX moves those that nobody has put on some device.
@@ -65,7 +67,7 @@ def _is_movable(leaf: jax.Array, mesh: SomeMesh) -> bool:
     return is_there or not leaf.committed
 
 
-def constrained(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
+def constrained(leaf: Value, mesh: SomeMesh, spec: PartitionSpec) -> Value:
     """Tells the compiler how an array is split; it may split other axes as it likes."""
     if AxisType.Explicit in mesh.axis_types:
         return jax.sharding.reshard(leaf, _target(mesh, spec))
@@ -75,7 +77,7 @@ def constrained(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
     return jax.lax.with_sharding_constraint(leaf, _target(mesh, spec))
 
 
-def _placed(leaf: Any, mesh: SomeMesh, spec: PartitionSpec) -> Any:
+def _placed(leaf: Value, mesh: SomeMesh, spec: PartitionSpec) -> Value:
     if not isinstance(leaf, jax.core.Tracer):
         return jax.device_put(leaf, _target(mesh, spec))
     if AxisType.Explicit in mesh.axis_types:
@@ -100,6 +102,6 @@ def names_in(spec: PartitionSpec) -> list[str]:
     return [name for entry in entries for name in entry if name is not None]
 
 
-def quoted(names: Collection[Any]) -> str:
+def quoted(names: Collection[Hashable]) -> str:
     """Names for an error message, in an order that does not change."""
     return ", ".join(sorted(map(repr, names)))

@@ -24,7 +24,8 @@ from .._loop_markers import loop_scope
 from .._opening import OpenedCall, Outputs, argument_names
 from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
 from .._programs import has_backward_rules
-from .._typecheck import enforce_annotations, explained
+from .._typecheck import PyTree, enforce_annotations, explained
+from .._types import Value
 from ..checkpointing import Saveable, Step, hoist, trace_step
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
@@ -64,8 +65,8 @@ class Vectorised:
         return jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
 
     def __call__(
-        self, size: int, visits: Any, consts: Arrays, xs: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+        self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
+    ) -> tuple[list[Value], list[Value]]:
         """The results for a chunk: sums, and the others. See `ChunkFunction`."""
         results = zip(
             self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
@@ -137,7 +138,7 @@ class OpenedMap:
         planner: ChunkPlanner,
         policy: Saveable = None,
         progress: ProgressBar | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Runs the call in chunks, and gives what the user gets.
 
         Args:
@@ -180,13 +181,13 @@ class OpenedMap:
 
 def open_map(
     name: str,
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
+    f: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
     *,
-    in_axes: Any,
-    out_axes: Any,
-    reduce: Any = None,
+    in_axes: PyTree,
+    out_axes: PyTree,
+    reduce: PyTree = None,
 ) -> OpenedMap:
     """Opens the call `f(*args, **kwargs)` of a map.
 
@@ -210,16 +211,20 @@ OpenedRow = OpenedCall[list[Any], tuple[Outputs, list[Reduction]]]
 
 
 def open_row(
-    name: str, f: Callable[..., Any], arguments: Rest, out_axes: Any, reduce: Any = None
+    name: str,
+    f: Callable[..., PyTree],
+    arguments: Rest,
+    out_axes: PyTree,
+    reduce: PyTree = None,
 ) -> OpenedRow:
     """`f`, whose arguments these are without arrays that are mapped, on one row."""
 
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
         what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
         with explained(name, what):
             return enforce_annotations(f)(*args, **kwargs)
 
-    def take(out: Any) -> tuple[list[Any], tuple[Outputs, list[Reduction]]]:
+    def take(out: PyTree) -> tuple[list[Value], tuple[Outputs, list[Reduction]]]:
         out, reductions = resolve_reductions(name, out, reduce)
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
@@ -250,11 +255,11 @@ def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
 
 def open_arguments(
     name: str,
-    f: Callable[..., Any],
-    args: tuple[Any, ...],
+    f: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
     kwargs: dict[str, Any],
     *,
-    in_axes: Any,
+    in_axes: PyTree,
     size: int | None = None,
 ) -> AlongAxes:
     """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
@@ -292,7 +297,7 @@ def open_arguments(
 
 
 def _is_split(
-    argument: str, value: Any, kwargs: dict[str, Any], specs: dict[str, Any]
+    argument: str, value: Value, kwargs: dict[str, Any], specs: dict[str, Any]
 ) -> bool:
     """Whether an argument is one key, of which every row is to get one of its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
@@ -317,7 +322,7 @@ def _split(name: str, key: jax.Array, size: int) -> jax.Array:
 
 
 def _argument_axes(
-    name: str, names: list[str], kwargs: dict[str, Any], in_axes: Any
+    name: str, names: list[str], kwargs: dict[str, Any], in_axes: PyTree
 ) -> dict[str, tuple[Any, str]]:
     """For every argument the prefix tree of its axes, and what that is called.
 
@@ -349,7 +354,7 @@ def _argument_axes(
     return dict.fromkeys(known, (_DEFAULT_AXES, "in_axes")) | given
 
 
-def _nothing_to_map(name: str, arguments: list[tuple[str, Any]]) -> str:
+def _nothing_to_map(name: str, arguments: list[tuple[str, PyTree]]) -> str:
     listing = "\n".join(
         f"  {argument}: {eqx.tree_pformat(value)}" for argument, value in arguments
     )

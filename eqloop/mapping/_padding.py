@@ -5,13 +5,13 @@ zero cotangents, and zero times an infinite derivative is NaN: so each gets an e
 share of the cotangent.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import Value
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
@@ -37,7 +37,7 @@ def without_padding(y: jax.Array, count: int) -> jax.Array:
         return y[:rows]
 
     @first.defjvp
-    def first_jvp(primals: Any, tangents: Any) -> Any:
+    def first_jvp(primals: PyTree, tangents: PyTree) -> Value:
         (y,), (t,) = primals, tangents
         mean = jnp.mean(t[rows - 1 :], 0, keepdims=True)
         return first(y), jnp.concatenate([t[: rows - 1], mean])

@@ -13,6 +13,7 @@ from .._eager import compiled_once
 from .._generics import NewP, NewR, P, R
 from .._transform import setting
 from .._typecheck import PyTree
+from .._types import Value
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
 from ._mesh import (
@@ -54,7 +55,9 @@ def _as_share_size(size: SupportsIndex | Budget | None) -> int | Budget | None:
     return as_chunk_size("ParallelMap", what, size)
 
 
-def _can_move(transform: "ParallelMap[..., Any]", *args: Any, **kwargs: Any) -> bool:
+def _can_move(
+    transform: "ParallelMap[..., Any]", *args: PyTree, **kwargs: PyTree
+) -> bool:
     return are_movable(transform._mesh(), (transform.f, args, kwargs))
 
 
@@ -122,7 +125,7 @@ class ParallelMap(AbstractAxesMap[P, R]):
 
     f: Callable[P, R]
     mesh: SomeMesh | None = setting(default=None)
-    devices: Sequence[Any] | None = setting(default=None, converter=_as_devices)
+    devices: Sequence[Value] | None = setting(default=None, converter=_as_devices)
     axis_name: Hashable = setting(default=None)
     in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
     out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)

@@ -12,9 +12,10 @@ and batched.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._array_types import strongly_typed
@@ -23,6 +24,8 @@ from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put
 from .._tangents import inexact_only, instantiated, is_inexact, nonzero, tangent_types
+from .._typecheck import PyTree
+from .._types import BatchAxis, Value
 from ..checkpointing import Saveable, policies
 from ..progress import BarChange, tied
 from ._chunk_derivatives import (
@@ -80,7 +83,11 @@ class PlannedMap(Formula):
     unit = "row"
 
     def __init__(
-        self, f: ChunkFunction, planner: ChunkPlanner, policy: Saveable, in_avals: Any
+        self,
+        f: ChunkFunction,
+        planner: ChunkPlanner,
+        policy: Saveable,
+        in_avals: PyTree,
     ):
         self.in_avals = in_avals
         self.out_aval = f.out_types
@@ -88,7 +95,7 @@ class PlannedMap(Formula):
         self.effects = f.program(*f.probe).effects
         super().__init__()
 
-    def expand(self, *inputs: Any) -> Any:
+    def expand(self, *inputs: PyTree) -> PyTree:
         known = recall(self, self.flat_in(inputs))
         return self.planner.loop(self.f).run(*inputs) if known is None else known
 
@@ -103,7 +110,9 @@ class PlannedMap(Formula):
         formula = PlannedMap(f, self.planner, self.policy, in_avals)
         return Doubled.of(formula, moves_in, gives)
 
-    def sweep_forward(self, perturbed: Any, *inputs: Any) -> tuple[Any, Any, Any]:
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
         refuse_callbacks(
             self.effects,
             "The gradient of this map runs its function again",
@@ -115,7 +124,7 @@ class PlannedMap(Formula):
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
         loop = self.planner.loop_storing(self.f, self.policy, marks)
 
-        def run(back: Any, *marked: Arrays) -> tuple[Any, Any]:
+        def run(back: PyTree, *marked: Arrays) -> tuple[PyTree, PyTree]:
             merged = map(put, inputs, marks, marked)
             out, back, here = run_stored(loop, self.policy, *merged, back=back)
             return (back, *map(pick, out, moving)), (out, here)
@@ -127,7 +136,7 @@ class PlannedMap(Formula):
         residuals = (Static((marks, moving)), (pull, here))
         return tied(here, out), residuals, self.out_tree.unflatten(moves_out)
 
-    def vjp_bwd_retval(self, res: Any, outgrad: Any) -> Any:
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
         if self.policy is None:
             return super().vjp_bwd_retval(res, outgrad)
         static, (pull, here) = res
@@ -138,7 +147,7 @@ class PlannedMap(Formula):
         number, *cts = pull((number, *cts))
         return tuple(map(put, self.zero_cts(), marks, tied(number, cts)))
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         marks = _flags(map(inexact_only, perturbed, self.in_avals))
         wanted = _flags(map(inexact_only, nonzero(cts), self.out_aval))
         zeros = self.zero_cts()
@@ -160,15 +169,15 @@ class PlannedMap(Formula):
         return [*sums, *ys]
 
     def batched(
-        self, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         f, marks = batched_function(self.f, axis_data, tuple(map(tuple, dims)))
         in_avals = jax.tree.map(jax.typeof, args)
         formula = PlannedMap(f, self.planner, self.policy, in_avals)
         return formula, args, in_front((*marks[0], *marks[1]))
 
     @property
-    def jaxprs(self) -> list[Any]:
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
         # That of one size of chunk; others are traced later. If there is a collective,
         # that must be under the `vmap` that it is for.
         return [self.f.program(*self.f.probe)]
@@ -183,11 +192,13 @@ class PlannedMap(Formula):
 # Pairs of lists: consts and xs, or sums and ys.
 
 
-def _with(values: Sequence[Any], more: Sequence[Any], flags: Sequence[bool]) -> list:
+def _with(
+    values: Sequence[Value], more: Sequence[Value], flags: Sequence[bool]
+) -> list:
     """Values, followed by those of some more that are marked."""
     return [*values, *instantiated(pick(more, flags))]
 
 
-def _flags(groups: Any) -> MarkPair:
+def _flags(groups: PyTree) -> MarkPair:
     first, second = (tuple(map(bool, group)) for group in groups)
     return first, second

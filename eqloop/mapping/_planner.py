@@ -12,10 +12,12 @@ import jax.extend.core as jex
 from .._axes import is_symbolic
 from .._bytes import format_bytes
 from .._compiled import temporary_bytes
-from .._equations import equations
+from .._equations import aval_of, equations
 from .._partition import pick, put
 from .._settings import as_count
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import AnyJaxpr, Aval
 from ..checkpointing import (
     Budget,
     Saveable,
@@ -130,8 +132,8 @@ class Within:
         def program(loop: ChunkLoop) -> _Measured:
             cts = [list(filter(is_inexact, group)) for group in f.out_types]
 
-            def gradient(consts: Any, xs: Any, cts: Any) -> Any:
-                def run(*marked: Any) -> Any:
+            def gradient(consts: PyTree, xs: PyTree, cts: PyTree) -> PyTree:
+                def run(*marked: PyTree) -> PyTree:
                     merged = map(put, (consts, xs), marks, marked)
                     out, *_ = run_stored(loop, policy, *merged)
                     return [list(filter(is_inexact, group)) for group in out]
@@ -143,7 +145,10 @@ class Within:
         return self._largest(f, program, (policy, marks))
 
     def _largest(
-        self, f: ChunkFunction, program: Callable[[ChunkLoop], "_Measured"], kind: Any
+        self,
+        f: ChunkFunction,
+        program: Callable[[ChunkLoop], "_Measured"],
+        kind: PyTree,
     ) -> ChunkLoop:
         search = _Search(
             str(f.program(*f.probe)),
@@ -167,7 +172,7 @@ class Within:
         return AtMost(size, self.exact).loop(f)
 
 
-def as_chunk_size(owner: str, what: str, size: Any) -> int | Budget:
+def as_chunk_size(owner: str, what: str, size: object) -> int | Budget:
     """Makes an `int` of a number of rows, and takes a `Budget` as it is."""
     if not is_budget(size):
         return as_count(owner, "chunk_size", what, size)
@@ -188,7 +193,7 @@ class _Search:
     """Functions of rows that print alike are alike, as far as memory goes."""
 
     text: str
-    layout: tuple[Any, ...]
+    layout: tuple[Aval, ...]
     backend: str
     within: Within
     f: ChunkFunction = dataclasses.field(compare=False)
@@ -211,11 +216,11 @@ def _found(search: _Search) -> tuple[int, int]:
     return largest_that_fits(search.f.length, search.within.nbytes, bytes_of)
 
 
-def _intermediate_bytes(jaxpr: Any) -> int:
+def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
     """The bytes of all that a program computes, as if nothing were ever freed."""
     inside = lambda eqn: list(jex.jaxprs_in_params(eqn.params))
     return sum(
-        math.prod(var.aval.shape) * var.aval.dtype.itemsize
+        math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
         for eqn in equations(jaxpr, inside)
         if not inside(eqn)
         for var in eqn.outvars

@@ -1,13 +1,14 @@
 """Sums over the rows of a map, in which rows that are in two chunks count once."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._axes import broadcast_prefix
 from .._partition import describe, flatten, is_dynamic, is_scalar, paths
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import Value
 from ._chunk_derivatives import halved
 from ._chunk_function import along
 
@@ -15,7 +16,7 @@ Reduction = str | None
 _HALF = (jnp.float16, jnp.bfloat16)
 
 
-def check_reduce(name: str, spec: Any) -> None:
+def check_reduce(name: str, spec: object) -> None:
     """Checks a `reduce=` that a user passed."""
     for leaf, path in zip(flatten(spec)[0], paths(spec, "reduce"), strict=True):
         if not (leaf is None or (isinstance(leaf, str) and leaf in ("sum", "mean"))):
@@ -25,7 +26,9 @@ def check_reduce(name: str, spec: Any) -> None:
             )
 
 
-def resolve_reductions(name: str, out: Any, spec: Any) -> tuple[Any, list[Reduction]]:
+def resolve_reductions(
+    name: str, out: PyTree, spec: PyTree
+) -> tuple[PyTree, list[Reduction]]:
     """How what `f` returned is reduced.
 
     Args:
@@ -51,7 +54,7 @@ def resolve_reductions(name: str, out: Any, spec: Any) -> tuple[Any, list[Reduct
     return treedef.unflatten(leaves), reductions
 
 
-def _check_adds_up(name: str, path: str, leaf: Any, how: Reduction) -> None:
+def _check_adds_up(name: str, path: str, leaf: Value, how: Reduction) -> None:
     if how is not None and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise TypeError(
             f"{name}: reduce={how!r} adds up what f returns, which cannot be done with "
@@ -60,7 +63,7 @@ def _check_adds_up(name: str, path: str, leaf: Any, how: Reduction) -> None:
         )
 
 
-def total(y: Any, visits: Any, axis: int) -> Any:
+def total(y: Value, visits: PyTree, axis: int) -> Value:
     """The sum over the rows of a chunk, in which rows of two chunks are halves.
 
     Numbers of 16 bits are added up in 32. Those that have no halves count at the second
@@ -73,7 +76,7 @@ def total(y: Any, visits: Any, axis: int) -> Any:
     return jnp.sum(y, axis, dtype=jnp.float32 if y.dtype in _HALF else None)
 
 
-def finish(how: Reduction, total: Any, length: int, dtype: Any) -> Any:
+def finish(how: Reduction, total: Value, length: int, dtype: np.dtype) -> Value:
     """What was asked for, from the sum over all rows; `dtype` is that of a row."""
     if how == "mean":
         total = total / length

@@ -29,7 +29,7 @@ from ._mesh import (
 from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
-def _can_be_moved(transform: "ShardMap[Any]", *args: Any) -> bool:
+def _can_be_moved(transform: "ShardMap[Any]", *args: PyTree) -> bool:
     return are_movable(transform.mesh or current_mesh(), (transform.f, args))
 
 
@@ -107,7 +107,7 @@ class ShardMap(AbstractTransform, Generic[R]):
         check_bool("ShardMap", "check_vma", self.check_vma)
 
     @compiled_once(when=_can_be_moved)
-    def __call__(self, *args: Any) -> R:
+    def __call__(self, *args: PyTree) -> R:
         """Runs `f` on every device.
 
         Args:
@@ -165,7 +165,7 @@ class ShardMap(AbstractTransform, Generic[R]):
             )
         return axes
 
-    def _resolve(self, args: tuple[Any, ...], axes: frozenset[Any]) -> Resolved:
+    def _resolve(self, args: tuple[PyTree, ...], axes: frozenset[Any]) -> Resolved:
         """How the arrays among the arguments are split."""
         specs = axes_tree(self.in_specs)
         each = isinstance(specs, tuple | list)
@@ -184,7 +184,7 @@ class ShardMap(AbstractTransform, Generic[R]):
             resolved |= resolve_specs(args[i], spec, axes, **names)
         return resolved
 
-    def _take(self, axes: frozenset[Any], out: Any) -> tuple[Any, Any]:
+    def _take(self, axes: frozenset[Any], out: PyTree) -> tuple[PyTree, PyTree]:
         """The arrays that `f` returned on one device, and the rest."""
         out, specs = as_arrays(out), axes_tree(self.out_specs)
         names = dict(tree_name="out", spec_name="out_specs")
@@ -192,7 +192,7 @@ class ShardMap(AbstractTransform, Generic[R]):
         return eqx.partition(out, is_dynamic)
 
 
-def _call_with(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call_with(f: Callable[..., PyTree], args: tuple[PyTree, ...]) -> PyTree:
     what = f"f on the part of one device, with\n  {eqx.tree_pformat(args)}"
     with explained("ShardMap", what):
         return enforce_annotations(f)(*args)

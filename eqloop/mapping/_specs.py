@@ -1,7 +1,7 @@
 """Which axes of arrays are split over which axes of a mesh, and errors about them."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import jax
@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec
 
 from .._axes import axes_tree, broadcast_prefix
 from .._partition import describe, flatten, is_dynamic, paths
+from .._typecheck import PyTree
+from .._types import Value
 from ._mesh import SomeMesh, names_in, quoted
 
 # By the path of an array: the array, and its specification.
@@ -16,9 +18,9 @@ Resolved = dict[str, tuple[Any, PartitionSpec]]
 
 
 def resolve_specs(
-    tree: Any,
-    specs: Any,
-    axes: Collection[Any],
+    tree: PyTree,
+    specs: PyTree,
+    axes: Collection[Hashable],
     *,
     tree_name: str,
     spec_name: str,
@@ -71,7 +73,7 @@ def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
         )
 
 
-def check_replicated(resolved: Resolved, axes: Collection[Any]) -> None:
+def check_replicated(resolved: Resolved, axes: Collection[Hashable]) -> None:
     """Checks that what differs between devices is split over them."""
     wrong = []
     for path, (leaf, spec) in resolved.items():
@@ -88,7 +90,9 @@ def check_replicated(resolved: Resolved, axes: Collection[Any]) -> None:
         )
 
 
-def _check_spec(path: str, leaf: Any, spec: Any, spec_path: str, axes: Any) -> None:
+def _check_spec(
+    path: str, leaf: Value, spec: PyTree, spec_path: str, axes: PyTree
+) -> None:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(
             f"ShardMap: {spec_path} must be a jax.sharding.PartitionSpec, but for "

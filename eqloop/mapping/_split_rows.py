@@ -9,7 +9,6 @@ a reduction over them; the compiler splits it into collectives of the devices.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,6 +19,8 @@ from jax.sharding import AxisType, PartitionSpec
 from .._axes import AlongAxes
 from .._opening import OpenedCall, Outputs
 from .._partition import Arrays, Rest, partition
+from .._typecheck import PyTree
+from .._types import Value
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
@@ -44,10 +45,10 @@ class SplitRows:
         axis: The axis of the mesh that the rows are split over.
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
     arguments: AlongAxes
-    in_axes: Any
-    out_axes: Any
+    in_axes: PyTree
+    out_axes: PyTree
     chunk_size: int | Budget | None
     mesh: SomeMesh
     axis: Hashable
@@ -67,7 +68,7 @@ class SplitRows:
         """How the arrays that are mapped are split."""
         return [PartitionSpec(*[None] * at, self.axis) for at in self.arguments.axes]
 
-    def run(self) -> Any:
+    def run(self) -> PyTree:
         """What the user gets."""
         whole, rest = partition((self.f, self.arguments.rest.leaves))
         xs, axes = self.arguments.arrays, self.arguments.axes
@@ -83,7 +84,7 @@ class SplitRows:
         self._check_collectives()
         return self._as_one(rest, whole, xs)
 
-    def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+    def _by_device(self, rest: Rest, whole: Arrays, xs: Arrays) -> PyTree:
         """One program for each device."""
         on_device = self._on_device(rest)
         run = jax.shard_map(
@@ -107,11 +108,11 @@ class SplitRows:
     def _on_device(self, rest: Rest) -> OpenedCall[tuple[Arrays, Arrays], Outputs]:
         """The rows of one device."""
 
-        def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., Any], AlongAxes]:
+        def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., PyTree], AlongAxes]:
             f, arguments = _join_whole(self.arguments, rest, whole)
             return f, dataclasses.replace(arguments, arrays=list(xs), length=self.share)
 
-        def call(f: Callable[..., Any], arguments: AlongAxes) -> OpenedMap:
+        def call(f: Callable[..., PyTree], arguments: AlongAxes) -> OpenedMap:
             row = open_row(_NAME, f, arguments.rest, self.out_axes)
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
@@ -125,7 +126,7 @@ class SplitRows:
     def _without_collectives(self, row: OpenedRow) -> OpenedRow:
         """`f` on one row; raises if it speaks to others that a device has as well."""
 
-        def call(x: Arrays) -> list[Any]:
+        def call(x: Arrays) -> list[Value]:
             # Traced alone to see its collectives, as one of so many rows, not devices.
             axis_env = [(self.axis, self.arguments.length)]
             closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
@@ -140,10 +141,10 @@ class SplitRows:
     def _planner(self) -> ChunkPlanner:
         return planner_for(self.chunk_size or max(self.share, 1), exact=False)
 
-    def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> Any:
+    def _as_one(self, rest: Rest, whole: Arrays, xs: Arrays) -> PyTree:
         """One program for all rows."""
 
-        def run(whole: Arrays, xs: Arrays) -> Any:
+        def run(whole: Arrays, xs: Arrays) -> PyTree:
             f, arguments = _join_whole(self.arguments, rest, whole)
             args, kwargs = arguments.rest.join(self._constrained(xs))
             axes = dict(in_axes=self.in_axes, out_axes=self.out_axes)
@@ -182,7 +183,7 @@ class _HasCollectives(Exception):
 
 def _join_whole(
     arguments: AlongAxes, rest: Rest, whole: Arrays
-) -> tuple[Callable[..., Any], AlongAxes]:
+) -> tuple[Callable[..., PyTree], AlongAxes]:
     """`f` and the arguments, with other arrays for those that are not mapped."""
     f, leaves = rest.join(whole)
     unmapped = dataclasses.replace(arguments.rest, leaves=leaves)

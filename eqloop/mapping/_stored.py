@@ -6,21 +6,22 @@ them.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays
+from .._typecheck import PyTree
+from .._types import Value
 from ..checkpointing import Saveable
 from ._chunk_loop import ChunkLoop, zeros
 from ._chunks import Chunks
 
 
 def run_stored(
-    loop: ChunkLoop, policy: Saveable, consts: Arrays, xs: Arrays, back: Any = None
-) -> tuple[tuple[list[Any], list[Any]], Any, Any]:
+    loop: ChunkLoop, policy: Saveable, consts: Arrays, xs: Arrays, back: PyTree = None
+) -> tuple[tuple[list[Value], list[Value]], PyTree, PyTree]:
     """Runs a loop over chunks, and stores what a policy says.
 
     Args:
@@ -38,11 +39,11 @@ def run_stored(
 
     # In the body of a loop there is nothing that XLA could merge it with.
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
-    def evaluate(visits: Any, consts: Arrays, parts: Arrays) -> tuple[list, list]:
+    def evaluate(visits: PyTree, consts: Arrays, parts: Arrays) -> tuple[list, list]:
         size = parts[0].shape[f.x_axes[0]]
         return f(size, visits, consts, parts)
 
-    def body(state: Any, inputs: Any) -> tuple[Any, Arrays]:
+    def body(state: PyTree, inputs: PyTree) -> tuple[PyTree, Arrays]:
         (number, back, sums), (index, parts) = state, inputs
         first = index * chunks.size
         back = f.meter.back.watch(back, chunks.length - first, chunks.size)

@@ -1,6 +1,6 @@
 """`unvmap`: takes values out of every `vmap` around them, by reducing over it."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,12 @@ from jax import lax
 
 from .._across_examples import over_examples
 from .._partition import describe, is_dynamic, is_scalar
+from .._typecheck import PyTree
+from .._types import Value
 
 
 def unvmap(
-    x: Any, op: Literal["any", "all", "max", "min", "none"] = "any"
+    x: Value, op: Literal["any", "all", "max", "min", "none"] = "any"
 ) -> jax.Array:
     """Reduces an array to one value, including the axes of every `vmap` around it.
 
@@ -58,12 +60,12 @@ def unvmap(
 
 
 @jax.custom_batching.custom_vmap
-def _of_one_row(x: Any) -> Any:
+def _of_one_row(x: Value) -> Value:
     return x
 
 
 @_of_one_row.def_vmap
-def _(axis_size: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
+def _(axis_size: int, in_batched: PyTree, x: Value) -> tuple[PyTree, bool]:
     return _of_one_row(x[0]), False
 
 

@@ -1,7 +1,7 @@
 """`Vmap`: `jax.vmap` as a PyTree around its function."""
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, SupportsIndex, final
+from typing import TYPE_CHECKING, SupportsIndex, final
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ from .._partition import pick
 from .._settings import as_count
 from .._transform import setting
 from .._typecheck import PyTree
+from .._types import Value
 from ._abstract_map import AbstractAxesMap
 from ._open_map import VARYING, OpenedRow, open_arguments, open_row
 
@@ -88,7 +89,7 @@ class Vmap(AbstractAxesMap[P, R]):
         )
         row = open_row("Vmap", self.f, arguments.rest, self.out_axes)
 
-        def apart(x: list[Any]) -> tuple[list[Any], list[Any]]:
+        def apart(x: list[Value]) -> tuple[list[Value], list[Value]]:
             arrays = row.on_arrays(x)
             same = row.kept[0].same
             return pick(arrays, [not is_same for is_same in same]), pick(arrays, same)
@@ -102,7 +103,7 @@ class Vmap(AbstractAxesMap[P, R]):
         outputs, _ = row.kept
         return outputs.join_stacked(stacked, same)
 
-    def _mapped(self, f: Callable[..., Any], arguments: AlongAxes) -> Any:
+    def _mapped(self, f: Callable[..., PyTree], arguments: AlongAxes) -> PyTree:
         return jax.vmap(
             f,
             in_axes=(list(arguments.axes),),

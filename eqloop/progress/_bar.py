@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex, final
 
 from .._partition import describe
 from .._settings import check_least
+from .._typecheck import PyTree
 
 
 @final
@@ -56,7 +57,7 @@ class ProgressBar:
     """
 
     every: int | None = None
-    desc: str | Callable[[int, Any, Any], str] | None = dataclasses.field(
+    desc: str | Callable[[int, PyTree, PyTree], str] | None = dataclasses.field(
         default=None, kw_only=True
     )
     total: int | None = dataclasses.field(default=None, kw_only=True)
@@ -82,7 +83,7 @@ def as_progress(progress: ProgressBar | SupportsIndex | None) -> Any:
     return ProgressBar(operator.index(progress))
 
 
-def check_progress(owner: str, progress: Any) -> None:
+def check_progress(owner: str, progress: object) -> None:
     """Makes sure that `as_progress` has made a bar, or `None`, of a setting."""
     if not (progress is None or isinstance(progress, ProgressBar)):
         raise TypeError(
@@ -91,7 +92,7 @@ def check_progress(owner: str, progress: Any) -> None:
         )
 
 
-def _check_count(name: str, value: Any, least: int, meaning: str) -> None:
+def _check_count(name: str, value: object, least: int, meaning: str) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):

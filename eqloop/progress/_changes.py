@@ -5,8 +5,11 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax.extend.core as jex
+
 from .._equations import map_equations, map_params
 from .._formula import Formula
+from .._typecheck import PyTree
 from . import _display
 from ._meter import NO_BARS, Meter
 
@@ -23,12 +26,12 @@ class BarChange(abc.ABC):
         """The same for a reverse sweep in the program."""
         return self
 
-    def equation(self, eqn: Any) -> Any:
+    def equation(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         """An equation of the program."""
         change = lambda p: p.with_bars(self) if isinstance(p, Formula) else p
         return map_params(eqn, change)
 
-    def __call__(self, program: Any) -> Any:
+    def __call__(self, program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         """The program; the very same if there are no bars in it."""
         return _changed(program, self)
 
@@ -63,7 +66,7 @@ class Guarded(BarChange):
     def meter(self, meter: Meter) -> Meter:
         return meter
 
-    def equation(self, eqn: Any) -> Any:
+    def equation(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         if eqn.primitive.name.endswith("_callback"):
             callback = _closing(eqn.params["callback"])
             return eqn.replace(params={**eqn.params, "callback": callback})
@@ -71,13 +74,13 @@ class Guarded(BarChange):
 
 
 @functools.lru_cache(maxsize=256)
-def _changed(program: Any, change: BarChange) -> Any:
+def _changed(program: jex.ClosedJaxpr, change: BarChange) -> jex.ClosedJaxpr:
     return map_equations(program, change.equation)
 
 
 def _closing(callback: Any) -> Any:
     @functools.wraps(callback, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
         try:
             return callback(*args, **kwargs)
         except BaseException:

@@ -5,13 +5,15 @@ it, the meter knows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 
 from .._formula import Formula
 from .._partition import Arrays
+from .._typecheck import PyTree
+from .._types import BatchAxis, Index, Value
 from ._changes import BarChange
 from ._meter import Meter, tied
 
@@ -21,22 +23,22 @@ class Tell(Formula):
 
     meter: Meter
 
-    def __init__(self, meter: Meter, args: Any):
+    def __init__(self, meter: Meter, args: PyTree):
         self.in_avals = jax.tree.map(jax.typeof, args)
         self.out_aval = self.in_avals[0]
         self.params = dict(meter=meter)
         super().__init__()
 
-    def expand(self, number: Any, count: Any, carry: Any) -> Any:
+    def expand(self, number: Index, count: Index, carry: PyTree) -> PyTree:
         return self.meter.here.report_if_due(number, count, 1, carry)
 
-    def pull(self, perturbed: Any, inputs: Any, cts: Any) -> Any:
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self.zero_cts()
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [False]
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+    def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
         # One bar for all examples: it counts the steps of the last to stop, and tells
         # of the first.
         at = lambda reduce: lambda x, dim: x if dim is None else reduce(x, dim)
@@ -50,10 +52,12 @@ class Tell(Formula):
         return self.with_params(meter=change.meter(self.meter))
 
 
-def counted(meter: Meter, step: Callable[..., Any]) -> Callable[..., Any]:
+def counted(meter: Meter, step: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The step with the number of the bar and the count behind the first leaf."""
 
-    def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
+    def run(
+        consts: Arrays, carry: Arrays, x: Arrays
+    ) -> tuple[list[Value], list[Value]]:
         goes_on, number, count, *rest = carry
         (goes_on, *rest), y = step(consts, [goes_on, *rest], x)
         args = (number, count + 1, rest)
@@ -62,15 +66,18 @@ def counted(meter: Meter, step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def with_count(init: Arrays) -> list[Any]:
+def with_count(init: Arrays) -> list[Value]:
     """The initial carry of that step."""
     zero = jnp.zeros((), jnp.int32)
     return [init[0], zero, zero, *init[1:]]
 
 
 def told_while(
-    run: Callable[[Arrays], tuple[Any, Any]], meter: Meter, consts: Arrays, init: Arrays
-) -> tuple[Any, Any]:
+    run: Callable[[Arrays], tuple[PyTree, PyTree]],
+    meter: Meter,
+    consts: Arrays,
+    init: Arrays,
+) -> tuple[PyTree, PyTree]:
     """Runs a loop of such a step, and its bar if it has one.
 
     Args:

@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from .._typecheck import PyTree
 from ._bar import ProgressBar
 from ._display import require_tqdm
 
@@ -36,7 +36,7 @@ def host_bar(
     title = f"{title} ({phase})" if phase else title
     with tqdm.auto.tqdm(total=total, initial=done, desc=title) as bar:
 
-        def move(done: int, label: Callable[[Any], str] | None = None) -> None:
+        def move(done: int, label: Callable[[PyTree], str] | None = None) -> None:
             if label is not None and callable(desc):
                 bar.set_description(label(desc), refresh=False)
             bar.update(done - bar.n)

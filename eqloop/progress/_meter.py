@@ -19,6 +19,8 @@ from jax import lax
 
 from .._axes import refuse_symbolic
 from .._partition import Arrays, split
+from .._typecheck import PyTree
+from .._types import Index, Value
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source
@@ -41,25 +43,25 @@ class Label:
         join_y: The same for `y`.
     """
 
-    desc: Callable[[int, Any, Any], str]
+    desc: Callable[[int, PyTree, PyTree], str]
     carry: tuple[int, ...]
     y: tuple[int, ...]
-    join_carry: Callable[[list[Any]], Any]
-    join_y: Callable[[list[Any]], Any]
+    join_carry: Callable[[list[Value]], PyTree]
+    join_y: Callable[[list[Value]], PyTree]
 
     @classmethod
     def of(
         cls,
-        desc: Callable[[int, Any, Any], str],
+        desc: Callable[[int, PyTree, PyTree], str],
         carry_types: Arrays,
         y_types: Arrays,
-        join_carry: Callable[[list[Any]], Any],
-        join_y: Callable[[list[Any]], Any],
+        join_carry: Callable[[list[Value]], PyTree],
+        join_y: Callable[[list[Value]], PyTree],
     ) -> Self:
         ndims = lambda avals: tuple(jax.eval_shape(_raw, aval).ndim for aval in avals)
         return cls(desc, ndims(carry_types), ndims(y_types), join_carry, join_y)
 
-    def pick(self, carry: Arrays, y: Arrays) -> list[Any]:
+    def pick(self, carry: Arrays, y: Arrays) -> list[Value]:
         """The arrays that it needs: without their tangents, which come after them."""
         return [*carry[: len(self.carry)], *y[: len(self.y)]]
 
@@ -163,7 +165,7 @@ class Gauge:
     source: Source | None
     every: int
     phase: str
-    total: Any
+    total: Value
 
     @property
     def is_shown(self) -> bool:
@@ -174,7 +176,7 @@ class Gauge:
         """The same, now that it is known how many steps there are."""
         return dataclasses.replace(self, total=total)
 
-    def open(self, after: Arrays, dtype: Any = jnp.int32) -> Any:
+    def open(self, after: Arrays, dtype: np.dtype = jnp.int32) -> Any:
         """Has the bar shown, before the first step.
 
         Args:
@@ -189,8 +191,8 @@ class Gauge:
         return self.report(jnp.zeros((), dtype), 0, after, None)
 
     def report(
-        self, number: Any, done: Any, carry: Arrays, y: Arrays | None = ()
-    ) -> Any:
+        self, number: Value, done: Value, carry: Arrays, y: Arrays | None = ()
+    ) -> Value:
         """Tells how many steps were run.
 
         Args:
@@ -218,8 +220,8 @@ class Gauge:
         return shown.astype(number.dtype)
 
     def report_if_due(
-        self, number: Any, done: Any, size: Any, carry: Arrays, y: Arrays = ()
-    ) -> Any:
+        self, number: Value, done: Value, size: Value, carry: Arrays, y: Arrays = ()
+    ) -> Value:
         """The same after `size` steps more, should the bar move by now."""
         if not self.is_shown:
             return number
@@ -230,11 +232,11 @@ class Gauge:
         return lax.cond(is_due | (done == self.total), tell, lambda: number)
 
     @property
-    def to_watch(self) -> Any:
+    def to_watch(self) -> Value:
         """A number for `watch`."""
         return jnp.zeros((), jnp.float32) if self.is_shown else None
 
-    def watch(self, number: Any, done: Any, size: int) -> Any:
+    def watch(self, number: Index, done: Value, size: int) -> Value:
         """Has a backward sweep that JAX makes tell when it passes here.
 
         Args:
@@ -250,17 +252,17 @@ class Gauge:
             return number
 
         @jax.custom_vjp
-        def here(number: Any, done: Any) -> Any:
+        def here(number: Index, done: Value) -> Value:
             return number
 
-        def back(done: Any, number: Any) -> tuple[Any, None]:
+        def back(done: Value, number: Index) -> tuple[Value, None]:
             return self.report_if_due(number, done, size, []), None
 
         here.defvjp(lambda number, done: (number, done), back)
         return here(number, done)
 
 
-def tied(number: Any, outputs: Any) -> Any:
+def tied(number: Value, outputs: PyTree) -> Value:
     """The outputs of a loop, so that nobody gets them without its reports.
 
     The reports are made if the outputs are asked for, and only then: a loop that nobody
@@ -279,7 +281,7 @@ def tied(number: Any, outputs: Any) -> Any:
 
 # Its derivative is that of the identity, lest a backward sweep copies cotangents.
 @jax.custom_jvp
-def _tie(x: Any, always: Any) -> Any:
+def _tie(x: Value, always: Value) -> Value:
     if not x.size or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     if _is_sharded(x):
@@ -291,7 +293,7 @@ def _tie(x: Any, always: Any) -> Any:
 
 
 @_tie.defjvp
-def _tie_jvp(primals: Any, tangents: Any) -> Any:
+def _tie_jvp(primals: PyTree, tangents: PyTree) -> PyTree:
     return _tie(*primals), tangents[0]
 
 
@@ -299,7 +301,7 @@ def make_meter(
     owner: str,
     progress: ProgressBar | None,
     length: int | None,
-    label: Callable[[Callable[[int, Any, Any], str]], Label] | None = None,
+    label: Callable[[Callable[[int, PyTree, PyTree], str]], Label] | None = None,
 ) -> Meter:
     """The meter of a loop.
 
@@ -348,29 +350,29 @@ def _default_every(total: int | None) -> int:
     return near if 2 * near >= about else about
 
 
-def _token(arrays: Arrays) -> Any:
+def _token(arrays: Arrays) -> jax.Array:
     """A number that is not known before these arrays are."""
     return sum((_touch(x) for x in map(_raw, arrays) if x.size), jnp.zeros((), int))
 
 
-def _touch(x: Any) -> Any:
+def _touch(x: Value) -> Value:
     first = x if _is_sharded(x) else lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
     return jnp.count_nonzero(first)
 
 
-def _is_sharded(x: Any) -> bool:
+def _is_sharded(x: Value) -> bool:
     """Whether an array may not have an element that can be taken by itself."""
     return any(jax.typeof(x).sharding.spec)
 
 
-def _raw(leaf: Any) -> Any:
+def _raw(leaf: Value) -> Value:
     """What a callback can take: of a PRNG key its numbers."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf
 
 
-def _is_first() -> Any:
+def _is_first() -> jax.Array:
     """Whether this is the first of the devices that run the program side by side."""
     first = jnp.array(True)
     for axis in jax.sharding.get_abstract_mesh().manual_axes:

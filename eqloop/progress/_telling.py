@@ -13,18 +13,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays
+from .._typecheck import PyTree
+from .._types import Index, Value
 from ._meter import Gauge, tied
 
 
 def told_scan(
-    scan: Callable[..., tuple[Any, list[Any]]],
-    body: Callable[..., tuple[Any, list[Any]]],
-    state: Any,
+    scan: Callable[..., tuple[PyTree, list[Value]]],
+    body: Callable[..., tuple[PyTree, list[Value]]],
+    state: PyTree,
     xs: Arrays,
     loop: Any,
     after: Arrays,
     may_cut: bool,
-) -> tuple[Any, list[Any]]:
+) -> tuple[PyTree, list[Value]]:
     """Runs a scan, and its bar.
 
     Nothing is asked at each step if it can be helped: the loop is run in blocks of as
@@ -44,7 +46,9 @@ def told_scan(
     gauge, cut = loop.meter.here, may_cut and loop.kept is None
     size = math.gcd(loop.length, gauge.every) if cut else 1
 
-    def run(state: tuple[Any, Any, Any], xs: list[Any]) -> tuple[Any, list[Any]]:
+    def run(
+        state: tuple[Value, Value, PyTree], xs: list[Value]
+    ) -> tuple[PyTree, list[Value]]:
         number, position, state = state
         if size == 1:
             state, ys = body(state, xs)
@@ -63,12 +67,12 @@ def told_scan(
 
 def hops(
     gauge: Gauge,
-    number: Any,
-    state: Any,
-    stop: Any,
-    run: Callable[[Any, Any], Any],
-    y_of: Callable[[Any], Arrays] = lambda state: [],
-) -> tuple[Any, Any]:
+    number: Index,
+    state: PyTree,
+    stop: Index,
+    run: Callable[[PyTree, PyTree], PyTree],
+    y_of: Callable[[PyTree], Arrays] = lambda state: [],
+) -> tuple[PyTree, PyTree]:
     """Runs a loop whose length is not static, and tells how far it has come.
 
     Args:
@@ -85,7 +89,7 @@ def hops(
     if not gauge.is_shown:
         return number, run(state, stop)
 
-    def hop(told: tuple[Any, Any]) -> tuple[Any, Any]:
+    def hop(told: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         number, state = told
         position = state[0]
         due = position + gauge.every - position % gauge.every
@@ -98,8 +102,11 @@ def hops(
 
 
 def told_back(
-    run: Callable[[Any, Arrays], Any], sweep: Any, ct_carry: Arrays, after: Arrays
-) -> Any:
+    run: Callable[[PyTree, Arrays], PyTree],
+    sweep: Any,
+    ct_carry: Arrays,
+    after: Arrays,
+) -> PyTree:
     """Runs a reverse sweep, and its bar if it has one.
 
     Its blocks are reversed by a reversal that tells, for which the number is carried
@@ -129,17 +136,22 @@ class _Told:
     gauge: Gauge
 
     def __call__(
-        self, sweep: Any, carry: Arrays, start: Any, count: int, cts: Any
-    ) -> Any:
+        self, sweep: Any, carry: Arrays, start: Index, count: int, cts: PyTree
+    ) -> PyTree:
         take = lambda cts: self.reversal(sweep, carry, start, count, cts)
         return self.past(sweep, take, start, count, cts)
 
-    def each(self, *steps: Any) -> Any:
+    def each(self, *steps: Any) -> PyTree:
         return self.reversal.each(*steps)
 
     def past(
-        self, sweep: Any, take: Callable[[Any], Any], start: Any, count: int, cts: Any
-    ) -> Any:
+        self,
+        sweep: Any,
+        take: Callable[[PyTree], PyTree],
+        start: Index,
+        count: int,
+        cts: PyTree,
+    ) -> PyTree:
         *ct_carry, number = cts.carry
         cts = take(dataclasses.replace(cts, carry=ct_carry))
         done = sweep.steps - sweep.position(start)
@@ -148,8 +160,8 @@ class _Told:
 
 
 def watched_step(
-    gauge: Gauge, step: Callable[..., Any], length: int
-) -> tuple[Callable[..., Any], list[Any]]:
+    gauge: Gauge, step: Callable[..., PyTree], length: int
+) -> tuple[Callable[..., PyTree], list[Value]]:
     """A step that JAX differentiates, and that tells when it is passed on the way back.
 
     Args:
@@ -164,7 +176,7 @@ def watched_step(
     if not gauge.is_shown:
         return step, []
 
-    def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
+    def run(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[PyTree, list[Value]]:
         *carry, number, position = carry
         number = gauge.watch(number, length - position, 1)
         carry, y = step(consts, carry, x)
@@ -173,5 +185,5 @@ def watched_step(
     return run, [gauge.to_watch, jnp.zeros((), jnp.int32)]
 
 
-def _join(y: Any) -> Any:
+def _join(y: PyTree) -> PyTree:
     return lax.reshape(y, (y.shape[0] * y.shape[1], *y.shape[2:]))

@@ -14,9 +14,10 @@ from typing import Any
 import equinox as eqx
 
 from .._partition import is_dynamic, is_scalar
+from .._typecheck import PyTree
 
 
-def functions_in(value: Any) -> list[types.FunctionType]:
+def functions_in(value: object) -> list[types.FunctionType]:
     """The functions that calling a value runs first, as far as it can be told."""
     if isinstance(value, types.FunctionType):
         return [value]
@@ -61,7 +62,7 @@ def _methods(cls: type) -> list[types.FunctionType]:
     ]
 
 
-def _is_library(value: Any) -> bool:
+def _is_library(value: object) -> bool:
     package = (getattr(value, "__module__", None) or "").partition(".")[0]
     return package in ("jax", "equinox", "eqloop", "builtins", "abc", "typing")
 
@@ -122,6 +123,6 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def callable_name(value: Callable[..., Any]) -> str:
+def callable_name(value: Callable[..., PyTree]) -> str:
     """What a function is called; for an object, its class."""
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -116,7 +116,7 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
-def write_bytes(path: Path, parts: list[Any]) -> None:
+def write_bytes(path: Path, parts: Any) -> None:
     """Writes a new file, and waits until it is on the disk."""
     with open(path, "wb") as file:
         for part in parts:

@@ -13,6 +13,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._partition import describe, flatten, is_dynamic, paths
+from .._typecheck import PyTree
+from .._types import Value
 from ._code_digest import callable_name, captured, code_digest, functions_in
 from ._disk import raw_bytes
 from ._processes import digest_of_all
@@ -34,7 +36,7 @@ _JAX_SETTINGS = (
 Described = dict[str, Any]
 
 
-def fingerprint(array: Any, axis: int = 0) -> str:
+def fingerprint(array: Value, axis: int = 0) -> str:
     """A digest of the numbers in an array.
 
     Args:
@@ -47,7 +49,7 @@ def fingerprint(array: Any, axis: int = 0) -> str:
     return digest_of_all(digest.digest()).hex()
 
 
-def _pieces(array: Any, axis: int) -> Iterator[np.ndarray]:
+def _pieces(array: Value, axis: int) -> Iterator[np.ndarray]:
     if isinstance(array, jax.Array):
         data = jax.random.key_data(array) if is_key(array) else array
         yield from (np.asarray(s.data) for s in data.addressable_shards)
@@ -59,7 +61,7 @@ def _pieces(array: Any, axis: int) -> Iterator[np.ndarray]:
             forget_pages(array)
 
 
-def _looked_at(array: Any, length: int) -> Iterator[tuple[int, int]]:
+def _looked_at(array: Value, length: int) -> Iterator[tuple[int, int]]:
     """The parts of an axis that are read: all of it, if the array is not too large."""
     size = math.prod(array.shape) * np.dtype(array.dtype).itemsize
     block = max(1, length * _BLOCK // size)
@@ -70,7 +72,7 @@ def _looked_at(array: Any, length: int) -> Iterator[tuple[int, int]]:
     yield from ((int(start), min(int(start) + block, length)) for start in starts)
 
 
-def leaves_in_words(tree: Any, name: str, axes: Sequence[int | None]) -> Described:
+def leaves_in_words(tree: PyTree, name: str, axes: Sequence[int | None]) -> Described:
     """The leaves of a tree: of arrays their types and digests, of others their values.
 
     Args:
@@ -90,7 +92,7 @@ def leaves_in_words(tree: Any, name: str, axes: Sequence[int | None]) -> Describ
     return words
 
 
-def functions_in_words(tree: Any, name: str) -> Described:
+def functions_in_words(tree: PyTree, name: str) -> Described:
     """The functions in a tree, and what they close over, by digests."""
     words: Described = {}
     for path, node in _nodes(tree, name):
@@ -102,7 +104,7 @@ def functions_in_words(tree: Any, name: str) -> Described:
     return words
 
 
-def _nodes(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _nodes(tree: PyTree, path: str) -> Iterator[tuple[str, Value]]:
     """All that is in a tree, from the top down, and what static fields hold."""
     yield path, tree
     children, _ = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
@@ -114,7 +116,7 @@ def _nodes(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{field.name}", getattr(tree, field.name, None)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """A value as text that is the same in another process."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 

@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from .._axes import Axis
+from .._typecheck import PyTree
+from .._types import Aval, Value
 from ._disk import make_folder
 from ._processes import as_the_leader
 from ._row_file import RowFile
@@ -39,7 +41,7 @@ class SegmentInputs:
 
     def read(
         self, which: Iterable[int], *others: AbstractSource
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[tuple[Value, ...]]:
         """What each of these segments gets, which is read a segment ahead.
 
         Args:
@@ -70,7 +72,7 @@ class ForwardSweep:
     call: SegmentCall
     inputs: SegmentInputs
     directory: Path
-    moved: Callable[[int, Any, Any], None]
+    moved: Callable[[int, PyTree, PyTree], None]
 
     @property
     def carries(self) -> StateFolder:
@@ -84,7 +86,7 @@ class ForwardSweep:
         """The files of what the steps returned."""
         return row_files(self.directory / YS, self.call.ys.types)
 
-    def carry_before(self, k: int) -> list[Any]:
+    def carry_before(self, k: int) -> list[Value]:
         """The arrays of the carry that segment `k` starts with."""
         steps = self.call.segments.done(k)
         return self.carries.read(steps) if steps else self.call.start
@@ -112,7 +114,7 @@ class ForwardSweep:
                 carries.forget(carries.steps[:-keep])
             self.moved(done, carry, ys)
 
-    def _computed(self, left: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+    def _computed(self, left: Sequence[int]) -> Iterator[tuple[int, Value, Value]]:
         """What each of these segments makes, which may still be being computed."""
         program = self.call.program
         carry, before = [], -2
@@ -146,7 +148,7 @@ def one_behind(items: Iterable[_Item]) -> Iterator[_Item]:
     yield from waiting
 
 
-def row_files(folder: Path, types: Sequence[Any]) -> list[RowFile]:
+def row_files(folder: Path, types: Sequence[Aval]) -> list[RowFile]:
     """The files in a folder for arrays of these types."""
     return [
         RowFile(folder / f"{i}.npy", tuple(aval.shape), np.dtype(aval.dtype))
@@ -155,7 +157,7 @@ def row_files(folder: Path, types: Sequence[Any]) -> list[RowFile]:
 
 
 def write_rows(
-    files: Sequence[RowFile], axes: Sequence[Axis], start: int, arrays: Sequence[Any]
+    files: Sequence[RowFile], axes: Sequence[Axis], start: int, arrays: Sequence[Value]
 ) -> None:
     """Writes what a segment has made, and waits until it is on the disk.
 

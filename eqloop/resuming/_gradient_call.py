@@ -11,6 +11,8 @@ import numpy as np
 from .._partition import describe, flatten, is_scalar, pick, put
 from .._tangents import is_inexact
 from .._tree_differences import structure_differences
+from .._typecheck import PyTree
+from .._types import Value
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers, write_json
 from ._fingerprint import fingerprint
@@ -28,7 +30,7 @@ _NAME = "Resumable"
 _ARGUMENTS = {"f": "f", "init": "init", "xs": "xs", 0: "init", 1: "xs"}
 
 
-def as_wrt(argnums: Any) -> str | tuple[str, ...]:
+def as_wrt(argnums: PyTree) -> str | tuple[str, ...]:
     """The names of what is differentiated, from what a user gave as `argnums`.
 
     >>> as_wrt("f"), as_wrt(("f", 0))
@@ -63,8 +65,8 @@ class GradientCall:
     wrt: str | tuple[str, ...]
 
     def differentiate(
-        self, loss: Callable[..., Any], has_aux: bool
-    ) -> tuple[Any, tuple[list[Any], list[Any]]]:
+        self, loss: Callable[..., PyTree], has_aux: bool
+    ) -> tuple[PyTree, tuple[list[Value], list[Value]]]:
         """What a loss returns, and its cotangents of what the loop returns."""
         forward = self.run.forward
         call = forward.call
@@ -74,7 +76,7 @@ class GradientCall:
         out, ct_carry, ct_ys = made
         return out, (ct_carry, ct_ys)
 
-    def take(self, cotangents: Any) -> tuple[list[Any], list[Any]]:
+    def take(self, cotangents: PyTree) -> tuple[list[Value], list[Value]]:
         """The cotangents of the inexact arrays of the carry and the `ys`.
 
         Raises:
@@ -94,7 +96,9 @@ class GradientCall:
         full = [zeros(ct, aval) for ct, aval in zip(carry, types, strict=True)]
         return [jnp.asarray(ct) for ct in full], ys
 
-    def back(self, last: list[Any], ys: list[Any], progress: ProgressBar | None) -> Any:
+    def back(
+        self, last: list[Value], ys: list[Value], progress: ProgressBar | None
+    ) -> PyTree:
         """Takes cotangents back through the loop, and returns what was asked for."""
         segments = self.run.forward.call.segments
         sweep = ReverseSweep(
@@ -151,7 +155,7 @@ class GradientCall:
         names = [self.wrt] if isinstance(self.wrt, str) else sorted(self.wrt)
         return {"argnums": names, "cotangents": words}
 
-    def _close(self, init: list[Any], scan: list[Any], xs: list[Any]) -> Any:
+    def _close(self, init: list[Value], scan: list[Value], xs: list[Value]) -> PyTree:
         forward = self.run.forward
         made = {
             "f": lambda: forward.inputs.scan.form.like(scan),
@@ -162,7 +166,7 @@ class GradientCall:
             return made[self.wrt]()
         return tuple(made[name]() for name in self.wrt)
 
-    def _init_gradient(self, found: list[Any]) -> Any:
+    def _init_gradient(self, found: list[Value]) -> PyTree:
         carry = self.run.forward.call.carry
         leaves = pick(flatten(self.run.init)[0], carry.rest.taken)
         full = put([None] * len(leaves), carry.inexact, found)
@@ -170,14 +174,14 @@ class GradientCall:
         return carry.like([_as_gradient(leaf, ct) for leaf, ct in pairs])
 
 
-def _as_gradient(leaf: Any, ct: Any) -> Any:
+def _as_gradient(leaf: Value, ct: Value) -> Value:
     """The cotangent of a leaf of `init`, from that of the array made of it."""
     if ct is None or is_scalar(leaf):
         return ct if isinstance(leaf, float | complex) or ct is None else None
     return ct.astype(leaf.dtype) if is_inexact(leaf) else None
 
 
-def _taken(tree: Any, form: TreeForm, name: str) -> list[Any]:
+def _taken(tree: PyTree, form: TreeForm, name: str) -> list[Value]:
     """The cotangents in a tree, for the inexact arrays of one of this form."""
     if tree is None:
         return [None] * sum(form.inexact)

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._partition import as_arrays, describe, partition, pick, put
+from .._typecheck import PyTree
+from .._types import Value
 from ._tree_form import TreeForm
 
 
@@ -22,14 +23,14 @@ class Loss:
         ys: That of the `ys`.
     """
 
-    f: Callable[[Any, Any], Any]
+    f: Callable[[PyTree, PyTree], PyTree]
     has_aux: bool
     carry: TreeForm
     ys: TreeForm
 
     def differentiate(
-        self, carry: Sequence[Any], ys: Callable[[int], Any]
-    ) -> tuple[Any, list[Any], list[Any]]:
+        self, carry: Sequence[Value], ys: Callable[[int], PyTree]
+    ) -> tuple[PyTree, list[Value], list[Value]]:
         """Calls the function and differentiates it.
 
         Args:
@@ -41,9 +42,11 @@ class Loss:
             What the function returned; and for each inexact array of the carry, and of
             the `ys`, its cotangent, or `None` for one that is not used.
         """
-        kept: list[Any] = []
+        kept: list[Value] = []
 
-        def call(carry: Sequence[Any], ys: Sequence[Any]) -> tuple[Any, list[Any]]:
+        def call(
+            carry: Sequence[Value], ys: Sequence[Value]
+        ) -> tuple[PyTree, list[Value]]:
             out = self.f(self.carry.join(carry), self.ys.join(ys))
             value, aux = self._pair(out)
             arrays, rest = partition(as_arrays(aux))
@@ -55,13 +58,13 @@ class Loss:
         moves = [a and b for a, b in zip(used, self.ys.inexact, strict=True)]
 
         @jax.jit
-        def gradient(carry: Sequence[Any], given: Sequence[Any]) -> Any:
+        def gradient(carry: Sequence[Value], given: Sequence[Value]) -> PyTree:
             # What is not used is not computed either.
             blanks = [jnp.zeros(aval.shape, aval.dtype) for aval in self.ys.types]
             whole = put(blanks, used, given)
             parts = pick(carry, self.carry.inexact), pick(whole, moves)
 
-            def run(parts: Any) -> Any:
+            def run(parts: PyTree) -> PyTree:
                 full = put(carry, self.carry.inexact, parts[0])
                 return call(full, put(whole, moves, parts[1]))
 
@@ -74,14 +77,14 @@ class Loss:
         out = (value, aux) if self.has_aux else value
         return out, ct_carry, pick(ct_ys, self.ys.inexact)
 
-    def _used(self, call: Callable[..., Any]) -> list[bool]:
+    def _used(self, call: Callable[..., PyTree]) -> list[bool]:
         """Which of the `ys` the function uses."""
         jaxpr = jax.make_jaxpr(call)(list(self.carry.types), list(self.ys.types)).jaxpr
         read = {id(var) for eqn in jaxpr.eqns for var in eqn.invars}
         read |= set(map(id, jaxpr.outvars))
         return [id(var) in read for var in jaxpr.invars[len(self.carry.types) :]]
 
-    def _pair(self, out: Any) -> tuple[Any, Any]:
+    def _pair(self, out: PyTree) -> tuple[PyTree, PyTree]:
         if self.has_aux and (not isinstance(out, tuple | list) or len(out) != 2):
             raise TypeError(
                 f"Resumable: with `has_aux=True` the loss must return a pair "

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from .._axes import as_length, axis_sizes, common_length, resolve_axes
 from .._effects import refuse_refs
 from .._partition import as_arrays, flatten
+from .._typecheck import PRNGKey, PyTree
+from .._types import Value
 from ..loops import AbstractScan, check_one_key
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
@@ -47,7 +49,7 @@ class OpenedRun:
 
     forward: ForwardSweep
     record: RunRecord
-    init: Any
+    init: PyTree
 
     @property
     def directory(self) -> Path:
@@ -96,7 +98,7 @@ class OpenedRun:
 
     def run_forward(
         self, keep: int | None, progress: ProgressBar | None, *, in_memory: bool
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Runs what is left of the loop, and returns what it returns."""
         call = self.forward.call
         segments, done = call.segments, max(self.forward.carries.steps, default=0)
@@ -106,22 +108,22 @@ class OpenedRun:
         return self.last_carry, call.ys.join(self.read_ys(in_memory=in_memory))
 
     @property
-    def last_carry(self) -> Any:
+    def last_carry(self) -> PyTree:
         """The carry after the last step."""
         call = self.forward.call
         return call.last_carry.join(self.forward.carry_before(len(call.segments)))
 
-    def read_ys(self, *, in_memory: bool) -> list[Any]:
+    def read_ys(self, *, in_memory: bool) -> list[Value]:
         """What the steps returned: arrays of JAX, or memory maps."""
         arrays = [file.read() for file in self.forward.ys]
         return list(map(jnp.array, arrays)) if in_memory else arrays
 
-    def _label(self, done: int, carry: Any, ys: Any) -> Callable[[Any], str]:
+    def _label(self, done: int, carry: PyTree, ys: PyTree) -> Callable[[PyTree], str]:
         """What makes the text before a bar from the user's function."""
         call = self.forward.call
         last = 0 if call.segments.reverse else -1
 
-        def label(desc: Callable[[int, Any, Any], str]) -> str:
+        def label(desc: Callable[[int, PyTree, PyTree], str]) -> str:
             pairs = zip(map(np.asarray, ys), call.y_axes, strict=True)
             y = [x if axis is None else x.take(last, axis) for x, axis in pairs]
             tree = call.carry.rest.join(list(map(np.asarray, carry)))
@@ -132,11 +134,11 @@ class OpenedRun:
 
 def open_run(
     scan: AbstractScan[Any, Any],
-    init: Any,
-    xs: Any,
+    init: PyTree,
+    xs: PyTree,
     *,
-    length: Any,
-    key: Any,
+    length: SupportsIndex | None,
+    key: PRNGKey | None,
     every: int,
     directory: Path,
     settings: Mapping[str, Any],
@@ -187,7 +189,7 @@ def open_run(
 
 def _opened_xs(
     scan: AbstractScan[Any, Any],
-    xs: Any,
+    xs: PyTree,
     sizes: Mapping[str, int],
     length: int | None,
     every: int,

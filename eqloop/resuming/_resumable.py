@@ -90,7 +90,7 @@ class Resumable(AbstractTransform):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Runs the loop, or what is left of it.
 
         Args:
@@ -120,8 +120,12 @@ class Resumable(AbstractTransform):
 
     @typed
     def value_and_grad(
-        self, loss: Callable[..., Any], *, argnums: Any = "f", has_aux: bool = False
-    ) -> Callable[..., Any]:
+        self,
+        loss: Callable[..., PyTree],
+        *,
+        argnums: PyTree = "f",
+        has_aux: bool = False,
+    ) -> Callable[..., PyTree]:
         """The gradient of a loss of what the loop returns, through the whole loop.
 
         The carries at the starts of the segments stay on disk. Segments are reversed
@@ -158,7 +162,7 @@ class Resumable(AbstractTransform):
             *,
             length: SupportsIndex | None = None,
             key: PRNGKey | None = None,
-        ) -> tuple[Any, Any]:
+        ) -> tuple[PyTree, PyTree]:
             run = self._open(init, xs, length, key)
             with run.held():
                 run.run_forward(None, self._progress, in_memory=False)
@@ -176,8 +180,8 @@ class Resumable(AbstractTransform):
         *,
         length: SupportsIndex | None = None,
         key: PRNGKey | None = None,
-        argnums: Any = ("f", "init"),
-    ) -> tuple[Any, Callable[[Any], Any]]:
+        argnums: PyTree = ("f", "init"),
+    ) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         """Runs the loop, and returns a function that pulls cotangents back.
 
         Args:
@@ -203,7 +207,7 @@ class Resumable(AbstractTransform):
         with run.held():
             out = self._forward(run, keep=None)
 
-        def pull(cotangents: Any) -> Any:
+        def pull(cotangents: PyTree) -> PyTree:
             gradient = GradientCall(run, wrt)
             cts = gradient.take(cotangents)
             with run.held():
@@ -223,7 +227,13 @@ class Resumable(AbstractTransform):
         """
         return RunStatus.read(Path(self.directory))
 
-    def _open(self, init: Any, xs: Any, length: Any, key: Any) -> OpenedRun:
+    def _open(
+        self,
+        init: PyTree,
+        xs: PyTree,
+        length: SupportsIndex | None,
+        key: PRNGKey | None,
+    ) -> OpenedRun:
         _refuse_traced((self, init, xs, key))
         return open_run(
             dataclasses.replace(self.f, progress=None),
@@ -236,7 +246,7 @@ class Resumable(AbstractTransform):
             settings={"every": self.every, "ys": self.ys},
         )
 
-    def _forward(self, run: OpenedRun, keep: int | None) -> tuple[Any, Any]:
+    def _forward(self, run: OpenedRun, keep: int | None) -> tuple[PyTree, PyTree]:
         in_memory = self.ys == "memory"
         return run.run_forward(keep, self._progress, in_memory=in_memory)
 
@@ -262,11 +272,11 @@ class Resumable(AbstractTransform):
         check_progress("Resumable", self.progress)
 
 
-def _what(f: Any) -> str:
+def _what(f: PyTree) -> str:
     return type(f).__name__ if isinstance(f, AbstractTransform) else repr(f)
 
 
-def _refuse_traced(tree: Any) -> None:
+def _refuse_traced(tree: PyTree) -> None:
     leaves = jax.tree.leaves(tree)
     # What is made in a function that is compiled is a tracer, whatever it is made of.
     if any(isinstance(leaf, jax.core.Tracer) for leaf in [*leaves, jnp.zeros(())]):

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._partition import pick, put, split
+from .._types import Value
 from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
 from ._processes import as_the_leader
 from ._row_file import RowFile
@@ -32,8 +32,8 @@ class ReverseSweep:
 
     forward: ForwardSweep
     wanted: Wanted
-    last: list[Any]
-    ys: list[Any]
+    last: list[Value]
+    ys: list[Value]
     moved: Callable[[int], None]
 
     @property
@@ -58,7 +58,7 @@ class ReverseSweep:
         own, _ = self.wanted.split(types)
         return row_files(self.forward.directory / OF_SCANNED, own)
 
-    def run(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def run(self) -> tuple[list[Value], list[Value], list[Value]]:
         """Reverses what is left.
 
         Returns:
@@ -87,8 +87,8 @@ class ReverseSweep:
         return before, *self.wanted.join(own, shared)
 
     def _computed(
-        self, which: Sequence[int], now: list[Any]
-    ) -> Iterator[tuple[int, list[Any], list[Any]]]:
+        self, which: Sequence[int], now: list[Value]
+    ) -> Iterator[tuple[int, list[Value], list[Value]]]:
         call, inputs = self.forward.call, self.forward.inputs
         shardings = tuple(self.states.shardings)
         wanted = dataclasses.replace(self.wanted, shardings=shardings)
@@ -117,7 +117,7 @@ class ReverseSweep:
         axes = [None if ct is None else axis for ct, axis in pairs]
         return StoredSource(self.ys, "ys", axes)
 
-    def _of_segment(self, k: int, ys: Sequence[Any]) -> list[Any]:
+    def _of_segment(self, k: int, ys: Sequence[Value]) -> list[Value]:
         """The cotangents that segment `k` gets, of those that are not zero.
 
         What is the same for all steps was returned once: it is the last segment's.
@@ -131,7 +131,7 @@ class ReverseSweep:
             for ct, axis in zip(ys, axes, strict=True)
         ]
 
-    def _zeros(self) -> list[Any]:
+    def _zeros(self) -> list[Value]:
         """The sums before anything was added."""
         arrays = self.wanted.pick(*(source.whole() for source in self._sources))
         _, shared = self.wanted.split(arrays)

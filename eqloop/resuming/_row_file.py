@@ -132,7 +132,7 @@ class RowWriter:
             left, at = left[written:], at + written
 
 
-def storable(dtype: Any) -> np.dtype[Any]:
+def storable(dtype: np.dtype) -> np.dtype[Any]:
     """The dtype that stands for a dtype in a file.
 
     >>> import ml_dtypes

@@ -13,7 +13,8 @@ from .._array_types import is_weak
 from .._axes import Axis, axes_tree
 from .._effects import is_ref
 from .._partition import Arrays, as_array, flatten, is_dynamic, pick, put, split
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
+from .._types import Value
 from ..loops import AbstractScan
 from ._segments import Segments
 from ._sources import AbstractSource, resized
@@ -51,9 +52,9 @@ class SegmentCall:
         cls,
         segments: Segments,
         scan: AbstractSource,
-        init: Any,
+        init: PyTree,
         xs: AbstractSource,
-        keys: Callable[[int], Any],
+        keys: Callable[[int], PyTree],
     ) -> Self:
         """Traces a segment, and finds out what it carries and returns.
 
@@ -66,9 +67,9 @@ class SegmentCall:
         """
 
         def forms(steps: int) -> tuple[TreeForm, TreeForm]:
-            found: list[Any] = []
+            found: list[Value] = []
 
-            def run(scan_arrays: Any, x_arrays: Any, keys: Any) -> None:
+            def run(scan_arrays: PyTree, x_arrays: PyTree, keys: PyTree) -> None:
                 whole = scan.form.join(scan_arrays)
                 out = call_scan(whole, init, xs.form.join(x_arrays), keys, steps)
                 found.extend(map(TreeForm.of, out, ("carry", "ys")))
@@ -100,13 +101,13 @@ class SegmentCall:
         )
 
     @property
-    def shardings(self) -> list[Any]:
+    def shardings(self) -> list[Value]:
         """How each array of the carry is spread; `None` for one device."""
         return list(map(sharding_of, self.start))
 
     def run(
-        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, keys: Any
-    ) -> tuple[list[Any], list[Any]]:
+        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, keys: PyTree
+    ) -> tuple[list[Value], list[Value]]:
         """Runs a segment of so many steps.
 
         Args:
@@ -125,12 +126,12 @@ class SegmentCall:
         return after, self.ys.take(ys)
 
     @functools.cached_property
-    def program(self) -> Callable[..., tuple[list[Any], list[Any]]]:
+    def program(self) -> Callable[..., tuple[list[Value], list[Value]]]:
         """`run`, compiled for each number of steps."""
         return jax.jit(self.run, static_argnums=0)
 
     @functools.cached_property
-    def reverse_program(self) -> Callable[..., Any]:
+    def reverse_program(self) -> Callable[..., PyTree]:
         """`reverse`, compiled for each number of steps."""
         return jax.jit(self.reverse, static_argnums=(0, 1))
 
@@ -139,10 +140,10 @@ class SegmentCall:
         steps: int,
         wanted: "Wanted",
         inputs: tuple[Arrays, Arrays, Arrays],
-        keys: Any,
+        keys: PyTree,
         cts: tuple[Arrays, Arrays],
         sums: Arrays,
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         """Takes cotangents back through a segment of so many steps.
 
         Args:
@@ -195,20 +196,20 @@ class Wanted:
     own: tuple[bool, ...]
     shardings: tuple[Any, ...] = ()
 
-    def pick(self, scan: Arrays, xs: Arrays) -> list[Any]:
+    def pick(self, scan: Arrays, xs: Arrays) -> list[Value]:
         """The arrays that are marked."""
         return [*pick(scan, self.scan), *pick(xs, self.xs)]
 
-    def put(self, scan: Arrays, xs: Arrays, marked: Arrays) -> tuple[Any, Any]:
+    def put(self, scan: Arrays, xs: Arrays, marked: Arrays) -> tuple[PyTree, PyTree]:
         """The arrays, with the marked ones replaced."""
         count = sum(self.scan)
         return put(scan, self.scan, marked[:count]), put(xs, self.xs, marked[count:])
 
-    def split(self, marked: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def split(self, marked: Sequence[Value]) -> tuple[list[Value], list[Value]]:
         """Of the marked arrays those of one segment, and those that all share."""
         return pick(marked, self.own), pick(marked, [not flag for flag in self.own])
 
-    def join(self, own: Arrays, shared: Arrays) -> tuple[list[Any], list[Any]]:
+    def join(self, own: Arrays, shared: Arrays) -> tuple[list[Value], list[Value]]:
         """From what `split` gives to lists for the scan and `xs`, `None` elsewhere."""
         blank = [None] * len(self.own)
         marked = put(blank, self.own, own)
@@ -218,8 +219,8 @@ class Wanted:
 
 
 def call_scan(
-    scan: AbstractScan[Any, Any], carry: Any, xs: Any, keys: Any, steps: int
-) -> tuple[Any, Any]:
+    scan: AbstractScan[Any, Any], carry: PyTree, xs: PyTree, keys: PyTree, steps: int
+) -> tuple[PyTree, PyTree]:
     """Calls a scan for some steps, to which their keys are given.
 
     Args:
@@ -239,11 +240,11 @@ def call_scan(
     return keyed(carry, (xs, keys), length=steps)
 
 
-def _transformed(scan: AbstractScan[Any, Any], f: Any) -> Callable[..., Any]:
+def _transformed(scan: AbstractScan[Any, Any], f: PyTree) -> Callable[..., PyTree]:
     return f if scan.f_transform is None else scan.f_transform(f)
 
 
-def _keyed(f: Callable[..., Any]) -> Callable[..., Any]:
+def _keyed(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`f` as a step that is given its key among the `xs`."""
     f = enforce_annotations(f)
     return lambda carry, x: f(carry, x[0], key=x[1])
@@ -258,7 +259,7 @@ def _refuse_captured_refs(program: Any) -> None:
         )
 
 
-def _kept_in_place(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
+def _kept_in_place(arrays: Arrays, shardings: Sequence[Value]) -> list[Value]:
     """Arrays that are where they were, or each segment might need another program."""
     return [
         x if sharding is None else lax.with_sharding_constraint(x, sharding)
@@ -266,7 +267,9 @@ def _kept_in_place(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _starting(init: Any, carry: TreeForm) -> tuple[list[jax.Array], tuple[bool, ...]]:
+def _starting(
+    init: PyTree, carry: TreeForm
+) -> tuple[list[jax.Array], tuple[bool, ...]]:
     """The arrays of the first carry, and which of them the steps know as weakly typed.
 
     Of the leaves of `init` some are numbers that steps change, and so are arrays; and

@@ -5,7 +5,7 @@ import functools
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from jax import lax
 
 from .._axes import Axis, axis_sizes, resolve_axes
 from .._partition import describe, flatten
+from .._typecheck import PyTree
+from .._types import Aval, Index, Value
 from ._tree_form import TreeForm, plain
 
 
@@ -30,12 +32,12 @@ class AbstractSource(abc.ABC):
 
     form: TreeForm
     axes: tuple[Axis, ...]
-    made_by: Callable[[int, int], Any] | None
-    tree: Any
+    made_by: Callable[[int, int], PyTree] | None
+    tree: PyTree
     tree_axes: Sequence[Axis]
 
     @abc.abstractmethod
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> PyTree:
         """What the steps from `start` to `stop` get, as it was read.
 
         It is called on a thread of its own. JAX is left to the other one, as the
@@ -43,11 +45,11 @@ class AbstractSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def place(self, found: Any, start: int, stop: int) -> list[Any]:
+    def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
         """The arrays for these steps, from what was read."""
 
     @abc.abstractmethod
-    def whole(self) -> list[Any]:
+    def whole(self) -> list[Value]:
         """For each array the array, if it is given whole, and else `None`."""
 
     def types(self, steps: int) -> list[jax.ShapeDtypeStruct]:
@@ -62,7 +64,7 @@ class AbstractSource(abc.ABC):
 class StoredSource(AbstractSource):
     """Arrays that are there, in memory or on disk: whatever has a shape and slices."""
 
-    def __init__(self, tree: Any, name: str, axes: Sequence[Axis]) -> None:
+    def __init__(self, tree: PyTree, name: str, axes: Sequence[Axis]) -> None:
         """Takes a tree, and for each leaf the axis that is scanned."""
         self.made_by = None
         self.tree, self.tree_axes = tree, axes
@@ -75,17 +77,17 @@ class StoredSource(AbstractSource):
         self._leaves = [x for x, flag in _zip(whole, taken) if flag]
         self._whole = _unscanned(self._leaves, self.axes)
 
-    def read(self, start: int, stop: int) -> list[Any]:
+    def read(self, start: int, stop: int) -> list[Value]:
         """What is scanned and not in the memory of JAX."""
         return [
             _read_part(x, axis, start, stop) if _is_read(x, axis) else None
             for x, axis in _zip(self._leaves, self.axes)
         ]
 
-    def place(self, found: list[Any], start: int, stop: int) -> list[Any]:
+    def place(self, found: list[Value], start: int, stop: int) -> list[Value]:
         """The part of each array."""
 
-        def part(leaf: Any, axis: Axis, whole: Any, found: Any) -> Any:
+        def part(leaf: Value, axis: Axis, whole: PyTree, found: PyTree) -> Value:
             if axis is None:
                 return whole
             if _is_read(leaf, axis):
@@ -94,7 +96,7 @@ class StoredSource(AbstractSource):
 
         return list(map(part, self._leaves, self.axes, self._whole, found))
 
-    def whole(self) -> list[Any]:
+    def whole(self) -> list[Value]:
         """What is not scanned."""
         return self._whole
 
@@ -104,7 +106,10 @@ class CalledSource(AbstractSource):
     """What a function `(start, stop) -> xs` makes."""
 
     def __init__(
-        self, make: Callable[[int, int], Any], bounds: tuple[int, int], in_axes: Any
+        self,
+        make: Callable[[int, int], PyTree],
+        bounds: tuple[int, int],
+        in_axes: PyTree,
     ) -> None:
         """Calls it once, for the steps between these bounds, to see what it makes."""
         self.made_by = self._make = make
@@ -113,11 +118,11 @@ class CalledSource(AbstractSource):
         self.tree_axes = scanned_axes(self.tree, in_axes)
         self.form, self.axes = self._open(self.tree, *bounds)
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> PyTree:
         """Calls the function."""
         return self._make(start, stop)
 
-    def place(self, found: Any, start: int, stop: int) -> list[Any]:
+    def place(self, found: PyTree, start: int, stop: int) -> list[Value]:
         """The arrays that were made.
 
         Raises:
@@ -136,12 +141,12 @@ class CalledSource(AbstractSource):
             )
         return self.form.take(found)
 
-    def whole(self) -> list[Any]:
+    def whole(self) -> list[Value]:
         """What is not scanned of what was made at first."""
         return _unscanned(self.form.take(self.tree), self.axes)
 
     def _open(
-        self, xs: Any, start: int, stop: int
+        self, xs: PyTree, start: int, stop: int
     ) -> tuple[TreeForm, tuple[Axis, ...]]:
         axes = scanned_axes(xs, self._in_axes)
         sizes = axis_sizes(stand_ins(xs), "xs", axes)
@@ -157,7 +162,7 @@ class CalledSource(AbstractSource):
         return form, tuple(a for a, flag in _zip(axes, form.rest.taken) if flag)
 
 
-def scanned_axes(xs: Any, in_axes: Any) -> list[Axis]:
+def scanned_axes(xs: PyTree, in_axes: PyTree) -> list[Axis]:
     """The axis of each leaf of `xs` that is scanned."""
     standing = stand_ins(xs)
     return resolve_axes(
@@ -165,13 +170,13 @@ def scanned_axes(xs: Any, in_axes: Any) -> list[Axis]:
     )
 
 
-def stand_ins(tree: Any) -> Any:
+def stand_ins(tree: PyTree) -> PyTree:
     """The tree with arrays in place of what is no array, and only slices like one."""
     leaves, treedef = flatten(tree)
     return treedef.unflatten(map(_stand_in, leaves))
 
 
-def is_sliceable(leaf: Any) -> bool:
+def is_sliceable(leaf: object) -> bool:
     """Whether a leaf is no array of NumPy or JAX, but has a shape and slices."""
     return not isinstance(leaf, jax.Array | np.ndarray | np.generic) and all(
         hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__")
@@ -180,13 +185,13 @@ def is_sliceable(leaf: Any) -> bool:
 
 def read_ahead(
     sources: Sequence[AbstractSource], bounds: Sequence[tuple[int, int]]
-) -> Iterator[list[list[Any]]]:
+) -> Iterator[list[list[Value]]]:
     """The arrays of each source between these bounds.
 
     They are read while those before them are used.
     """
 
-    def read(start: int, stop: int) -> list[Any]:
+    def read(start: int, stop: int) -> list[Value]:
         return [source.read(start, stop) for source in sources]
 
     with ThreadPoolExecutor(1, "eqloop-read-ahead") as pool:
@@ -197,7 +202,7 @@ def read_ahead(
             yield [s.place(x, *at) for s, x in _zip(sources, found)]
 
 
-def resized(aval: Any, axis: Axis, steps: int) -> jax.ShapeDtypeStruct:
+def resized(aval: Aval, axis: Axis, steps: int) -> jax.ShapeDtypeStruct:
     """The type of an array with so many steps along an axis, if it has one for them."""
     if axis is None:
         return aval
@@ -205,25 +210,25 @@ def resized(aval: Any, axis: Axis, steps: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
-def _zip(*lists: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def _zip(*lists: Sequence[Value]) -> Iterator[tuple[Value, ...]]:
     return zip(*lists, strict=True)
 
 
-def _unscanned(arrays: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
+def _unscanned(arrays: Sequence[Value], axes: Sequence[Axis]) -> list[Value]:
     return [plain(x) if axis is None else None for x, axis in _zip(arrays, axes)]
 
 
-def _stand_in(leaf: Any) -> Any:
+def _stand_in(leaf: Value) -> Value:
     if not is_sliceable(leaf):
         return leaf
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)  # it takes no memory
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Value) -> Value:
     return np.asarray(leaf[...]) if is_sliceable(leaf) else leaf
 
 
-def _few(leaf: Any, axis: int) -> Any:
+def _few(leaf: Value, axis: int) -> Value:
     """An array like a leaf, with no step in it."""
     if isinstance(leaf, jax.Array):
         return lax.slice_in_dim(leaf, 0, 0, axis=axis)
@@ -231,11 +236,11 @@ def _few(leaf: Any, axis: int) -> Any:
     return np.zeros((*shape[:axis], 0, *shape[axis:]), leaf.dtype)
 
 
-def _is_read(leaf: Any, axis: Axis) -> bool:
+def _is_read(leaf: object, axis: Axis) -> bool:
     return axis is not None and not isinstance(leaf, jax.Array)
 
 
-def _read_part(leaf: Any, axis: int, start: int, stop: int) -> Any:
+def _read_part(leaf: Value, axis: int, start: int, stop: int) -> Value:
     # A copy, as what a mapping reads is to be forgotten.
     part = np.array(leaf[(slice(None),) * axis + (slice(start, stop),)])
     forget_pages(leaf)
@@ -243,12 +248,12 @@ def _read_part(leaf: Any, axis: int, start: int, stop: int) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _slice_on_device(array: jax.Array, start: Any, axis: int, size: int) -> Any:
+def _slice_on_device(array: jax.Array, start: Index, axis: int, size: int) -> Value:
     # Compiled once for all segments; `array[start:stop]` would be for each of them.
     return plain(lax.dynamic_slice_in_dim(array, start, size, axis))
 
 
-def forget_pages(leaf: Any) -> None:
+def forget_pages(leaf: Value) -> None:
     """Has the pages of a memory map that were read count as memory no longer.
 
     The system would drop them if it needed room. Until then the process would seem to
@@ -262,6 +267,6 @@ def forget_pages(leaf: Any) -> None:
             leaf.madvise(mmap.MADV_DONTNEED)
 
 
-def _arrays_listed(form: TreeForm, types: Sequence[Any] | None = None) -> str:
+def _arrays_listed(form: TreeForm, types: Sequence[Value] | None = None) -> str:
     pairs = zip(form.names, form.types if types is None else types, strict=True)
     return ", ".join(f"{name}: {describe(aval)}" for name, aval in pairs) or "nothing"

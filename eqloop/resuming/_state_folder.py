@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import Value
 from ._disk import (
     begin_folder,
     checksum,
@@ -47,14 +48,14 @@ class StateFolder:
     path: Path
     names: Sequence[str]
     types: Sequence[jax.ShapeDtypeStruct]
-    shardings: Sequence[Any]
+    shardings: Sequence[Value]
 
     @property
     def steps(self) -> list[int]:
         """For how many steps there are states, in their order."""
         return steps_in(self.path)
 
-    def write(self, steps: int, arrays: Sequence[Any]) -> None:
+    def write(self, steps: int, arrays: Sequence[Value]) -> None:
         """Writes a state: each process its part, and then one puts it into place."""
         place = self._place(steps)
         aside = begin_folder(place)
@@ -77,7 +78,7 @@ class StateFolder:
             finish_folder(aside, place)
         wait_for_all(f"{place} was finished")
 
-    def read(self, steps: int) -> list[Any]:
+    def read(self, steps: int) -> list[Value]:
         """Reads a state.
 
         Raises:
@@ -107,7 +108,7 @@ def steps_in(path: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"\d{12,}", name))
 
 
-def pieces_of(array: Any) -> Iterator[tuple[list[int], np.ndarray]]:
+def pieces_of(array: Value) -> Iterator[tuple[list[int], np.ndarray]]:
     """What this process has to write of an array, and where in the array it starts."""
     if sharding_of(array) is None:
         if is_leader():
@@ -118,7 +119,7 @@ def pieces_of(array: Any) -> Iterator[tuple[list[int], np.ndarray]]:
             yield [part.start or 0 for part in shard.index], np.asarray(shard.data)
 
 
-def sharding_of(array: Any) -> Any:
+def sharding_of(array: Value) -> Any:
     """How an array is spread over devices; `None` if it is on one."""
     sharding = getattr(array, "sharding", None)
     return sharding if sharding and len(sharding.device_set) > 1 else None
@@ -131,7 +132,7 @@ def placed(array: np.ndarray, sharding: Any) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda i: array[i])
 
 
-def _write_pieces(folder: Path, number: int, array: Any) -> list[dict[str, Any]]:
+def _write_pieces(folder: Path, number: int, array: Value) -> list[dict[str, Any]]:
     """Writes what this process has of an array, and says what that is."""
     described = []
     for start, piece in pieces_of(array):
@@ -152,8 +153,11 @@ def _part(process: int) -> str:
 
 
 def _read_array(
-    place: Path, described: dict[str, Any], aval: jax.ShapeDtypeStruct, sharding: Any
-) -> Any:
+    place: Path,
+    described: dict[str, Any],
+    aval: jax.ShapeDtypeStruct,
+    sharding: Any,
+) -> jax.Array:
     if described["shape"] != [*aval.shape] or described["dtype"] != str(aval.dtype):
         _damaged(place / _STATE, f"{described['path']} is of another type")
     pieces = [(p["start"], _read_piece(place, p)) for p in described["pieces"]]

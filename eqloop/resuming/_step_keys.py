@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from .._typecheck import PRNGKey, PyTree
+from .._types import Index
 from ._tree_form import is_key
 
 # `jax.random.fold_in` takes 32 bits.
@@ -31,7 +33,7 @@ class StepKeys:
     table: np.ndarray | None
 
     @classmethod
-    def of(cls, key: Any, length: int, is_split: bool) -> Self:
+    def of(cls, key: PRNGKey | None, length: int, is_split: bool) -> Self:
         """The keys that a scan gives so many steps."""
         if key is None or not is_split:
             return cls(key, False, None)
@@ -39,7 +41,7 @@ class StepKeys:
             return cls(key, True, None)
         return cls(key, True, np.asarray(_key_numbers(jr.split(key, length))))
 
-    def take(self, start: int, stop: int) -> Any:
+    def take(self, start: int, stop: int) -> PyTree:
         """The keys of some steps: one for each, one for all, or `None`."""
         if not self.is_split:
             return self.key
@@ -59,7 +61,7 @@ class StepKeys:
         return jax.ShapeDtypeStruct(shape, like.dtype)
 
 
-def _is_folded(key: Any) -> bool:
+def _is_folded(key: PRNGKey) -> bool:
     """Whether the keys that a key is split into are those that indices folded in give.
 
     It is so for JAX's own generator, by the way in which it is parallel, and not for
@@ -70,10 +72,10 @@ def _is_folded(key: Any) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _folded_keys(key: Any, start: Any, count: int) -> Any:
+def _folded_keys(key: jax.Array, start: Index, count: int) -> jax.Array:
     indices = start + jnp.arange(count, dtype=jnp.uint32)
     return jax.vmap(jr.fold_in, (None, 0))(key, indices)
 
 
-def _key_numbers(keys: Any) -> Any:
+def _key_numbers(keys: jax.Array) -> jax.Array:
     return jr.key_data(keys) if is_key(keys) else keys

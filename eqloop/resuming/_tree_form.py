@@ -7,7 +7,7 @@ survives in a file. `TreeForm` gives both back where the user's function is call
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from .._array_types import is_weak, strongly_typed, with_weak_types
 from .._partition import Rest, as_array, partition, paths, pick
 from .._tangents import is_inexact
+from .._typecheck import PyTree
+from .._types import Value
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: Value) -> bool:
     """Whether an array is one of PRNG keys."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -38,10 +40,10 @@ class TreeForm:
     names: tuple[str, ...]
     types: tuple[jax.ShapeDtypeStruct, ...]
     weak: tuple[bool, ...]
-    keys: tuple[Any, ...]
+    keys: tuple[PyTree, ...]
 
     @classmethod
-    def of(cls, tree: Any, name: str) -> Self:
+    def of(cls, tree: PyTree, name: str) -> Self:
         """The form of a tree, which may be that of tracers.
 
         Args:
@@ -62,32 +64,32 @@ class TreeForm:
         """Which of the arrays can have a derivative."""
         return [is_inexact(aval) for aval in self.types]
 
-    def join(self, arrays: Sequence[Any]) -> Any:
+    def join(self, arrays: Sequence[Value]) -> PyTree:
         """The tree with these arrays, which are plain ones."""
         pairs = zip(self.keys, arrays, strict=True)
         typed = [x if kind is None else _as_keys(x, kind) for kind, x in pairs]
         return self.rest.join(with_weak_types(typed, self.weak))
 
-    def take(self, tree: Any) -> list[Any]:
+    def take(self, tree: PyTree) -> list[Value]:
         """The arrays of a tree of this form, as plain ones."""
         return [plain(x) for x in partition(tree, self.rest.taken)[0]]
 
-    def like(self, leaves: Sequence[Any]) -> Any:
+    def like(self, leaves: Sequence[Value]) -> PyTree:
         """A tree as this one, with `leaves` for the arrays, and `None` elsewhere."""
         blank = (None,) * len(self.rest.leaves)
         rest = dataclasses.replace(self.rest, leaves=blank)
         return rest.join(with_weak_types(leaves, self.weak))
 
 
-def plain(leaf: Any) -> Any:
+def plain(leaf: object) -> jax.Array:
     """An array as one that can be in a file."""
     leaf = as_array(leaf)
     return jax.random.key_data(leaf) if is_key(leaf) else strongly_typed(leaf)
 
 
-def _as_keys(array: Any, kind: Any) -> Any:
+def _as_keys(array: Value, kind: PyTree) -> Value:
     return jax.random.wrap_key_data(jnp.asarray(array), impl=kind)
 
 
-def _type_of(array: Any) -> jax.ShapeDtypeStruct:
+def _type_of(array: Value) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)

@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import equinox as eqx
 
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
 
 
 @final
@@ -34,13 +34,13 @@ class EvalShape(AbstractTransform):
         [`equinox.filter_eval_shape`](https://docs.kidger.site/equinox/api/transformations/).
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """What `f(*args, **kwargs)` would return.
 
         Args:

@@ -7,11 +7,13 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .._partition import describe
+from .._typecheck import PyTree
+from .._types import Value
 
 Where = type | tuple[type, ...] | Callable[[Any], Any]
 
 
-def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
+def find_leaves(tree: PyTree, where: Where) -> list[tuple[str, Value]]:
     """Finds the leaves of one kind in a tree, with their paths.
 
     Args:
@@ -43,7 +45,7 @@ def find_leaves(tree: Any, where: Where) -> list[tuple[str, Any]]:
     if all(map(inspect.isclass, types)):
         is_wanted = is_node = lambda node: isinstance(node, types)
     elif callable(where):
-        is_wanted: Callable[[Any], Any] = where
+        is_wanted: Callable[[object], bool] = where
         is_node = lambda node: False
     else:
         raise TypeError(

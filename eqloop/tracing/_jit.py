@@ -10,7 +10,7 @@ import equinox as eqx
 from .._generics import NewP, NewR, P, R
 from .._nonfinite import translated
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
 from ._named import check_name, name_of
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -82,7 +82,7 @@ class Jit(AbstractTransform[Callable[P, R]], Generic[P, R]):
         with translated():
             return program(args[:1], (self.f, args[1:], kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> "Lowered":
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> "Lowered":
         """The program for such arguments, not compiled yet.
 
         Args:
@@ -118,7 +118,7 @@ def _program(name: str, donate: Donate) -> Any:
     wrapped: `equinox.filter_jit(f)` for each call would take several times longer.
     """
 
-    def call(first: tuple[Any, ...], rest: tuple[Any, ...]) -> Any:
+    def call(first: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> PyTree:
         f, args, kwargs = rest
         return enforce_annotations(f)(*first, *args, **kwargs)
 
@@ -130,7 +130,7 @@ class Lowered(eqx.Module):
     """A program that has been traced and lowered."""
 
     lowered: Any
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
 
     def as_text(self) -> str:
         """The program, as StableHLO."""
@@ -147,9 +147,9 @@ class Compiled(eqx.Module):
     """A compiled program."""
 
     compiled: Any
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Runs it."""
         __tracebackhide__ = True
         with translated():

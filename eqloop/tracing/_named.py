@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, final
+from typing import TYPE_CHECKING, Generic, final
 
 import equinox as eqx
 import jax
 
 from .._generics import NewP, NewR, P, R
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
 
 
 @final
@@ -72,7 +72,7 @@ class Named(AbstractTransform[Callable[P, R]], Generic[P, R]):
         check_name("Named", self.name)
 
 
-def check_name(owner: str, name: Any) -> None:
+def check_name(owner: str, name: object) -> None:
     """Raises unless this can be a name in a program."""
     if not isinstance(name, str):
         raise TypeError(f"{owner}: `name` must be a string, not {name!r}.")
@@ -80,7 +80,7 @@ def check_name(owner: str, name: Any) -> None:
         raise ValueError(f"{owner}: `name` is empty; give it at least one character.")
 
 
-def name_of(f: Callable[..., Any]) -> str:
+def name_of(f: Callable[..., PyTree]) -> str:
     """The name of a function; for a transform, that of its class and of its function.
 
     >>> import eqloop as el

@@ -21,7 +21,8 @@ from .._partition import (
     pick,
 )
 from .._transform import AbstractTransform
-from .._typecheck import enforce_annotations
+from .._typecheck import PyTree, enforce_annotations
+from .._types import Value
 from ._usage import Usage, leaf_usage
 
 
@@ -41,7 +42,7 @@ class Traced(NamedTuple):
     """
 
     jaxpr: jex.ClosedJaxpr
-    out: Any
+    out: PyTree
 
 
 @final
@@ -79,13 +80,13 @@ class Trace(AbstractTransform):
         {"state['n']": 'read', "state['w']": 'passed', 'x': 'unused'}
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
 
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.f)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Traced:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Traced:
         """Traces `f(*args, **kwargs)`.
 
         Args:
@@ -113,7 +114,7 @@ class Trace(AbstractTransform):
         )
         return Traced(closed, traced.out)
 
-    def leaf_usage(self, *args: Any, **kwargs: Any) -> dict[str, Usage]:
+    def leaf_usage(self, *args: PyTree, **kwargs: PyTree) -> dict[str, Usage]:
         """What `f(*args, **kwargs)` does with each array that it is given.
 
         This is read from the jaxpr, including its loops, branches, calls and custom
@@ -145,10 +146,10 @@ class _Static:
     """
 
     rest: Rest
-    kinds: tuple[Any, ...]
+    kinds: tuple[PyTree, ...]
 
     @classmethod
-    def of(cls, tree: Any) -> tuple[list[Any], "_Static"]:
+    def of(cls, tree: PyTree) -> tuple[list[Value], "_Static"]:
         arrays, rest = partition(tree, _is_array)
         kinds = tuple(repr(x) if is_scalar(x) else type(x) for x in rest.leaves)
         return arrays, cls(rest, kinds)
@@ -164,13 +165,13 @@ class RememberedCall:
         static: The other leaves.
     """
 
-    arrays: list[Any]
+    arrays: list[Value]
     names: list[str]
     static: _Static
 
     @classmethod
     def of(
-        cls, owner: str, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, owner: str, f: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, Any]
     ) -> "RememberedCall":
         arrays, static = _Static.of((f, args, kwargs))
         names = paths(f, "f")
@@ -200,7 +201,7 @@ class RememberedCall:
         return Traced(jaxpr, static.rest.join(types))
 
 
-def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
+def _run(static: _Static, arrays: list[Value]) -> tuple[list[Value], _Static]:
     call = lambda f, args, kwargs: enforce_annotations(f)(*args, **kwargs)
     opened = OpenedCall(static.rest.join, call, lambda out: _Static.of(as_arrays(out)))
     return opened.on_arrays(arrays), opened.kept
@@ -210,5 +211,5 @@ def _run(static: _Static, arrays: list[Any]) -> tuple[list[Any], _Static]:
 _remembered = jax.jit(_run, static_argnums=0)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return is_dynamic(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)

@@ -10,11 +10,14 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
+import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, close, scan_counts
 from .._formula import Formula
 from .._partition import pick, split
+from .._types import AnyJaxpr
 
 Usage = Literal["unused", "passed", "read"]
 
@@ -41,12 +44,12 @@ def leaf_usage(jaxpr: jex.ClosedJaxpr) -> list[Usage]:
     return [_NAMES[asked] for asked in _asked_of_inputs(jaxpr, outs)]
 
 
-def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
+def _asked_of_inputs(jaxpr: AnyJaxpr, outs: Sequence[_Asked]) -> _Many:
     """How the inputs of a jaxpr are used, if its outputs are used like this."""
     jaxpr = close(jaxpr).jaxpr
     asked: dict[Any, _Asked] = {}
 
-    def ask(atoms: Sequence[Any], many: Sequence[_Asked]) -> None:
+    def ask(atoms: Sequence[jax.core.Atom], many: Sequence[_Asked]) -> None:
         for atom, one in zip(atoms, many, strict=True):
             if not isinstance(atom, jex.Literal):
                 asked[atom] = max(one, asked.get(atom, _Asked.NOTHING))
@@ -62,7 +65,7 @@ def _asked_of_inputs(jaxpr: Any, outs: Sequence[_Asked]) -> _Many:
 # What is asked of the inputs of an equation, by what is asked of its outputs.
 
 
-def _compute(eqn: Any, outs: _Many) -> _Many:
+def _compute(eqn: jex.JaxprEqn, outs: _Many) -> _Many:
     for value in eqn.params.values():
         if isinstance(value, Formula):
             return _asked_of_inputs(value.expanded, outs)
@@ -70,11 +73,11 @@ def _compute(eqn: Any, outs: _Many) -> _Many:
     return [asked] * len(eqn.invars)
 
 
-def _usage_of_call(param: str) -> Callable[[Any, _Many], _Many]:
+def _usage_of_call(param: str) -> Callable[[jex.JaxprEqn, _Many], _Many]:
     return lambda eqn, outs: _asked_of_inputs(eqn.params[param], outs)
 
 
-def _usage_of_scan(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_scan(eqn: jex.JaxprEqn, outs: _Many) -> _Many:
     body = eqn.params["jaxpr"]
     num_consts, num_carry = scan_counts(eqn.params)
     carry, ys = split(outs, num_carry)
@@ -93,7 +96,7 @@ def _usage_of_scan(eqn: Any, outs: _Many) -> _Many:
     return [*consts, *carry, *xs]
 
 
-def _usage_of_while(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_while(eqn: jex.JaxprEqn, outs: _Many) -> _Many:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     stays = [at == num_body + i for i, at in enumerate(_inputs_handed_on(body))]
@@ -115,7 +118,7 @@ def _usage_of_while(eqn: Any, outs: _Many) -> _Many:
     return [*by_cond, *by_body, *carry]
 
 
-def _usage_of_cond(eqn: Any, outs: _Many) -> _Many:
+def _usage_of_cond(eqn: jex.JaxprEqn, outs: _Many) -> _Many:
     branches = eqn.params["branches"]
     operands = [_asked_of_inputs(branch, outs) for branch in branches]
     # Which branch runs does not matter for what all of them hand on alike.
@@ -125,9 +128,10 @@ def _usage_of_cond(eqn: Any, outs: _Many) -> _Many:
     return [*index, *map(max, *operands)]
 
 
-def _inputs_handed_on(jaxpr: Any) -> list[int | None]:
+def _inputs_handed_on(jaxpr: AnyJaxpr) -> list[int | None]:
     """For each output of a jaxpr the input that it is, if it is one."""
     jaxpr = close(jaxpr).jaxpr
+    at: dict[jax.core.Atom, int]
     at = {variable: i for i, variable in enumerate(jaxpr.invars)}
     is_literal = lambda atom: isinstance(atom, jex.Literal)
     return [None if is_literal(out) else at.get(out) for out in jaxpr.outvars]
@@ -142,7 +146,7 @@ def _until_settled(carry: _Many, once: Callable[[_Many], _Many]) -> _Many:
         carry = more
 
 
-_RULES: dict[str, Callable[[Any, _Many], _Many]] = {
+_RULES: dict[str, Callable[[jex.JaxprEqn, _Many], _Many]] = {
     "scan": _usage_of_scan,
     "while": _usage_of_while,
     "cond": _usage_of_cond,

@@ -18,6 +18,7 @@ PLACES = (
     (
         "eqloop/_formula.py",
         "eqloop/_doubled.py",
+        "eqloop/_vmapped.py",
         "eqloop/_tangents.py",
         "eqloop/_programs.py",
         "eqloop/_reaching.py",

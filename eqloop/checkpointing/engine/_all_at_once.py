@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..._bytes import format_bytes
 from ..._partition import Arrays, Flags, pick, put, split
+from ..._typecheck import PyTree
+from ..._types import Value
 from ...progress import tied, watched_step
 from ._costs import StepCost
 from ._forward import Active, Saveable, stored
@@ -93,12 +94,12 @@ def store_residuals(
     policy: Saveable,
     active: Active,
     y_active: Flags,
-    inputs: Any,
-) -> tuple[Any, Any]:
+    inputs: PyTree,
+) -> tuple[Value, Value]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
     told_step, told = watched_step(loop.meter.back, step, loop.length)
 
-    def run(number: list[Any], *marked: Any) -> tuple[Any, Any]:
+    def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:
         consts, init, xs = map(put, inputs, active, marked)
         init = [*init, *number, *told[1:]]
         carry, ys = stored(told_step, loop, policy, consts, init, xs)
@@ -111,7 +112,9 @@ def store_residuals(
     return (carry, ys), (pull, number)
 
 
-def pull_residuals(loop: Loop, residuals: Any, ct_carry: Arrays, ct_ys: Arrays) -> Any:
+def pull_residuals(
+    loop: Loop, residuals: PyTree, ct_carry: Arrays, ct_ys: Arrays
+) -> PyTree:
     """The cotangents of active inputs, from what `store_residuals` stored."""
     pull, after = residuals
     number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)

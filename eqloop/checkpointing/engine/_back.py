@@ -10,14 +10,16 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
 from jax import lax
 
+from ..._equations import aval_of
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, run, traced
+from ..._types import Aval, Value
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
 from ._step import Step
@@ -38,9 +40,9 @@ class Taken(NamedTuple):
         xs: What each step has of its own: cotangents of `xs`.
     """
 
-    sums: list[Any]
-    carried: list[Any]
-    xs: list[Any]
+    sums: list[Value]
+    carried: list[Value]
+    xs: list[Value]
 
 
 class Back(abc.ABC):
@@ -48,12 +50,12 @@ class Back(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         """The types of consts, of a carry, and of an element of `xs`."""
 
     @property
     @abc.abstractmethod
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of what is carried back, and of what a step gets besides."""
 
     @property
@@ -123,11 +125,11 @@ class Pull(Back):
     wanted: Flags
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return self.step.const_types, self.step.carry_types, self.step.x_types
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         carry = pick(self.step.carry_types, self.active.carry)
         return ct_types(carry), ct_types(pick(self.step.y_types, self.wanted))
 
@@ -153,7 +155,7 @@ class Pull(Back):
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         run = stored if loop.length > 1 else single
 
-        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+        def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
             merged = map(put, inputs, self.active, marked)
             last, ys = run(self.step, loop, self.policy, *merged)
             return pick(last, self.active.carry), pick(ys, self.wanted)
@@ -173,7 +175,7 @@ class Pull(Back):
             step = jax.checkpoint(step, policy=self.policy)
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
 
-        def block(*marked: Arrays) -> tuple[list[Any], list[Any]]:
+        def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
             own = map(put, (consts, xs), (self.active.consts, self.active.xs), marked)
             after, ys = each(next(own), carries, next(own))
             return pick(after, self.active.carry), pick(ys, self.wanted)
@@ -195,11 +197,11 @@ class Around(Back):
     of: Back
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return self.of.types
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         return self.of.end_types
 
     @property
@@ -240,7 +242,7 @@ def program_of(back: Back) -> jex.ClosedJaxpr:
     counts = len(consts), len(carry), len(x), len(z)
     loop = Loop(1, x_axes=(0,) * len(x))
 
-    def take(*flat: Any) -> list[Any]:
+    def take(*flat: Value) -> list[Value]:
         consts, carry, *rows, carried = split(flat, *counts)
         xs, zs = ([stack_of(leaf, 1) for leaf in leaves] for leaves in rows)
         taken = back(loop, (consts, carry, xs), (carried, zs))
@@ -258,21 +260,22 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     stored, and it should be seen here that it does.
     """
     jaxpr = program.jaxpr
-    stacked, same = dict[Any, Any](), dict[Any, Any]()
-    eqns = list[Any]()
+    stacked, same = dict[jex.Var, jex.Var](), dict[jex.Var, jex.Var]()
+    eqns = list[jex.JaxprEqn]()
     now = lambda x: same.get(x, x) if isinstance(x, jex.Var) else x
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         name, first = eqn.primitive.name, next(iter(eqn.invars), None)
-        out: Any = eqn.outvars[0] if eqn.outvars else None
         if name == "squeeze" and isinstance(first, jex.Var) and first in stacked:
-            if out.aval == stacked[first].aval:
-                same[out] = stacked[first]
+            if eqn.outvars[0].aval == stacked[first].aval:
+                same[eqn.outvars[0]] = stacked[first]
                 continue
-        elif name == "broadcast_in_dim" and isinstance(first, jex.Var):
-            x: Any = first
-            if out.aval.shape == (1, *x.aval.shape):
-                stacked[out] = x
+        elif (
+            name == "broadcast_in_dim"
+            and isinstance(first, jex.Var)
+            and aval_of(eqn.outvars[0]).shape == (1, *aval_of(first).shape)
+        ):
+            stacked[eqn.outvars[0]] = first
         eqns.append(eqn)
     outs = list(map(now, jaxpr.outvars))
     return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outs), program.consts)
@@ -283,7 +286,7 @@ def over_first(loop: Loop, xs: Arrays) -> Loop:
     return dataclasses.replace(loop, x_axes=loop.x_axes[: len(xs)])
 
 
-def ct_types(avals: Any) -> list[Any]:
+def ct_types(avals: Sequence[Aval]) -> list[Aval]:
     """The types of their cotangents."""
     return [aval.to_ct_aval() for aval in avals]
 

@@ -18,6 +18,8 @@ from ..._array_types import axes_of, vary
 from ..._constant import constant
 from ..._partition import Arrays
 from ..._tangents import zero_array
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ...progress import hops
 from ._forward import iterate, zero
 from ._loop import Loop, element, opaque, stack_type, store
@@ -38,10 +40,10 @@ class Reached(NamedTuple):
         ys: The outputs, so far.
     """
 
-    number: Any
-    position: Any
-    carry: list[Any]
-    ys: list[Any]
+    number: Index
+    position: Index
+    carry: list[Value]
+    ys: list[Value]
 
 
 class Group(NamedTuple):
@@ -114,7 +116,9 @@ class BySegments:
             return reached
         return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
 
-    def each(self, body: Callable[[Any, int | None, Any], Any], state: Any) -> Any:
+    def each(
+        self, body: Callable[[PyTree, int | None, PyTree], PyTree], state: PyTree
+    ) -> PyTree:
         """Calls `body(segment, stride, state)` for each segment.
 
         Segments behind the end of a loop that stops have no steps, and the last carry.
@@ -142,7 +146,7 @@ class BySegments:
         body = lambda _, reached: self._move(reached)
         return lax.fori_loop(0, stride, body, reached, unroll=unroll)
 
-    def run_to(self, reached: Reached, stop: Any) -> Reached:
+    def run_to(self, reached: Reached, stop: Index) -> Reached:
         """Runs steps up to a position, unless the loop ends before."""
         # The position comes first for a bar, and the carry second.
         number, *state = reached
@@ -151,7 +155,7 @@ class BySegments:
         number, state = hops(gauge, number, tuple(state), stop, run, self._last_y)
         return Reached(number, *state)
 
-    def _moves(self, reached: Reached, stop: Any) -> Reached:
+    def _moves(self, reached: Reached, stop: Index) -> Reached:
         if self.loop.stops:
             goes_on = lambda reached: reached.carry[0] & (reached.position < stop)
             return lax.while_loop(goes_on, self._move, reached)
@@ -163,7 +167,7 @@ class BySegments:
         carry, y = self.step(self.consts, carry, self.loop.x(self.xs, position))
         return Reached(number, position + 1, carry, self._with(ys, y, position))
 
-    def _with(self, ys: Arrays, y: Arrays, position: Any) -> list[Any]:
+    def _with(self, ys: Arrays, y: Arrays, position: Index) -> list[Value]:
         """`ys` with the outputs of the step at a position, if they are kept."""
         if not self.loop.rows:
             return list(ys)
@@ -173,7 +177,7 @@ class BySegments:
             y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
         return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
 
-    def _last_y(self, state: tuple[Any, list[Any], list[Any]]) -> list[Any]:
+    def _last_y(self, state: tuple[Value, list[Value], list[Value]]) -> list[Value]:
         position, _, ys = state
         row, _ = self.loop.row(self.loop.index(position - 1))
         return [element(b, row) for b in ys] if self.loop.rows else []

@@ -4,7 +4,8 @@
 """
 
 import dataclasses
-from typing import Any
+
+from ..._types import Aval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class StepCost:
     carry: int
     read: int
     held: int
-    held_types: tuple[Any, ...]
+    held_types: tuple[Aval, ...]
     x: int
     ct_x: int
     ct_y: int

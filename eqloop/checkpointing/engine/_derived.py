@@ -13,7 +13,7 @@ custom rules define need not have it.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.core
@@ -21,6 +21,8 @@ import jax.core
 from ..._partition import Arrays, pick, put, split
 from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import instantiated, zero_tangent
+from ..._typecheck import PyTree
+from ..._types import Aval, Value
 from ._back import Around, Back, Ends, Inputs, Taken, ct_types, indices, one, over_first
 from ._forward import Active, single
 from ._loop import Loop
@@ -50,7 +52,7 @@ class Derived(Around):
 
     def _open(
         self, loop: Loop, inputs: Inputs
-    ) -> tuple[Loop, list[list[Any]], list[list[Any]]]:
+    ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
         """The loop and the inputs of the other one, and what follows upon these."""
         pairs = [split(x, len(t)) for x, t in zip(inputs, self.of.types, strict=True)]
         own, more = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -66,11 +68,11 @@ class Pushed(Derived):
     """
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return _grown(self.of.types, map(pick, self.of.types, self.active))
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         carried, z = self.of.end_types
         return [*carried, *carried], [*z, *z]
 
@@ -99,7 +101,7 @@ class Pushed(Derived):
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
-        def run(marked: list[Any], ends: list[Any]) -> Taken:
+        def run(marked: list[Value], ends: list[Value]) -> Taken:
             return take(loop, list(map(put, inputs, self.active, marked)), ends)
 
         primals = list(map(pick, inputs, self.active)), ends
@@ -117,11 +119,11 @@ class Pulled(Derived):
     """
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         return _grown(self.of.types, _given(self.of))
 
     @property
-    def end_types(self) -> tuple[list[Any], list[Any]]:
+    def end_types(self) -> tuple[list[Aval], list[Aval]]:
         carried, z = self.of.end_types
         carry = pick(self.of.types[1], self.active.carry)
         return [*carried, *ct_types(carry)], z
@@ -139,7 +141,7 @@ class Pulled(Derived):
         carried, z = ends
         carried, ct_carry = split(carried, len(self.of.end_types[0]))
 
-        def run(*marked: Arrays) -> tuple[Any, list[Any]]:
+        def run(*marked: Arrays) -> tuple[Value, list[Value]]:
             merged = list(map(put, inputs, self.active, marked))
             last, _ = single(self.forward, loop, None, *merged)
             taken = self.of(loop, merged, (carried, z))
@@ -162,7 +164,7 @@ class Left(Derived):
     reverse: bool
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        def run(*flat: Any) -> list[Any]:
+        def run(*flat: Value) -> list[Value]:
             return jax.tree.leaves(self.of(loop, *tree.unflatten(flat)))
 
         flat, tree = jax.tree.flatten((list(inputs), list(ends)))
@@ -202,7 +204,7 @@ def onward(back: Back, step: Step) -> Step:
     lead = len(types[1]) - len(back.types[1])
     grown = _grown(types, _given(back))
 
-    def run(ends: Ends, inputs: Inputs) -> tuple[list[Any], list[Any]]:
+    def run(ends: Ends, inputs: Inputs) -> tuple[list[Value], list[Value]]:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
@@ -219,16 +221,16 @@ def onward(back: Back, step: Step) -> Step:
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 
 
-def _given(back: Back) -> tuple[list[Any], list[Any], list[Any]]:
+def _given(back: Back) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a reversal gives, by what they follow upon in `Pulled`."""
     consts, _, xs = back.types
     sums = [consts[i] for i in back.const_of]
     return sums, back.end_types[0], [xs[i] for i in back.x_of]
 
 
-def _grown(types: Any, more: Any) -> Any:
+def _grown(types: PyTree, more: PyTree) -> PyTree:
     return tuple([*t, *ct_types(m)] for t, m in zip(types, more, strict=True))
 
 
-def _zeros(types: Any) -> Any:
+def _zeros(types: PyTree) -> PyTree:
     return jax.tree.map(lambda aval: instantiated(zero_tangent(aval)), types)

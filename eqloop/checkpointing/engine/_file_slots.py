@@ -7,7 +7,6 @@ batch there are: the whole batch is one row of the file.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,8 @@ from jax.experimental import io_callback
 
 from ..._compat import is_widened
 from ..._partition import Arrays, Flags
+from ..._typecheck import PyTree
+from ..._types import Aval, Index, Value
 from ._by_segments import BySegments
 from ._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of
@@ -53,12 +54,12 @@ class FileSlots(AbstractSlots):
         # reverse sweep, or by several.
         return False
 
-    def stored_dtype(self, dtype: Any) -> Any:
+    def stored_dtype(self, dtype: np.dtype) -> np.dtype:
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jnp.dtype(jnp.uint32)
         return bits_of(dtype) if is_widened(dtype) else dtype
 
-    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+    def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
         return [_NUMBER for _ in carry_types]
 
     def filled(self, carry: Arrays, rows: int) -> Carries:
@@ -70,8 +71,8 @@ class FileSlots(AbstractSlots):
         arrays = [_Handle(number, i, aval) for i, aval in enumerate(types)]
         return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
 
-    def read(self, array: Any, row: Any) -> Any:
-        def load(number: Any, row: Any) -> Any:
+    def read(self, array: Value, row: Index) -> Value:
+        def load(number: np.ndarray, row: np.ndarray) -> np.ndarray:
             return self.files.read(_one(number), array.leaf, _one(row))
 
         aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
@@ -79,8 +80,8 @@ class FileSlots(AbstractSlots):
             load, aval, array.number, row, vmap_method="broadcast_all"
         )
 
-    def write(self, array: Any, leaf: Any, row: Any) -> Any:
-        def save(number: Any, row: Any, leaf: Any) -> Any:
+    def write(self, array: Value, leaf: Value, row: Index) -> Value:
+        def save(number: np.ndarray, row: np.ndarray, leaf: np.ndarray) -> np.ndarray:
             self.files.write(_one(number), array.leaf, _one(row), leaf)
             return number
 
@@ -91,14 +92,14 @@ class FileSlots(AbstractSlots):
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         return self.sweep_by_segments(segments, held, init)
 
-    def released(self, arrays: Arrays, outputs: Any) -> Any:
+    def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
         if not arrays:
             return outputs
 
-        def closed(number: Any, *_: Any) -> None:
+        def closed(number: np.ndarray, *_: object) -> None:
             self.files.close(_one(number))
 
         # When all that the sweep gives is there.
@@ -117,9 +118,9 @@ class _Handle:
         aval: Its type, as it is stored.
     """
 
-    number: Any
+    number: Index
     leaf: int
-    aval: Any
+    aval: Aval
 
 
 jax.tree_util.register_dataclass(
@@ -127,6 +128,6 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _one(numbers: Any) -> int:
+def _one(numbers: np.ndarray) -> int:
     """The number that is the same for all examples of a batch."""
     return int(np.asarray(numbers).reshape(-1)[0])

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays, Flags
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._kept_rows import scan
 from ._loop import Loop, stack_of
 from ._step import Step
@@ -37,10 +39,10 @@ class Active(NamedTuple):
 
 def primal(
     step: Step, loop: Loop, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """Runs the loop and saves nothing. Returns the final carry and `ys`."""
 
-    def body(read: Any, state: tuple[Any, list[Any]], _: Any) -> Any:
+    def body(read: Any, state: tuple[Value, list[Value]], _: Value) -> PyTree:
         (consts, xs), (position, carry) = read, state
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
@@ -51,13 +53,13 @@ def primal(
 
 
 def stored(
-    step: Callable[[Arrays, Arrays, Arrays], tuple[list[Any], list[Any]]],
+    step: Callable[[Arrays, Arrays, Arrays], tuple[list[Value], list[Value]]],
     loop: Loop,
     policy: Saveable,
     consts: Arrays,
     init: Arrays,
     xs: Arrays,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """Runs the loop so that JAX's own derivative of it stores the residuals.
 
     The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
@@ -70,7 +72,7 @@ def stored(
         for x, axis in zip(xs, loop.x_axes, strict=True)
     ]
 
-    def body(read: Any, state: tuple[None, list[Any]], x: list[Any]) -> Any:
+    def body(read: Any, state: tuple[None, list[Value]], x: list[Value]) -> PyTree:
         (consts,), (_, carry) = read, state
         carry, y = evaluate(consts, carry, x)
         return (None, carry), y
@@ -82,7 +84,7 @@ def stored(
 
 def single(
     step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Value], list[Value]]:
     """A loop of one step, without the loop."""
     x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
     evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
@@ -98,9 +100,9 @@ class Walk:
     loop: Loop
     consts: Arrays
     xs: Arrays
-    first: Any = FROM_START
+    first: Index | None = FROM_START
 
-    def advance(self, carry: Arrays, start: Any, count: int) -> list[Any]:
+    def advance(self, carry: Arrays, start: Index, count: int) -> list[Value]:
         """The carry `count` steps after `start`; the count is static."""
         if count == 1:
             return self.next(carry, start)
@@ -108,34 +110,37 @@ class Walk:
         unroll = min(self.loop.unroll, count)
         return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
 
-    def advance_to(self, carry: Arrays, start: Any, stop: Any) -> list[Any]:
+    def advance_to(self, carry: Arrays, start: Index, stop: Index) -> list[Value]:
         """The carry at the position `stop`; both positions are dynamic."""
 
-        def move(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        def move(state: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
             position, carry = state
             return position + 1, self.next(carry, position)
 
         left = lambda state: stop - state[0]
         return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
 
-    def next(self, carry: Arrays, position: Any) -> list[Any]:
+    def next(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry after the step at a position."""
         return self.step(self.consts, carry, self._x(position))[0]
 
-    def before(self, carry: Arrays, position: Any) -> list[Any]:
+    def before(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry before the step at a position, from the one after it."""
         return self.step.before(self.consts, carry, self._x(position))
 
-    def _x(self, position: Any) -> list[Any]:
+    def _x(self, position: Index) -> list[Value]:
         return self.loop.x(self.xs, shifted(position, self.first))
 
 
 def iterate(
-    move: Callable[[Any], Any], state: Any, left: Callable[[Any], Any], unroll: int
-) -> Any:
+    move: Callable[[PyTree], PyTree],
+    state: PyTree,
+    left: Callable[[PyTree], Index],
+    unroll: int,
+) -> PyTree:
     """Moves as often as is left to do, up to `unroll` times an iteration."""
 
-    def repeat(count: int, state: Any) -> Any:
+    def repeat(count: int, state: PyTree) -> PyTree:
         for _ in range(count):
             state = move(state)
         return state
@@ -149,11 +154,11 @@ def iterate(
     return state
 
 
-def shifted(position: Any, first: Any) -> Any:
+def shifted(position: Index, first: Value) -> Index:
     """A position in a loop that counts from the first one of a part of it."""
     return position if first is FROM_START else first + position
 
 
-def zero() -> Any:
+def zero() -> jax.Array:
     """Where a traced counter starts."""
     return jnp.zeros((), jnp.int32)

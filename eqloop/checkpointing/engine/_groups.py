@@ -1,10 +1,11 @@
 """Consts, carry and `xs`: what a formula takes, in groups, and as one list."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..._partition import Flags, pick
 from ..._tangents import zero_cotangent
+from ..._typecheck import PyTree
+from ..._types import Aval, Value
 from ._forward import Active
 from ._problem import merge
 
@@ -14,7 +15,7 @@ def flat(groups: Sequence[Flags]) -> Flags:
     return tuple(flag for group in groups for flag in group)
 
 
-def with_tangents(groups: Any, active: Sequence[Flags]) -> Any:
+def with_tangents(groups: PyTree, active: Sequence[Flags]) -> PyTree:
     """The types of consts, carry and `xs`, behind each those of its tangents."""
     return tuple(
         [*avals, *(aval.to_tangent_aval() for aval in pick(avals, flags))]
@@ -22,7 +23,7 @@ def with_tangents(groups: Any, active: Sequence[Flags]) -> Any:
     )
 
 
-def tangents_behind(groups: Any, active: Sequence[Flags]) -> Flags:
+def tangents_behind(groups: PyTree, active: Sequence[Flags]) -> Flags:
     """Which entries are tangents, if each group has those of its active ones behind."""
     marks = (
         [False] * len(avals) + [True] * sum(flags)
@@ -31,7 +32,9 @@ def tangents_behind(groups: Any, active: Sequence[Flags]) -> Flags:
     return tuple(mark for group in marks for mark in group)
 
 
-def spread(cts: Any, active: Active, avals: Any) -> tuple[list[Any], ...]:
+def spread(
+    cts: PyTree, active: Active, avals: Sequence[Aval]
+) -> tuple[list[Value], ...]:
     """Cotangents of the active inputs among zeros for the others."""
     zeros = [[zero_cotangent(aval) for aval in group] for group in avals]
     return merge(zeros, active, cts)

@@ -25,6 +25,7 @@ from jax.interpreters import partial_eval
 
 from ..._partition import Flags, pick, split, union
 from ..._programs import called, inputs_read
+from ..._types import Value
 from ._back import Back, program_of
 from ._lean import lean
 from ._loop import Loop, stack_type
@@ -91,7 +92,7 @@ class Saves:
         """Which leaves a way back is given, if it is given any."""
         return self.needs if self.layout.slots.outlast_primal else None
 
-    def of_these(self, saved: Sequence[Any], fewer: "Saves") -> list[Any]:
+    def of_these(self, saved: Sequence[Value], fewer: "Saves") -> list[Value]:
         """What others get of what is saved: they take some of the same leaves."""
         if self.at_primal is None:
             return []

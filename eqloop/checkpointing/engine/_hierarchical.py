@@ -16,6 +16,8 @@ from jax import lax
 from ..._array_types import axes_of, vary
 from ..._bytes import format_bytes
 from ..._constant import constant
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from . import _binomial, _hierarchy
 from ._block_chain import BlockChain
 from ._costs import StepCost
@@ -217,12 +219,12 @@ class _Way(NamedTuple):
         stop: Where it ends.
     """
 
-    row: Any
+    row: Index
     begin: Any
     push: Any
     pushes: Any
-    start: Any
-    stop: Any
+    start: Index
+    stop: Index
 
 
 class _Machine:
@@ -255,7 +257,9 @@ class _Machine:
         # An array of none could not be indexed.
         self.pushes = constant([p for leaf in leaves for p in leaf.pushes] or [0])
 
-    def reverse_leaf(self, i: Any, state: tuple[Carries, Carries, Cotangents]) -> Any:
+    def reverse_leaf(
+        self, i: Index, state: tuple[Carries, Carries, Cotangents]
+    ) -> PyTree:
         """Reverses a leaf, given the far slots and the near ones."""
         far, near, cts = state
         way = _Way(*element(self.ways, i))
@@ -267,13 +271,13 @@ class _Machine:
         stack, cts = self.chain.reverse(stack, stop - 1, first, cts)
         return far, stack.carries, cts
 
-    def _arrive(self, way: _Way, far: Carries) -> tuple[Any, Carries]:
+    def _arrive(self, way: _Way, far: Carries) -> tuple[Value, Carries]:
         """The carry at the start of a leaf, with those stored that are on the way.
 
         What lies beyond the blocks that were run is left out.
         """
 
-        def push(k: Any, state: tuple[Any, Any, Carries]) -> Any:
+        def push(k: Value, state: tuple[Value, Value, Carries]) -> PyTree:
             block, carry, far = state
             stop = element(self.pushes, way.push + k)
             carry = self._advanced(carry, block, stop)
@@ -285,13 +289,13 @@ class _Machine:
         block, carry, far = lax.fori_loop(0, way.pushes, push, state)
         return self._advanced(carry, block, way.start), far
 
-    def _advanced(self, carry: Any, block: Any, stop: Any) -> Any:
+    def _advanced(self, carry: PyTree, block: Index, stop: Index) -> PyTree:
         """The carry at another block, if that was run."""
         stop = jnp.where(stop < self.blocks, stop, block)
         begin, end = self.chain.position(block), self.chain.position(stop)
         return self.sweep.walk.advance_to(carry, begin, end)
 
-    def _stack(self, way: _Way, stop: Any, near: Carries) -> Stack:
+    def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
         """The near slots, of which the first has the carry before the leaf."""
         longest = self.reach[-1, 1:]
         rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)

@@ -29,7 +29,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -273,7 +273,7 @@ class _Tables:
             costs = (write + read + self.stored[1:, k])[:, None] + rest
             self.primal.append(costs.min(0))
 
-    def _split(self, n: int, slots: Any, fewer: Any) -> Any:
+    def _split(self, n: int, slots: int | slice, fewer: int | slice) -> np.ndarray:
         """The cost of each first part of a chain whose first carry is stored."""
         first = np.arange(1, n) * self.size
         rest, before = self.at_hand[n - 1 : 0 : -1, fewer], self.stored[1:n, slots]
@@ -313,7 +313,7 @@ class _Tables:
         return slots > 0 and bool(stored < self.leaf[n])
 
 
-def _shifted(row: Any) -> Any:
+def _shifted(row: np.ndarray) -> np.ndarray:
     """For `j` and `n` the entry at `n - j` of a row, or infinity before it."""
     size = len(row)
     padded = np.concatenate([np.full(size - 1, np.inf), row])

@@ -13,9 +13,9 @@ buffer does. Two things of JAX's own derivatives stand in the way:
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 from jax import lax
 
@@ -28,6 +28,7 @@ from ..._equations import (
 )
 from ..._partition import pick
 from ..._programs import run
+from ..._typecheck import PyTree
 
 # Equations that read some rows of their first operand.
 READS = frozenset({"dynamic_slice", "gather", "slice"})
@@ -35,7 +36,9 @@ READS = frozenset({"dynamic_slice", "gather", "slice"})
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
-def run_in_place(program: jex.ClosedJaxpr, f: Callable[..., Any], *args: Any) -> Any:
+def run_in_place(
+    program: jex.ClosedJaxpr, f: Callable[..., PyTree], *args: PyTree
+) -> PyTree:
     """Calls a function that is derived from a program, and need not copy its buffers.
 
     Args:
@@ -81,13 +84,15 @@ def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
     return jex.ClosedJaxpr(jaxpr, program.consts)
 
 
-def _with_rows_added(eqns: Sequence[Any]) -> list[Any]:
+def _with_rows_added(eqns: Sequence[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
     """Equations that add rows to a buffer instead of all of a buffer of zeros."""
     made = {var: eqn for eqn in eqns for var in eqn.outvars}
     return [_with_row_added(eqn, made) for eqn in eqns]
 
 
-def _with_row_added(eqn: Any, made: dict[Any, Any]) -> Any:
+def _with_row_added(
+    eqn: jex.JaxprEqn, made: dict[jex.Var, jex.JaxprEqn]
+) -> jex.JaxprEqn:
     if eqn.primitive.name != "add_any":
         return eqn
     for buffer, rows in (eqn.invars, eqn.invars[::-1]):
@@ -102,12 +107,14 @@ def _with_row_added(eqn: Any, made: dict[Any, Any]) -> Any:
     return eqn
 
 
-def _source(atom: Any, made: dict[Any, Any]) -> Any:
+def _source(
+    atom: jax.core.Atom, made: dict[jex.Var, jex.JaxprEqn]
+) -> jex.JaxprEqn | None:
     """The equation that computes something, if there is one."""
     return None if isinstance(atom, jex.Literal) else made.get(atom)
 
 
-def _is_zero(eqn: Any) -> bool:
+def _is_zero(eqn: jex.JaxprEqn) -> bool:
     number = eqn.invars[0] if eqn.invars else None
     is_number = isinstance(number, jex.Literal)
     is_repeated = eqn.primitive.name == "broadcast_in_dim"
@@ -115,8 +122,8 @@ def _is_zero(eqn: Any) -> bool:
 
 
 def _with_reads_first(
-    written: Any, eqns: list[Any], outvars: list[Any]
-) -> tuple[list[Any], list[Any]]:
+    written: jex.Var, eqns: list[jex.JaxprEqn], outvars: list[jax.core.Atom]
+) -> tuple[list[jex.JaxprEqn], list[jax.core.Atom]]:
     """Equations in which a buffer is read before it is written to, if that can be.
 
     Args:
@@ -140,8 +147,10 @@ def _with_reads_first(
     ):
         return eqns, outvars
     barrier = _read_before([buffer, *values])
+    after: dict[jax.core.Atom, jax.core.Atom]
     after = dict(zip((buffer, *values), barrier.outvars, strict=True))
     early = _before(eqns, values)
+    new: Callable[[jax.core.Atom], jax.core.Atom]
     new = lambda x: x if isinstance(x, jex.Literal) else after.get(x, x)
     is_early = [not early.isdisjoint(eqn.outvars) for eqn in eqns]
     first, rest = pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
@@ -149,11 +158,13 @@ def _with_reads_first(
     return [*first, barrier, *rest], [*map(new, outvars)]
 
 
-def _reads(eqn: Any, var: Any, start: int = 0) -> bool:
+def _reads(eqn: jex.JaxprEqn, var: jax.core.Atom, start: int = 0) -> bool:
     return any(x is var for x in eqn.invars[start:])
 
 
-def _before(eqns: Sequence[Any], variables: Sequence[Any]) -> set[Any]:
+def _before(
+    eqns: Sequence[jex.JaxprEqn], variables: Sequence[jax.core.Atom]
+) -> set[jax.core.Atom]:
     """Some variables, and all that they are computed from."""
     found = set(variables)
     for eqn in reversed(eqns):
@@ -162,7 +173,7 @@ def _before(eqns: Sequence[Any], variables: Sequence[Any]) -> set[Any]:
     return found
 
 
-def _read_before(variables: Sequence[Any]) -> Any:
+def _read_before(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
     """An equation behind which all of these have been computed."""
     types = [var.aval for var in variables]
     traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier(x))(*types)

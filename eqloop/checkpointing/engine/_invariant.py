@@ -1,19 +1,19 @@
 """Outputs that are the same at every step: computed once, beside the loop."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._opening import Outputs
 from ..._partition import pick
+from ..._types import Value
 from ._step import Step, reaching, without_outputs
 
 
 def hoist(
-    owner: str, step: Step, consts: Sequence[Any], outputs: Outputs, why: str
-) -> tuple[Step, list[Any]]:
+    owner: str, step: Step, consts: Sequence[Value], outputs: Outputs, why: str
+) -> tuple[Step, list[Value]]:
     """The step without the outputs that are the same each time, and their values.
 
     Args:
@@ -44,7 +44,9 @@ def varying_outputs(step: Step) -> list[bool]:
     return list(marks)
 
 
-def evaluate_outputs(step: Step, consts: Sequence[Any], which: Sequence[bool]) -> list:
+def evaluate_outputs(
+    step: Step, consts: Sequence[Value], which: Sequence[bool]
+) -> list:
     """The values of outputs that depend on consts only.
 
     Just the equations that they need are evaluated, so that what the step does besides

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -11,6 +10,8 @@ import numpy as np
 from jax import lax
 
 from ..._partition import Arrays, Flags, pick
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ...progress import tied
 from ._costs import StepCost
 from ._loop import Loop
@@ -83,7 +84,7 @@ class Inverted(AbstractSlotOrder):
     # How it is run.
 
     def checked(
-        self, step: Step, loop: Loop, held: Flags, inputs: Any
+        self, step: Step, loop: Loop, held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
         if not self.checks:
             return inputs
@@ -143,11 +144,11 @@ def _reverse_parts(
     """Reverses equal parts, whose first carries are stored from a row on."""
     count, size = parts
 
-    def back(i: Any, cts: Cotangents) -> Cotangents:
+    def back(i: Index, cts: Cotangents) -> Cotangents:
         part = count - 1 - i
         stop = start + (part + 1) * size
 
-        def step_back(i: Any, state: tuple[list[Any], Cotangents]) -> Any:
+        def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
             position = stop - 1 - i
             carry = sweep.walk.before(carry, position)
@@ -160,13 +161,13 @@ def _reverse_parts(
     return lax.fori_loop(0, count, back, cts)
 
 
-def _as_numbers(leaf: Any) -> Any:
+def _as_numbers(leaf: Value) -> Value:
     """What a callback can take: of keys their numbers."""
     is_key = jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def _compare(names: Sequence[str] | None, *carries: Arrays) -> Any:
+def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
     """Compares the carry before a step with what the inverse gives for it.
 
     Args:
@@ -195,15 +196,15 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Any:
     return np.zeros((), np.int32)
 
 
-def _wide(array: Any) -> Any:
+def _wide(array: Value) -> Value:
     return np.complex128 if np.iscomplexobj(array) else np.float64
 
 
-def _largest(array: Any) -> float:
+def _largest(array: Value) -> float:
     return float(np.max(np.abs(array.astype(_wide(array))), initial=0.0))
 
 
-def _allowed(dtype: Any, size: float, largest: float) -> float:
+def _allowed(dtype: np.dtype, size: float, largest: float) -> float:
     if not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
     of_leaf, of_carry = (min(n * float(jnp.finfo(dtype).eps), 0.1) for n in _OFF_BY)

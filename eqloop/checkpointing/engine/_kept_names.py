@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from ..._compat import CALLS
-from ..._equations import Rewrite, map_params, rewrite_everywhere
+from ..._equations import Rewrite, aval_of, map_params, rewrite_everywhere
 from ..._places import place_of
+from ..._types import AnyJaxpr, Aval, Value
 
 _DOTS = {"dot_general": "dot", "ragged_dot": "dot", "conv_general_dilated": "conv"}
 
@@ -33,7 +34,7 @@ class KeptNames:
 
     names: tuple[str, ...]
 
-    def __call__(self, prim: Any, /, *avals: Any, **params: Any) -> bool:
+    def __call__(self, prim: jex.Primitive, /, *avals: Aval, **params: Any) -> bool:
         return prim.name == "name" and params["name"] in self.names
 
 
@@ -54,7 +55,7 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         named = {e.invars[0] for e in program.eqns if e.primitive.name == "name"}
-        eqns: list[Any] = []
+        eqns: list[jex.JaxprEqn] = []
         for eqn in program.eqns:
             kind = _DOTS.get(eqn.primitive.name)
             if inner_call(eqn) is not None:
@@ -73,33 +74,33 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return rewrite_everywhere(level, program)
 
 
-def inner_call(eqn: Any) -> Any | None:
+def inner_call(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
     """The program that an equation calls, if a policy is asked about what is in it."""
     if eqn.primitive.name == "remat2":
         return None  # by then, that of the user has been asked
     return eqn.params.get(CALLS.get(eqn.primitive.name, ""))
 
 
-def _named(eqn: Any, name: str) -> list[Any]:
+def _named(eqn: jex.JaxprEqn, name: str) -> list[Value]:
     """An equation, and one that gives a name to its result."""
     var = eqn.outvars[0]
     # Tracing makes an equation in the form that this version of JAX has, and a variable
     # that is found nowhere else.
-    template = jax.make_jaxpr(lambda x: checkpoint_name(x, name))(var.aval).jaxpr
+    template = jax.make_jaxpr(lambda x: checkpoint_name(x, name))(aval_of(var)).jaxpr
     (unnamed,), (naming,) = template.invars, template.eqns
     naming = naming.replace(outvars=[var], source_info=eqn.source_info)
     return [eqn.replace(outvars=[unnamed]), naming]
 
 
-def _line_of(eqn: Any) -> str:
+def _line_of(eqn: jex.JaxprEqn) -> str:
     place = place_of(eqn.source_info)
     return "" if place is None else f" at {os.path.basename(place.file)}:{place.line}"
 
 
-def can_be_kept(eqn: Any) -> bool:
+def can_be_kept(eqn: jex.JaxprEqn) -> bool:
     """Whether the result of an equation can be kept by a policy."""
     var = eqn.outvars[0]
     if isinstance(var, jex.DropVar):
         return False
     # `jax.checkpoint` does not take complex ones that are used further on (JAX 0.10).
-    return not jnp.issubdtype(var.aval.dtype, jnp.complexfloating)
+    return not jnp.issubdtype(aval_of(var).dtype, jnp.complexfloating)

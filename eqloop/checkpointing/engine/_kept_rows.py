@@ -18,21 +18,23 @@ from ..._array_types import axes_of, vary
 from ..._axes import is_symbolic
 from ..._partition import Arrays
 from ..._tangents import zero_array
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ...progress import told_scan
 from ._loop import Loop, opaque, stack_of, stack_type, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
-ScanBody = Callable[[Any, list[Any]], tuple[Any, list[Any]]]
+ScanBody = Callable[[PyTree, list[Value]], tuple[PyTree, list[Value]]]
 
 
 def scan(
-    body: Callable[..., tuple[Any, list[Any]]],
+    body: Callable[..., tuple[PyTree, list[Value]]],
     read: tuple[Arrays, ...],
-    state: Any,
+    state: PyTree,
     xs: Arrays,
     loop: Loop,
     is_differentiated: bool = False,
-) -> tuple[Any, list[Any]]:
+) -> tuple[PyTree, list[Value]]:
     """Runs a loop, and its bar if it has one.
 
     Args:
@@ -57,7 +59,9 @@ def scan(
     return told_scan(_scan, run, state, xs, loop, after, not is_differentiated)
 
 
-def _scan(body: ScanBody, state: Any, xs: Arrays, loop: Loop) -> tuple[Any, list[Any]]:
+def _scan(
+    body: ScanBody, state: PyTree, xs: Arrays, loop: Loop
+) -> tuple[PyTree, list[Value]]:
     """The same for a body that is given nothing to read, and without a bar."""
     if loop.stops:
         return _scan_while(body, state, loop)
@@ -88,12 +92,12 @@ class _Steps:
     xs: Arrays
     loop: Loop
 
-    def part(self, position: int, count: int) -> list[Any]:
+    def part(self, position: int, count: int) -> list[Value]:
         """What is scanned by `count` steps from a position on."""
         start = self.loop.block_start(position, count)
         return [lax.slice_in_dim(x, start, start + count) for x in self.xs]
 
-    def skip(self, state: Any, xs: Arrays, count: int) -> Any:
+    def skip(self, state: PyTree, xs: Arrays, count: int) -> PyTree:
         """Runs so many steps for the state alone."""
         if not count:
             return state
@@ -101,11 +105,11 @@ class _Steps:
         return _lax_scan(body, state, xs, count, self.loop)[0]
 
     def segments(
-        self, state: Any, position: int, between: int
-    ) -> tuple[Any, list[Any]]:
+        self, state: PyTree, position: int, between: int
+    ) -> tuple[PyTree, list[Value]]:
         """Every row: a step with outputs, then those in between."""
 
-        def segment(state: Any, xs: Arrays) -> tuple[Any, list[Any]]:
+        def segment(state: PyTree, xs: Arrays) -> tuple[Value, list[Value]]:
             first, rest = self._cut(xs, 1)
             state, y = self._one(state, first)
             return self.skip(state, rest, between), y
@@ -115,13 +119,13 @@ class _Steps:
         return _lax_scan(segment, state, xs, rows, self.loop, size)
 
     def first_and_segments(
-        self, state: Any, position: int, between: int
-    ) -> tuple[Any, list[Any]]:
+        self, state: PyTree, position: int, between: int
+    ) -> tuple[PyTree, list[Value]]:
         """Every row: the first, then steps in between and one with outputs."""
         rows, size = self.loop.rows, between + 1
         state, y = self._one(state, self.part(position, 1))
 
-        def segment(carry: Any, xs: Arrays) -> tuple[Any, None]:
+        def segment(carry: PyTree, xs: Arrays) -> tuple[Value, None]:
             count, state, ys = carry
             rest, last = self._cut(xs, between)
             state, y = self._one(self.skip(state, rest, between), last)
@@ -134,16 +138,16 @@ class _Steps:
         (_, state, ys), _ = _lax_scan(segment, carry, xs, rows - 1, self.loop, size)
         return state, ys
 
-    def _one(self, state: Any, xs: Arrays) -> tuple[Any, list[Any]]:
+    def _one(self, state: PyTree, xs: Arrays) -> tuple[PyTree, list[Value]]:
         """One step with its outputs, given parts of length one."""
         return self.body(state, [lax.squeeze(x, [0]) for x in xs])
 
-    def _blocks(self, position: int, count: int, size: int) -> list[Any]:
+    def _blocks(self, position: int, count: int, size: int) -> list[Value]:
         """Parts of equal size, along a new leading axis."""
         part = self.part(position, count * size)
         return [lax.reshape(x, (count, size, *x.shape[1:])) for x in part]
 
-    def _cut(self, xs: Arrays, count: int) -> tuple[list[Any], list[Any]]:
+    def _cut(self, xs: Arrays, count: int) -> tuple[list[Value], list[Value]]:
         """The first `count` steps in the order of execution, and the others."""
         size = self.loop.gaps[1] + 1
         at = size - count if self.loop.reverse else count
@@ -152,7 +156,9 @@ class _Steps:
         return (high, low) if self.loop.reverse else (low, high)
 
 
-def _scan_while(body: ScanBody, state: Any, loop: Loop) -> tuple[Any, list[Any]]:
+def _scan_while(
+    body: ScanBody, state: PyTree, loop: Loop
+) -> tuple[PyTree, list[Value]]:
     """Runs steps for as long as the first leaf of the carry says so.
 
     Rows of `ys` for steps that are not run are zeros.
@@ -162,11 +168,13 @@ def _scan_while(body: ScanBody, state: Any, loop: Loop) -> tuple[Any, list[Any]]
     y_types = jax.make_jaxpr(lambda state: body(state, [])[1])(state).out_avals
     ys = [zero_array(stack_type(aval, loop.length)) for aval in y_types]
 
-    def goes_on(whole: tuple[Any, Any, list[Any]]) -> Any:
+    def goes_on(whole: tuple[Index, PyTree, list[Value]]) -> jax.Array:
         position, state, _ = whole
         return state[1][0] & (position < loop.length)
 
-    def move(whole: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+    def move(
+        whole: tuple[Index, PyTree, list[Value]],
+    ) -> tuple[Index, PyTree, list[Value]]:
         position, state, ys = whole
         state, y = body(state, [])
         index = loop.index(position)
@@ -179,8 +187,13 @@ def _scan_while(body: ScanBody, state: Any, loop: Loop) -> tuple[Any, list[Any]]
 
 
 def _lax_scan(
-    body: Any, state: Any, xs: Arrays, length: int, loop: Loop, size: int = 1
-) -> tuple[Any, Any]:
+    body: Callable[..., tuple[PyTree, PyTree]],
+    state: PyTree,
+    xs: Arrays,
+    length: int,
+    loop: Loop,
+    size: int = 1,
+) -> tuple[PyTree, PyTree]:
     """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
     unroll = max(loop.unroll // size, 1)
     settings: dict[str, Any] = dict(reverse=loop.descends, unroll=unroll)

@@ -19,6 +19,7 @@ from ..._equations import equations
 from ..._partition import Arrays, pick, split
 from ..._programs import parted, run
 from ..._reaching import reached
+from ..._types import Aval, Index
 from ._back import Back, Taken, program_of
 from ._slots import AbstractSlots, Carries
 from ._sweep import Cotangents, Sweep
@@ -42,13 +43,13 @@ class AbstractKept(abc.ABC):
 
     @abc.abstractmethod
     def write(
-        self, carries: Carries, carry: Arrays, position: Any, row: Any
+        self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
         """Keeps it of the step at a position, in the slots from a row on."""
 
     @abc.abstractmethod
     def pull(
-        self, carries: Carries, position: Any, row: Any, cts: Cotangents
+        self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past the step at a position."""
 
@@ -62,12 +63,12 @@ class KeptCarries(AbstractKept):
         return 1
 
     def write(
-        self, carries: Carries, carry: Arrays, position: Any, row: Any
+        self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
         return carries.write(carry, row)
 
     def pull(
-        self, carries: Carries, position: Any, row: Any, cts: Cotangents
+        self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
         return self.sweep.pull(carries.read(row), position, 1, cts)
 
@@ -109,7 +110,7 @@ class StepParts:
         return [source is None and varies for source, varies in at]
 
     @property
-    def kept_types(self) -> list[Any]:
+    def kept_types(self) -> list[Aval]:
         return pick(self.ahead.out_avals, self.kept)
 
 
@@ -129,7 +130,7 @@ def parts_of(back: Back) -> StepParts:
 
 
 def places_of(
-    types: Sequence[Any], slot_types: Sequence[Any]
+    types: Sequence[Aval], slot_types: Sequence[Aval]
 ) -> list[ResidualPlace] | None:
     """Where arrays of some types can be in slots, if there are such leaves for all.
 
@@ -175,7 +176,7 @@ class KeptResiduals(AbstractKept):
         return rows_of(self.places)
 
     def write(
-        self, carries: Carries, carry: Arrays, position: Any, row: Any
+        self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
         _, x, _ = self.sweep.step_at(position)
         ahead = run(self.parts.ahead, *self.sweep.consts, *carry, *x)
@@ -186,7 +187,7 @@ class KeptResiduals(AbstractKept):
         return dataclasses.replace(carries, arrays=arrays)
 
     def pull(
-        self, carries: Carries, position: Any, row: Any, cts: Cotangents
+        self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
         slots, arrays = carries.slots, carries.arrays
         stored = [slots.read(arrays[p.leaf], row + p.row) for p in self.places]
@@ -194,7 +195,7 @@ class KeptResiduals(AbstractKept):
         take = lambda cts: self._past(position, slots.unpacked(stored, dtypes), cts)
         return self.sweep.reversal.past(self.sweep, take, position, 1, cts)
 
-    def _past(self, position: Any, kept: Arrays, cts: Cotangents) -> Cotangents:
+    def _past(self, position: Index, kept: Arrays, cts: Cotangents) -> Cotangents:
         back = self.sweep.back
         at, x, z = self.sweep.step_at(position)
         inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]

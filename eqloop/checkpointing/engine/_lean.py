@@ -10,6 +10,7 @@ import operator
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
@@ -34,7 +35,7 @@ def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
         jaxpr, used = jaxpr.replace(eqns=eqns), (True,) * len(jaxpr.outvars)
 
 
-def _underived(jaxpr: Any) -> Any:
+def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """A program without what is there for derivatives alone.
 
     Equations that hand on a value, and tell JAX of its tangent, are left out. Loops are
@@ -51,7 +52,7 @@ def _underived(jaxpr: Any) -> Any:
     return jaxpr.replace(eqns=eqns, outvars=list(map(now, jaxpr.outvars)))
 
 
-def _given_zeros(eqn: Any) -> list[Any]:
+def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
     """An equation that is given zeros for what it does not read, behind their own."""
     formula = formula_of(eqn)
     if formula is None or all(formula.reads):
@@ -66,7 +67,7 @@ def _given_zeros(eqn: Any) -> list[Any]:
     return [*made, eqn.replace(invars=ins)]
 
 
-def _leaner(jaxpr: Any) -> list[Any]:
+def _leaner(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
     """The equations of a program, with loops that give only what is needed."""
     needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[Any]()
     for eqn in reversed(jaxpr.eqns):
@@ -81,5 +82,5 @@ def _leaner(jaxpr: Any) -> list[Any]:
     return eqns[::-1]
 
 
-def _is_variable(atom: Any) -> bool:
+def _is_variable(atom: jax.core.Atom) -> bool:
     return isinstance(atom, jex.Var)

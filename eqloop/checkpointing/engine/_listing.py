@@ -71,7 +71,7 @@ def is_listing() -> bool:
     return _list.get() is not None
 
 
-def stands_for_residuals(layout: Any) -> bool:
+def stands_for_residuals(layout: object) -> bool:
     """Whether it is the stand-in of a layout that stores residuals."""
     return any(
         layout is decided.stands_for_it and decided.layout.stores_residuals

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +12,7 @@ from jax import lax
 from ..._compat import is_widened
 from ..._loop_markers import mark
 from ..._partition import Arrays
+from ..._types import Aval, Index, Value
 from ...progress import NO_BARS, Meter
 
 
@@ -79,12 +80,12 @@ class Loop:
         """The `starts` of so many leaves."""
         return [*self.starts, *[None] * (count - len(self.starts))]
 
-    def index(self, position: Any) -> Any:
+    def index(self, position: Index) -> Index:
         """The place in `xs` and `ys` of the step at a position."""
         index = self.length - 1 - position if self.reverse else position
         return index + self.base if self.base else index
 
-    def row(self, index: Any) -> tuple[Any, Any]:
+    def row(self, index: Index) -> tuple[Index, bool | jax.Array]:
         """The row of `ys` for the step at an index, and whether it is kept.
 
         For a step that is not kept it is some row, provided that there are any.
@@ -95,13 +96,13 @@ class Loop:
         is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
         return jnp.clip(row, 0, self.rows - 1), is_kept
 
-    def x(self, xs: Arrays, position: Any) -> list[Any]:
+    def x(self, xs: Arrays, position: Index) -> list[Value]:
         """The element of `xs` that the step at a position gets."""
         at = self.index(position)
         mark(at)
         return [element(x, at, axis) for x, axis in zip(xs, self.x_axes, strict=True)]
 
-    def block(self, xs: Arrays, position: Any, count: int) -> list[Any]:
+    def block(self, xs: Arrays, position: Index, count: int) -> list[Value]:
         """The elements of `count` steps from a position on, as a smaller `xs`."""
         start = self.block_start(position, count)
         mark(start, count)
@@ -109,11 +110,11 @@ class Loop:
             part(x, start, count, axis) for x, axis in zip(xs, self.x_axes, strict=True)
         ]
 
-    def block_start(self, position: Any, count: int) -> Any:
+    def block_start(self, position: Index, count: int) -> Value:
         """The smallest index among `count` steps from a position on."""
         return self.length - count - position if self.reverse else position
 
-    def x_types(self, xs_types: Arrays) -> list[Any]:
+    def x_types(self, xs_types: Arrays) -> list[Aval]:
         """The types of one element of `xs`."""
         return [
             jex.mapped_aval(self.length, axis, aval)
@@ -145,7 +146,7 @@ class Loop:
         return dataclasses.replace(self, length=self.length // size, unroll=1)
 
 
-def element(x: Any, index: Any, axis: int = 0) -> Any:
+def element(x: Value, index: Index, axis: int = 0) -> Value:
     """`x[index]` along an axis, for an index that is known to be in range."""
     x, index = _in_place(x, index)
     return lax.dynamic_index_in_dim(
@@ -153,13 +154,13 @@ def element(x: Any, index: Any, axis: int = 0) -> Any:
     )
 
 
-def part(x: Any, start: Any, count: int, axis: int = 0) -> Any:
+def part(x: Value, start: Index, count: int, axis: int = 0) -> Value:
     """`x[start : start + count]` along an axis, for a part that is in range."""
     x, start = _in_place(x, start)
     return lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
 
 
-def _in_place(x: Any, index: Any) -> tuple[Any, Any]:
+def _in_place(x: Value, index: Index) -> tuple[Value, Index]:
     """An array of which XLA converts no more than the slice at the index.
 
     Behind a barrier together with the index, the array is not the same at every step as
@@ -171,7 +172,7 @@ def _in_place(x: Any, index: Any) -> tuple[Any, Any]:
     return lax.optimization_barrier((x, jnp.asarray(index)))
 
 
-def opaque(arrays: Arrays) -> list[Any]:
+def opaque(arrays: Arrays) -> list[Value]:
     """Arrays for loops in loops: XLA must not know that they are a number, repeated.
 
     The cotangent of a mean is one, and so is `jnp.ones`. XLA repeats the number within
@@ -181,35 +182,35 @@ def opaque(arrays: Arrays) -> list[Any]:
     return [lax.optimization_barrier(x) if jnp.ndim(x) else x for x in arrays]
 
 
-def put_part(buffer: Any, x: Any, start: Any, axis: int = 0) -> Any:
+def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
     """`buffer` with the part from `start` on along an axis replaced; in place."""
     return lax.dynamic_update_slice_in_dim(
         buffer, x, start, axis, allow_negative_indices=False
     )
 
 
-def store(buffer: Any, x: Any, index: Any, axis: int = 0) -> Any:
+def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
     """`buffer` with `x` at an index along an axis; XLA does it in place."""
     return lax.dynamic_update_index_in_dim(
         buffer, x, index, axis, allow_negative_indices=False
     )
 
 
-def stack_type(aval: Any, size: int) -> Any:
+def stack_type(aval: Aval, size: int) -> Aval:
     """The type of `size` values of one type along a new leading axis."""
     return jex.unmapped_aval(size, 0, aval)
 
 
-def nbytes(types: Iterable[Any]) -> int:
+def nbytes(types: Iterable[Aval]) -> int:
     """The bytes of arrays of these types."""
     return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
 
 
-def stack_of(x: Any, size: int) -> Any:
+def stack_of(x: Value, size: int) -> Value:
     """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
     return lax.broadcast(x, (size,))
 
 
-def with_batch_axis(x: Any, dim: int | None, size: int) -> Any:
+def with_batch_axis(x: Value, dim: int | None, size: int) -> Value:
     """`x` with its batch axis in front, or with one if it has none."""
     return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -8,11 +8,14 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._array_types import axes_of, vary
 from ..._constant import constant
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._costs import StepCost
 from ._kept_steps import AbstractKept, kept_of
 from ._loop import element, store
@@ -37,8 +40,8 @@ class _Stack(NamedTuple):
         carries: The slots.
     """
 
-    stop: Any
-    top: Any
+    stop: Index
+    top: Index
     starts: Any
     carries: Carries
 
@@ -91,7 +94,7 @@ class Mixed(AbstractSlotOrder):
         kept = kept_of(sweep, carries, self.rows)
         longest = constant([list(column) for column in self.chain.longest])
 
-        def reverse_segment(state: tuple[_Stack, Cotangents]) -> Any:
+        def reverse_segment(state: tuple[_Stack, Cotangents]) -> PyTree:
             stack, cts = state
             stack = self._split(sweep, stack, longest)
             return self._reverse_last(sweep, stack, kept, cts)
@@ -113,11 +116,11 @@ class Mixed(AbstractSlotOrder):
     def _split(self, sweep: Sweep, stack: _Stack, longest: Any) -> _Stack:
         """Stores carries on the way to the last segment, until that is of rank 0."""
 
-        def rank_of(stack: _Stack) -> Any:
+        def rank_of(stack: _Stack) -> jax.Array:
             length, free = self._size(stack)
             return jnp.sum(element(longest, free, 1) < length, dtype=jnp.int32)
 
-        def unfinished(stack: _Stack) -> Any:
+        def unfinished(stack: _Stack) -> jax.Array:
             return (stack.top < self.slots - 1) & (rank_of(stack) > 0)
 
         def move(stack: _Stack) -> _Stack:
@@ -134,7 +137,7 @@ class Mixed(AbstractSlotOrder):
 
         return lax.while_loop(unfinished, move, stack)
 
-    def _size(self, stack: _Stack) -> tuple[Any, Any]:
+    def _size(self, stack: _Stack) -> tuple[Value, Value]:
         """How long the last segment is, and the slots for it, its own among them."""
         length = stack.stop - element(stack.starts, stack.top)
         return length, self.slots - stack.top
@@ -147,12 +150,14 @@ class Mixed(AbstractSlotOrder):
         first = jnp.where(stack.top < self.slots - 1, start, last)
         row_of = lambda position: stack.top + 1 + (position - first) * kept.rows
 
-        def keep(state: tuple[Any, list[Any], Carries]) -> Any:
+        def keep(
+            state: tuple[Index, list[Value], Carries],
+        ) -> tuple[Index, list[Value], Carries]:
             position, carry, carries = state
             carries = kept.write(carries, carry, position, row_of(position))
             return position + 1, sweep.walk.next(carry, position), carries
 
-        def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
+        def pull(state: tuple[Index, Cotangents]) -> tuple[Index, Cotangents]:
             position = state[0] - 1
             cts = kept.pull(carries, position, row_of(position), state[1])
             return position, cts

@@ -5,12 +5,12 @@ Which levels there are is worked out in `_levels.py`, by integers alone.
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays
+from ..._types import Index, Value
 from ._costs import StepCost
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
@@ -137,7 +137,7 @@ class Nested(AbstractSlotOrder):
 def _reverse_level(
     sweep: Sweep,
     nest: Nest,
-    start: Any,
+    start: Index,
     carries: Carries,
     row: int,
     cts: Cotangents,
@@ -147,7 +147,7 @@ def _reverse_level(
     if nest.stride == 1:
         return sweep.pull_each(StoredSteps(carries, row, start, count, most), cts)
 
-    def body(i: Any, cts: Cotangents) -> Cotangents:
+    def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
         carry = carries.read(row + segment)
@@ -162,11 +162,13 @@ def _reverse_level(
 
 
 def _fill_nest(
-    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Any, nest: Nest
+    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
     """The carries at the start of each outermost segment of a nest."""
 
-    def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
+    def body(
+        i: Index, state: tuple[list[Value], Carries]
+    ) -> tuple[list[Value], Carries]:
         carry, carries = state
         carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
         return carry, carries.write(carry, i + 1)
@@ -178,7 +180,7 @@ def _fill_nest(
     return lax.fori_loop(0, count, body, (list(carry), carries), unroll=unroll)[1]
 
 
-def _count(nest: Nest, start: Any, stop: Any) -> Any:
+def _count(nest: Nest, start: Index, stop: Value) -> Index:
     """How many of the outermost segments of a nest have steps that were run."""
     count = nest.levels[0]
     if stop is None:

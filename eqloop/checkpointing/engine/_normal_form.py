@@ -11,7 +11,6 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -19,6 +18,7 @@ import jax.extend.core as jex
 from ..._array_types import strongly_typed
 from ..._effects import is_ref
 from ..._partition import Arrays, Flags, pick, put, split
+from ..._types import Aval, Value
 from ._loop import Loop
 from ._step import Step, make_step
 
@@ -39,7 +39,7 @@ class NormalForm:
     refs: Flags
     stays: Flags
 
-    def open(self, consts: Arrays, init: Arrays) -> tuple[list[Any], list[Any]]:
+    def open(self, consts: Arrays, init: Arrays) -> tuple[list[Value], list[Value]]:
         """Consts and initial carry of the step, from those of the original."""
         refs, staying = pick(consts, self.refs), pick(init, self.stays)
         consts = [*pick(consts, _not(self.refs)), *staying]
@@ -63,7 +63,7 @@ class NormalForm:
         paths, starts = self.paths(loop.carry_paths), self.starts(loop.starts)
         return dataclasses.replace(loop, carry_paths=paths, starts=starts)
 
-    def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Any]:
+    def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Value]:
         """The final carry of the original, whose references are updated."""
         varying, in_refs = split(carry, sum(_not(self.stays)))
         for ref, value in zip(pick(consts, self.refs), in_refs, strict=True):
@@ -88,8 +88,8 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     consts, staying = pick(step.const_types, _not(refs)), pick(step.carry_types, stays)
 
     def run(
-        inputs: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        inputs: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         consts, staying = split(inputs, sum(_not(refs)))
         varying, in_refs = split(carry, sum(_not(stays)))
         local = list(map(jax.new_ref, in_refs))
@@ -99,8 +99,8 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
         return [*pick(after, _not(stays)), *map(jax.freeze, local)], y
 
     def run_back(
-        inputs: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        inputs: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         consts, staying = split(inputs, step.num_consts)
         after = put(put([None] * len(stays), stays, staying), _not(stays), carry)
         return pick(step.before(consts, after, x), _not(stays)), []
@@ -131,7 +131,7 @@ def _stays(step: Step) -> list[bool]:
     ]
 
 
-def _strong(aval: Any) -> Any:
+def _strong(aval: Aval) -> Aval:
     return aval.strip_weak_type() if getattr(aval, "weak_type", False) else aval
 
 

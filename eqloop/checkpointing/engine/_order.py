@@ -8,10 +8,11 @@ a file of its own; nothing else in the library asks which order it has.
 import abc
 import bisect
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..._bytes import format_bytes
 from ..._partition import Arrays, Flags
+from ..._typecheck import PyTree
 from ._costs import StepCost
 from ._pace import AbstractPace
 
@@ -185,7 +186,7 @@ class AbstractSlotOrder(AbstractOrder):
         return False
 
     def checked(
-        self, step: "Step", loop: "Loop", held: Flags, inputs: Any
+        self, step: "Step", loop: "Loop", held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
         """The inputs of the loop, tied to whatever has to hold of them.
 

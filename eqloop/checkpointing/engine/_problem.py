@@ -6,13 +6,15 @@ under `vmap`. They keep the schedule, and are planned anew.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._axes import is_symbolic, refuse_symbolic
 from ..._partition import Flags, pick, put
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
+from ..._typecheck import PyTree
+from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
 from ._back import Pull
@@ -196,7 +198,7 @@ class LoopSpec:
         reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
         return Layout(Segmented(tuple(parts)), reversal=reversal)
 
-    def _layout_of(self, count: Any, schedule: Any) -> Layout:
+    def _layout_of(self, count: object, schedule: Any) -> Layout:
         """The layout of a segment, as its schedule plans it."""
         owner = type(self.problem.planner).__name__
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -244,7 +246,7 @@ class LoopSpec:
         return needs_of_gradient(self.problem, self.active, y_active).held
 
 
-def activity(step: Step, perturbed: Any) -> tuple[Active, Flags]:
+def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
     consts, carry, xs = map(inexact_only, perturbed, types)
@@ -315,7 +317,7 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
 
 
 def batched_problem(
-    problem: Problem, axis_data: Any, dims: Any
+    problem: Problem, axis_data: BatchAxis, dims: PyTree
 ) -> tuple[Problem, Flags, Flags]:
     """The loop of the step's vmap, with which leaves of carry and `y` it batches.
 
@@ -346,7 +348,7 @@ def batched_problem(
 
 
 def _reaching_both_ways(
-    step: Step, is_batched: Any, carry: Flags, ys: Flags, axis_name: Any
+    step: Step, is_batched: PyTree, carry: Flags, ys: Flags, axis_name: Hashable
 ) -> tuple[Flags, Flags]:
     """Which leaves of the carry, and of `y`, a step or its inverse batches."""
     consts, _, x = is_batched
@@ -362,12 +364,12 @@ def _reaching_both_ways(
 # Lists of arrays in threes: consts, carry and xs, as `Active` marks them.
 
 
-def select(groups: Any, active: Active) -> tuple[list[Any], ...]:
+def select(groups: PyTree, active: Active) -> tuple[list[Value], ...]:
     """The leaves that are marked."""
     return tuple(pick(g, flags) for g, flags in zip(groups, active, strict=True))
 
 
-def merge(groups: Any, active: Active, marked: Any) -> tuple[list[Any], ...]:
+def merge(groups: PyTree, active: Active, marked: PyTree) -> tuple[list[Value], ...]:
     """All leaves, with the marked ones replaced."""
     return tuple(
         put(g, flags, new) for g, flags, new in zip(groups, active, marked, strict=True)

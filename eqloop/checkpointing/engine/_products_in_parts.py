@@ -19,6 +19,9 @@ from jax import lax
 from jax.interpreters import partial_eval
 
 from ..._axes import is_symbolic
+from ..._equations import aval_of
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._loop import nbytes, part, put_part
 
 # Products smaller than this take little, and are made as a whole.
@@ -29,8 +32,10 @@ _PARTS = (4, 3, 5, 2)
 
 
 def added_in_parts(
-    f: Callable[..., tuple[Sequence[Any], Any]], args: Any, totals: Sequence[Any]
-) -> tuple[list[Any], Any]:
+    f: Callable[..., tuple[Sequence[Value], PyTree]],
+    args: PyTree,
+    totals: Sequence[Value],
+) -> tuple[list[Value], PyTree]:
     """Adds what a function gives to sums, large products part by part.
 
     Args:
@@ -62,7 +67,7 @@ def added_in_parts(
     return sums, jax.tree.unflatten(jax.tree.structure(out[1]), given)
 
 
-def product_bytes(jaxpr: Any, count: int) -> int:
+def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
     """The bytes of what is added to sums, as far as it is in memory at once.
 
     Args:
@@ -83,15 +88,15 @@ class _Whole:
         inputs: The variable that it is.
     """
 
-    inputs: tuple[Any]
+    inputs: tuple[jax.core.Atom]
     parts = 1
 
     @property
     def nbytes(self) -> int:
         """The bytes that it takes before it is added."""
-        return nbytes([var.aval for var in self.inputs])
+        return nbytes([aval_of(var) for var in self.inputs])
 
-    def added(self, total: Any, term: Any) -> Any:
+    def added(self, total: Value, term: Value) -> Value:
         """The sum, with the term added to it."""
         return total + term
 
@@ -108,27 +113,27 @@ class _Product:
         parts: How many parts there are.
     """
 
-    eqn: Any
+    eqn: jex.JaxprEqn
     order: tuple[int, ...]
     dim: int
     axis: int
     parts: int
 
     @property
-    def inputs(self) -> tuple[Any, ...]:
+    def inputs(self) -> tuple[jax.core.Atom, ...]:
         """The variables that are its factors."""
         return tuple(self.eqn.invars)
 
     @property
     def nbytes(self) -> int:
         """The bytes that it takes before it is added: those of a part."""
-        return nbytes([self.eqn.outvars[0].aval]) // self.parts
+        return nbytes([aval_of(self.eqn.outvars[0])]) // self.parts
 
-    def added(self, total: Any, left: Any, right: Any) -> Any:
+    def added(self, total: Value, left: Value, right: Value) -> Value:
         """The sum, with the product of two factors added to it."""
         size = left.shape[self.dim] // self.parts
 
-        def body(i: Any, total: Any) -> Any:
+        def body(i: Index, total: Value) -> Value:
             rows = part(left, i * size, size, self.dim)
             product = self.eqn.primitive.bind(rows, right, **self.eqn.params)
             product = lax.transpose(product, self.order)
@@ -138,16 +143,19 @@ class _Product:
         return lax.fori_loop(0, self.parts, body, total)
 
 
-def _terms_of_outputs(jaxpr: Any, count: int) -> list[list[_Whole | _Product]]:
+def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Product]]:
     """What the first outputs of a program are sums of."""
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
     times = Counter(var for var in read if isinstance(var, jex.Var))
     # What is read elsewhere has to be made there, as a whole.
+    makers: dict[jax.core.Atom, jex.JaxprEqn]
     makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars if times[var] == 1}
     return [_terms(var, makers) for var in jaxpr.outvars[:count]]
 
 
-def _terms(var: Any, makers: dict[Any, Any]) -> list[_Whole | _Product]:
+def _terms(
+    var: jax.core.Atom, makers: dict[jax.core.Atom, jex.JaxprEqn]
+) -> list[_Whole | _Product]:
     """What a variable is a sum of, if there are products among it."""
     eqn = makers.get(var) if isinstance(var, jex.Var) else None
     if eqn is None:
@@ -163,10 +171,10 @@ def _terms(var: Any, makers: dict[Any, Any]) -> list[_Whole | _Product]:
     return [_in_parts(eqn, order) or _Whole((var,))]
 
 
-def _in_parts(eqn: Any, order: Sequence[int] | None) -> _Product | None:
+def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None:
     """A product that is cut along an axis of its first factor, if it is large."""
     (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
-    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
     is_sharded = eqn.params.get("out_sharding") is not None
     if not own or is_sharded or any(map(is_symbolic, out.shape)):

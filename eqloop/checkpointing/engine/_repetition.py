@@ -12,6 +12,8 @@ import jax
 
 from ..._formula import Formula
 from ..._partition import Arrays, pick
+from ..._typecheck import PyTree
+from ..._types import Aval, BatchAxis, Value
 from ...progress import told_back
 from . import _forward
 from ._by_segments import BySegments
@@ -48,8 +50,8 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: Any
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+        self, problem: Problem, saves: Saves | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop.
 
         Args:
@@ -63,11 +65,11 @@ class AbstractRepetition(abc.ABC):
         """
 
     @abc.abstractmethod
-    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
         """The types of what is saved."""
 
     @abc.abstractmethod
-    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
         """Takes what is carried back to the start of the loop.
 
         Args:
@@ -81,22 +83,22 @@ class AbstractRepetition(abc.ABC):
         """The step as the way back knows it: without the leaves that `lead` counts."""
 
     @abc.abstractmethod
-    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+    def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Refuses what cannot be differentiated in reverse mode."""
 
     @abc.abstractmethod
-    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Refuses what cannot be batched once it has been differentiated."""
 
     @abc.abstractmethod
     def batched(
-        self, formula: "PlannedLoop", axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, formula: "PlannedLoop", axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         """The loop under `vmap`, see `Formula.batched`."""
 
     @abc.abstractmethod
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: Any, ends: Any
+        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
     ) -> "Taken":
         """What a way back gives that is not linear in what it carries back."""
 
@@ -109,8 +111,8 @@ class Counted(AbstractRepetition):
     lead: ClassVar[int] = 0
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: Any
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+        self, problem: Problem, saves: Saves | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         step, loop = problem.step, problem.loop
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
@@ -119,11 +121,11 @@ class Counted(AbstractRepetition):
         segments = BySegments(step, loop, order, consts, xs)
         return saves.layout.slots.sweep(segments, held, init)
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
         rows = len(saves.layout.order.by_carries().starts) + 1
         return saves.layout.slots.types(pick(step.carry_types, saves.held), rows)
 
-    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
         reversal = way.layout.reversal
         sweep = Sweep(way.step, way.loop, way.back, reversal, consts, xs, zs)
@@ -133,20 +135,20 @@ class Counted(AbstractRepetition):
     def reversed_step(self, step: Step) -> Step:
         return step
 
-    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+    def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Nothing is refused."""
 
-    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Nothing is refused."""
 
     def batched(
         self,
         formula: "PlannedLoop",
-        axis_data: Any,
-        args: Any,
-        dims: Any,
+        axis_data: BatchAxis,
+        args: PyTree,
+        dims: PyTree,
         lead: int = 0,
-    ) -> tuple[Formula, Any, list[int | None]]:
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         """See the base class; `lead` leaves of the carry are never in slots."""
         dims = tuple(map(tuple, dims))
         problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
@@ -165,6 +167,6 @@ class Counted(AbstractRepetition):
         return formula.remade(problem, args), args, out_dims
 
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: Any, ends: Any
+        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
     ) -> "Taken":
         return there_and_back(back, step, problem.loop, inputs, ends)

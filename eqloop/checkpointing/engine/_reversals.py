@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax import lax
 
 from ..._partition import Arrays
+from ..._types import Index, Value
 from ._costs import Rates, StepCost
 from ._pace import residuals_time, reversal_time
 from ._slots import Carries, DeviceSlots, StoredSteps
@@ -24,7 +25,7 @@ class AbstractReversal(abc.ABC):
 
     @abc.abstractmethod
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
     ) -> "Cotangents":
         """Takes cotangents past a block.
 
@@ -46,7 +47,7 @@ class AbstractReversal(abc.ABC):
         self,
         sweep: "Sweep",
         take: Callable[["Cotangents"], "Cotangents"],
-        start: Any,
+        start: Index,
         count: int,
         cts: "Cotangents",
     ) -> "Cotangents":
@@ -85,7 +86,7 @@ class AbstractReversal(abc.ABC):
 def one_by_one(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
     """Takes cotangents past steps whose carries are all stored, one at a time."""
 
-    def body(i: Any, cts: "Cotangents") -> "Cotangents":
+    def body(i: Index, cts: "Cotangents") -> "Cotangents":
         i = steps.count - 1 - i
         carry = steps.carries.read(steps.row + i)
         return sweep.pull(carry, steps.start + i, 1, cts)
@@ -99,7 +100,7 @@ class ByResiduals(AbstractReversal):
     """The residuals of the whole block are stored, by JAX's own derivative of it."""
 
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
     ) -> "Cotangents":
         if count > 1 and not sweep.back.takes_blocks:
             return _step_by_step(sweep, carry, start, count, cts)
@@ -125,7 +126,7 @@ class ByResiduals(AbstractReversal):
 
 
 def _step_by_step(
-    sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+    sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
 ) -> "Cotangents":
     """The carries of the block are stored, and its steps are taken back one by one.
 
@@ -134,7 +135,7 @@ def _step_by_step(
     """
     carries = carries_within(sweep, carry, start, count)
 
-    def back(i: Any, cts: "Cotangents") -> "Cotangents":
+    def back(i: Index, cts: "Cotangents") -> "Cotangents":
         i = count - 1 - i
         return sweep.take(carries.read(i), start + i, 1, cts)
 
@@ -142,7 +143,7 @@ def _step_by_step(
 
 
 def carries_within(
-    sweep: "Sweep", carry: Arrays, start: Any, count: int, run: Any = None
+    sweep: "Sweep", carry: Arrays, start: Index, count: int, run: Any = None
 ) -> Carries:
     """The carry before each step of a block, given the first of them.
 
@@ -155,7 +156,9 @@ def carries_within(
     """
     run = count if run is None else run
 
-    def fill(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
+    def fill(
+        i: Index, state: tuple[list[Value], Carries]
+    ) -> tuple[list[Value], Carries]:
         carry, carries = state
         carry = sweep.walk.next(carry, start + i)
         return carry, carries.write(carry, i + 1)

@@ -6,10 +6,13 @@ Which segment is split where is `_binomial`'s; trip counts depend on the positio
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._forward import iterate
 from ._loop import element, store
 from ._slots import Carries
@@ -27,10 +30,10 @@ class Stack(NamedTuple):
         carries: The carries. One more row takes those that find no free slot.
     """
 
-    top: Any
-    start: Any
-    rank: Any
-    table: Any
+    top: jax.Array
+    start: jax.Array
+    rank: jax.Array
+    table: Value
     carries: Carries
 
 
@@ -50,17 +53,17 @@ class Chain:
 
     sweep: Sweep
     last: int
-    reach: Any
+    reach: Value
     block: int = 1
     missing: int = 0
     order: Any = None
 
     def reverse(
-        self, stack: Stack, block: Any, first: Any, cts: Cotangents
+        self, stack: Stack, block: Index, first: Value, cts: Cotangents
     ) -> tuple[Stack, Cotangents]:
         """Reverses the blocks from one down to another."""
 
-        def reverse_run(state: tuple[Any, Stack, Cotangents]) -> Any:
+        def reverse_run(state: tuple[jax.Array, Stack, Cotangents]) -> PyTree:
             block, stack, cts = state
             stack = self.split(stack, block)
             stack, place, low = self.fill(stack, block)
@@ -73,19 +76,19 @@ class Chain:
         _, stack, cts = lax.while_loop(left, reverse_run, state)
         return stack, cts
 
-    def position(self, block: Any) -> Any:
+    def position(self, block: Index) -> Index:
         """The position at which a block starts."""
         start = block * self.block - self.missing
         return jnp.maximum(start, 0) if self.missing else start
 
-    def split(self, stack: Stack, block: Any) -> Stack:
+    def split(self, stack: Stack, block: Index) -> Stack:
         """Stores the carries that start new segments before the block.
 
         Ends with a segment that is reversed with one advance over each of its blocks,
         or without a free slot.
         """
 
-        def unfinished(stack: Stack) -> Any:
+        def unfinished(stack: Stack) -> Value:
             return (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
 
         def move(stack: Stack) -> Stack:
@@ -103,7 +106,7 @@ class Chain:
 
         return lax.while_loop(unfinished, move, stack)
 
-    def fill(self, stack: Stack, block: Any) -> tuple[Stack, Any, Any]:
+    def fill(self, stack: Stack, block: Index) -> tuple[Stack, jax.Array, jax.Array]:
         """Advances to the block and stores all carries on the way, if slots are free.
 
         If none is, they all go to the place beyond the last slot. So does the carry of
@@ -116,7 +119,7 @@ class Chain:
         has_free = stack.top < self.last
         stride = jnp.where(has_free, 1, 0)
 
-        def move(state: tuple[Any, list[Any], Carries]) -> Any:
+        def move(state: tuple[Value, list[Value], Carries]) -> PyTree:
             at, carry, carries = state
             place = stack.top + 1 + stride * (at - stack.start)
             carry = self._next(carry, at)
@@ -131,12 +134,12 @@ class Chain:
         return stack._replace(carries=carries), place, low
 
     def pull_run(
-        self, carries: Carries, place: Any, block: Any, low: Any, cts: Cotangents
+        self, carries: Carries, place: Index, block: Index, low: Index, cts: Cotangents
     ) -> Cotangents:
         """Reverses the blocks from one down to another, whose carries are at hand."""
         offset = place - block
 
-        def pull(state: tuple[Any, Cotangents]) -> tuple[Any, Cotangents]:
+        def pull(state: tuple[Value, Cotangents]) -> tuple[Value, Cotangents]:
             block, cts = state
             carry = carries.read(self._row(block + offset))
             position = block * self.block - self.missing
@@ -145,7 +148,7 @@ class Chain:
         left = lambda state: state[0] - low + 1
         return iterate(pull, (block, cts), left, self.sweep.loop.unroll)[1]
 
-    def drop(self, stack: Stack, low: Any) -> Stack:
+    def drop(self, stack: Stack, low: Index) -> Stack:
         """Frees the slot whose segment has been reversed, if it has been wholly."""
         done = stack.start == low
         top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
@@ -154,18 +157,18 @@ class Chain:
         rank = jnp.where(done, rank, stack.rank)
         return Stack(top, start, rank, stack.table, stack.carries)
 
-    def _next(self, carry: Arrays, block: Any) -> list[Any]:
+    def _next(self, carry: Arrays, block: Index) -> list[Value]:
         """The carry after a block."""
         start = self.position(block)
         if self.missing:
             return self.sweep.walk.advance_to(carry, start, self.position(block + 1))
         return self.sweep.walk.advance(carry, start, self.block)
 
-    def _row(self, place: Any) -> Any:
+    def _row(self, place: Index) -> Index:
         """The row of the slot at a place on the stack."""
         return place if self.order is None else element(self.order, place)
 
-    def _reach_below(self, slots: Any, rank: Any) -> Any:
+    def _reach_below(self, slots: Value, rank: Index) -> jax.Array:
         """The longest chain that is reversed at the rank below."""
         return lax.dynamic_slice(
             self.reach, (slots, rank), (1, 1), allow_negative_indices=False

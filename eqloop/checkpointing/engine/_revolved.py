@@ -5,12 +5,12 @@ The arithmetic is in `_binomial.py`, and the machine that runs it in `_revolve.p
 
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
 from ..._array_types import axes_of, vary
 from ..._constant import constant
+from ..._types import Index, Value
 from . import _binomial
 from ._block_chain import BlockChain
 from ._costs import StepCost
@@ -117,8 +117,8 @@ class Revolved(AbstractSlotOrder):
         return Stack(top, start, rank, constant(rows), carries)
 
     def _stack_until(
-        self, count: Any, reach: Any, carries: Carries
-    ) -> tuple[Stack, Any]:
+        self, count: Index, reach: Value, carries: Carries
+    ) -> tuple[Stack, Value]:
         """The slots after so many steps, some of them free, and the last block."""
         steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
         blocks = -(-steps // self.block_size)

@@ -31,16 +31,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from ..._axes import is_symbolic
 from ..._compat import CALLS, close
-from ..._equations import equations
+from ..._equations import aval_of, equations
+from ..._types import AnyJaxpr, Aval, Value
 from ._in_place import WRITES
 from ._lean import lean
 from ._loop import Loop
@@ -48,6 +50,10 @@ from ._step import Step
 
 # With fewer rows than this, no counter of 32 bits comes round to rows it has been at.
 _MOST_ROWS = 2**29
+
+# What is known of a value: a number, an `_Index`, a tuple of such, a `_Buffer`, or
+# `None` for nothing.
+_Understood: TypeAlias = Any
 
 _DROPS = (
     lax.GatherScatterMode.FILL_OR_DROP,
@@ -69,7 +75,7 @@ class RowsOnce:
     counter: int
     offset: int
 
-    def before(self, final: Any, initial: Any, first: Any, count: Any) -> Any:
+    def before(self, final: Value, initial: Value, first: Value, count: Value) -> Value:
         """The buffer before a step.
 
         Args:
@@ -112,7 +118,7 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
     )
 
 
-def _leaf(i: int, aval: Any) -> Any:
+def _leaf(i: int, aval: Aval) -> _Understood:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
     if any(is_symbolic(size) or not size for size in aval.shape):
@@ -120,7 +126,7 @@ def _leaf(i: int, aval: Any) -> Any:
     return _Index(i, frozenset([0])) if _counts(aval) else _Buffer(i)
 
 
-def _counts(aval: Any) -> bool:
+def _counts(aval: Aval) -> bool:
     is_integer = jnp.issubdtype(aval.dtype, jnp.integer)
     return is_integer and not aval.shape and aval.dtype.itemsize >= 4
 
@@ -146,7 +152,7 @@ class _Counter:
 
 
 def _counters(
-    after: Sequence[Any], loop: Loop, starts: Sequence[int | None]
+    after: Sequence[_Understood], loop: Loop, starts: Sequence[int | None]
 ) -> dict[int, _Counter]:
     """The leaves of the carry that count, given what steps make of the carry."""
     found: dict[int, _Counter] = {}
@@ -186,7 +192,7 @@ class _Write:
         is_clamped: Whether it is moved into the buffer.
     """
 
-    starts: tuple[Any, ...]
+    starts: tuple[_Understood, ...]
     sizes: tuple[int, ...]
     is_clamped: bool
 
@@ -208,7 +214,7 @@ class _Buffer:
 
 
 def _rows_of(
-    leaf: int, aval: Any, after: Any, counters: dict[int, _Counter]
+    leaf: int, aval: Aval, after: _Understood, counters: dict[int, _Counter]
 ) -> RowsOnce | None:
     """How the rows of a leaf are written, given what a step makes of the carry."""
     if not isinstance(after, _Buffer) or after.leaf != leaf or not after.writes:
@@ -262,16 +268,15 @@ class _RowsOfStep:
 class _Reading:
     """Follows counters and buffers through a program.
 
-    What is known of a value is a number, an `_Index`, a tuple of such, a `_Buffer`, or
-    `None`.
-
     Attributes:
         counters: The leaves of the carry that count, if they are known already.
     """
 
     counters: dict[int, _Counter]
 
-    def outputs(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
+    def outputs(
+        self, program: AnyJaxpr, inputs: Sequence[_Understood]
+    ) -> list[_Understood]:
         """What is known of the outputs of a program."""
         jaxpr = close(program).jaxpr
         known = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -281,7 +286,7 @@ class _Reading:
             known.update(zip(eqn.outvars, found, strict=True))
         return [of(x) for x in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, ins: list[Any]) -> list[Any]:
+    def _equation(self, eqn: jex.JaxprEqn, ins: list[_Understood]) -> list[_Understood]:
         name = eqn.primitive.name
         if name in CALLS:
             return self.outputs(eqn.params[CALLS[name]], ins)
@@ -293,16 +298,16 @@ class _Reading:
             return [rule(self, eqn, ins)]
         return [None] * len(eqn.outvars)
 
-    def _write(self, eqn: Any, ins: list[Any]) -> Any:
+    def _write(self, eqn: jex.JaxprEqn, ins: list[_Understood]) -> _Understood:
         if not isinstance(ins[0], _Buffer):
             return None
         if eqn.primitive.name == "dynamic_update_slice":
-            sizes = eqn.invars[1].aval.shape
+            sizes = aval_of(eqn.invars[1]).shape
             return ins[0].written(_Write(tuple(ins[2:]), sizes, True))
         write = _scattered(eqn, ins[1])
         return None if write is None else ins[0].written(write)
 
-    def select(self, eqn: Any, ins: list[Any]) -> Any:
+    def select(self, eqn: jex.JaxprEqn, ins: list[_Understood]) -> _Understood:
         which, *cases = ins
         if isinstance(which, bool):
             return cases[which]
@@ -312,7 +317,7 @@ class _Reading:
             return _Index(cases[0].leaf, offsets) if same else None
         return _merged(cases)
 
-    def is_less(self, eqn: Any, ins: list[Any]) -> bool | None:
+    def is_less(self, eqn: jex.JaxprEqn, ins: list[_Understood]) -> bool | None:
         one, other = ins
         if not isinstance(one, _Index) or not _is_integer(other):
             return None
@@ -323,7 +328,7 @@ class _Reading:
         return False if least >= other else None
 
 
-def _merged(buffers: Sequence[Any]) -> Any:
+def _merged(buffers: Sequence[_Understood]) -> _Understood:
     """What is one of several buffers."""
     if not all(isinstance(buffer, _Buffer) for buffer in buffers):
         return None
@@ -332,7 +337,7 @@ def _merged(buffers: Sequence[Any]) -> Any:
     return None if others else _Buffer(leaf, writes)
 
 
-def _add(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _add(reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]) -> _Understood:
     if all(isinstance(known, _Buffer) for known in ins):
         return _sum(*ins)
     one, other = ins
@@ -352,36 +357,46 @@ def _sum(one: _Buffer, other: _Buffer) -> _Buffer | None:
     return _Buffer(leaves[0] if leaves else None, one.writes | other.writes)
 
 
-def _subtract(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _subtract(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
     one, other = ins
     is_index = isinstance(one, _Index) and _is_integer(other)
     return one.plus(-other) if is_index else None
 
 
-def _repeated(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
-    (aval,) = (var.aval for var in eqn.outvars)
+def _repeated(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
+    (aval,) = (aval_of(var) for var in eqn.outvars)
     if aval.shape == (1,) and (isinstance(ins[0], _Index) or _is_integer(ins[0])):
         return (ins[0],)
     return _Buffer(None) if _is_literal_zero(eqn.invars[0]) else None
 
 
-def _in_a_row(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _in_a_row(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
     parts = [
-        part if isinstance(part, tuple) else (None,) * math.prod(x.aval.shape)
+        part if isinstance(part, tuple) else (None,) * math.prod(aval_of(x).shape)
         for part, x in zip(ins, eqn.invars, strict=True)
     ]
     return tuple(entry for part in parts for entry in part) if _is_flat(eqn) else None
 
 
-def _reshape(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _reshape(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
     if isinstance(ins[0], tuple):
         return ins[0] if _is_flat(eqn) else ins[0][0] if len(ins[0]) == 1 else None
     is_scalar = isinstance(ins[0], _Index) or _is_integer(ins[0])
     return (ins[0],) if is_scalar and _is_flat(eqn) else None
 
 
-def _convert(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
-    before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+def _convert(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
+    before, after = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     if before.dtype == after.dtype:
         return ins[0]
     # Fewer bits would be the number modulo something else than the rows.
@@ -389,15 +404,19 @@ def _convert(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
     return ins[0] if _counts(before) and _counts(after) and is_wider else None
 
 
-def _is_flat(eqn: Any) -> bool:
-    return len(eqn.outvars[0].aval.shape) == 1
+def _is_flat(eqn: jex.JaxprEqn) -> bool:
+    return len(aval_of(eqn.outvars[0]).shape) == 1
 
 
-def _unchanged(reading: _Reading, eqn: Any, ins: list[Any]) -> Any:
+def _unchanged(
+    reading: _Reading, eqn: jex.JaxprEqn, ins: list[_Understood]
+) -> _Understood:
     return ins[0]
 
 
-_FOLLOWED: dict[str, Callable[[_Reading, Any, list[Any]], Any]] = {
+_FOLLOWED: dict[
+    str, Callable[[_Reading, jex.JaxprEqn, list[_Understood]], _Understood]
+] = {
     "add": _add,
     "add_any": _add,
     "broadcast_in_dim": _repeated,
@@ -412,11 +431,11 @@ _FOLLOWED: dict[str, Callable[[_Reading, Any, list[Any]], Any]] = {
 }
 
 
-def _scattered(eqn: Any, indices: Any) -> _Write | None:
+def _scattered(eqn: jex.JaxprEqn, indices: _Understood) -> _Write | None:
     """What a scatter with a single index writes."""
     numbers, (operand, at, updates) = (
         eqn.params["dimension_numbers"],
-        (var.aval for var in eqn.invars[:3]),
+        (aval_of(var) for var in eqn.invars[:3]),
     )
     axes = [int(axis) for axis in numbers.scatter_dims_to_operand_dims]
     if at.shape != (len(axes),) or not isinstance(indices, tuple):
@@ -432,15 +451,17 @@ def _scattered(eqn: Any, indices: Any) -> _Write | None:
     return _Write(tuple(starts), tuple(sizes), eqn.params["mode"] not in _DROPS)
 
 
-def _literal(atom: Any) -> int | None:
+def _literal(atom: jex.Literal) -> int | None:
     """The number that a literal is, if it is an integer."""
-    is_number = not atom.aval.shape and jnp.issubdtype(atom.aval.dtype, jnp.integer)
+    is_number = not aval_of(atom).shape and jnp.issubdtype(
+        aval_of(atom).dtype, jnp.integer
+    )
     return int(atom.val) if is_number else None
 
 
-def _is_literal_zero(atom: Any) -> bool:
+def _is_literal_zero(atom: jax.core.Atom) -> bool:
     return isinstance(atom, jex.Literal) and jnp.ndim(atom.val) == 0 and not atom.val
 
 
-def _is_integer(known: Any) -> bool:
+def _is_integer(known: _Understood) -> bool:
     return isinstance(known, int) and not isinstance(known, bool)

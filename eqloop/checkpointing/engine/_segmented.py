@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from ..._constant import constant
 from ..._partition import Arrays
+from ..._types import Index, Value
 from ._costs import StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event
@@ -116,7 +116,7 @@ def _reverse_part(
     """Reverses equal segments, whose first carries are stored from a row on."""
     carries, row = first
 
-    def body(i: Any, cts: Cotangents) -> Cotangents:
+    def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = run - 1 - i
         within = sweep.part(start + segment * order.length)
         near, carry = carries.slots.near, carries.read(row + segment)
@@ -135,7 +135,9 @@ def _fill_segment(
     """The carries that an order starts from, given the first of them."""
     stride, starts = _stride(order), constant(order.starts)
 
-    def body(i: Any, state: tuple[list[Any], Carries]) -> tuple[list[Any], Carries]:
+    def body(
+        i: Index, state: tuple[list[Value], Carries]
+    ) -> tuple[list[Value], Carries]:
         carry, carries = state
         if stride:
             carry = sweep.walk.advance(carry, i * stride, stride)

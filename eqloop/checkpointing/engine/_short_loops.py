@@ -29,6 +29,7 @@ from ..._partition import split
 from ..._programs import pruned
 from ..._ranges import Range, range_of_literal, range_of_result
 from ..._tangents import is_inexact
+from ..._types import Aval, Value
 from ._step import Step
 
 # The most iterations that are written out, and the most equations that may come of
@@ -43,7 +44,7 @@ Numbers: TypeAlias = tuple[int | None, ...]
 class _Value(NamedTuple):
     """An array, and between which integers its entries lie, if that is known."""
 
-    array: Any
+    array: Value
     range: Range | None = None
 
     @property
@@ -86,7 +87,7 @@ def numbers_after(step: Step) -> Numbers:
     """The numbers that leaves of the carry are after a step, whatever they were."""
     found = list[_Value]()
 
-    def run(*flat: Any) -> list[Any]:
+    def run(*flat: Value) -> list[Value]:
         found.extend(_after_step(step, (), flat)[: step.num_carry])
         return [value.array for value in found]
 
@@ -95,7 +96,7 @@ def numbers_after(step: Step) -> Numbers:
     return tuple(value.number if _is_writable(aval) else None for value, aval in pairs)
 
 
-def _after_step(step: Step, known: Numbers, flat: Sequence[Any]) -> list[_Value]:
+def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Value]:
     """What a step gives."""
     consts, carry, xs = split(list(map(_Value, flat)), step.num_consts, step.num_carry)
     for i, (number, aval) in enumerate(zip(known, step.carry_types, strict=False)):
@@ -109,7 +110,7 @@ def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Valu
     values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
 
-    def read(atom: Any) -> _Value:
+    def read(atom: jax.core.Atom) -> _Value:
         if not isinstance(atom, jex.Literal):
             return values[atom]
         number, aval = atom.val, atom.aval
@@ -124,7 +125,7 @@ def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Valu
     return list(map(read, jaxpr.outvars))
 
 
-def _results(jaxpr: Any, eqn: Any, inputs: list[_Value]) -> list[_Value]:
+def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
     """What an equation of a program gives."""
     name, params = eqn.primitive.name, eqn.params
     if name == "jit" and _is_entered(eqn):
@@ -155,7 +156,7 @@ def _results(jaxpr: Any, eqn: Any, inputs: list[_Value]) -> list[_Value]:
     return [_Value(outs[0], found)] if len(outs) == 1 else list(map(_Value, outs))
 
 
-def _iterated(params: Any, inputs: list[_Value]) -> list[_Value]:
+def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
     """What a scan gives, without a loop."""
     program, indices = close(params["jaxpr"]), range(params["length"])
     consts, carry, xs = split(inputs, *scan_counts(params))
@@ -182,7 +183,7 @@ def _computed_once(value: _Value) -> _Value:
     return value._replace(array=lax.optimization_barrier(value.array))
 
 
-def _is_short_loop(eqn: Any) -> bool:
+def _is_short_loop(eqn: jex.JaxprEqn) -> bool:
     if eqn.primitive.name != "scan" or eqn.effects:
         return False
     length = eqn.params["length"]
@@ -191,7 +192,7 @@ def _is_short_loop(eqn: Any) -> bool:
     return length * sum(1 for _ in equations(eqn.params["jaxpr"])) <= _MOST_EQUATIONS
 
 
-def _is_entered(eqn: Any) -> bool:
+def _is_entered(eqn: jex.JaxprEqn) -> bool:
     """Whether there may be something in a call to write out, or to know beforehand."""
     if len(eqn.outvars) == 1 and _is_writable(eqn.outvars[0].aval):
         return True
@@ -199,10 +200,10 @@ def _is_entered(eqn: Any) -> bool:
     return any(inner.primitive.name in ("cond", "scan", "select_n") for inner in inside)
 
 
-def _is_writable(aval: Any) -> bool:
+def _is_writable(aval: Aval) -> bool:
     """Whether a number that is written down is of this type."""
     return getattr(aval, "shape", None) == () and not axes_of(aval)
 
 
-def _written_down(number: int, aval: Any) -> _Value:
+def _written_down(number: int, aval: Aval) -> _Value:
     return _Value(np.asarray(number, aval.dtype), (number, number))

@@ -15,6 +15,7 @@ import jax.core
 
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import run, traced
+from ..._types import Aval, Value
 from ._back import Around, Back, Ends, Inputs, Taken
 from ._held import Needs, taking, without_leaves
 from ._lean import lean
@@ -75,7 +76,7 @@ class Known:
         """How many consts that takes."""
         return 3 * sum(self.made)
 
-    def consts(self, final: Arrays, first: Arrays) -> list[Any]:
+    def consts(self, final: Arrays, first: Arrays) -> list[Value]:
         """These consts.
 
         Args:
@@ -86,7 +87,7 @@ class Known:
         counters = [row.counter for row in self.rows if row is not None]
         return [*pick(final, made), *pick(first, made), *(first[i] for i in counters)]
 
-    def whole(self, carry: Sequence[Any], consts: Arrays) -> list[Any]:
+    def whole(self, carry: Sequence[Value], consts: Arrays) -> list[Value]:
         """A carry in which leaves are made.
 
         Args:
@@ -116,7 +117,7 @@ def narrowed(step: Step, known: Known) -> Step:
     consts, carry, x = step.const_types, step.carry_types, step.x_types
     more = known.consts(carry, carry)
 
-    def advance(*flat: Any) -> list[Any]:
+    def advance(*flat: Value) -> list[Value]:
         consts, more, carry, x = split(flat, *counts)
         return run(program, *consts, *known.whole(carry, more), *x)
 
@@ -140,7 +141,7 @@ class Slim(Around):
     known: Known
 
     @property
-    def types(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         consts, carry, x = self.of.types
         more = self.known.consts(carry, carry)
         return [*consts, *more], pick(carry, self.known.held), x
@@ -167,8 +168,8 @@ class Slim(Around):
     def _without_others(
         self,
         take: Callable[..., Taken],
-        whole: Callable[..., list[Any]],
-        carry_types: list[Any],
+        whole: Callable[..., list[Value]],
+        carry_types: list[Aval],
         loop: Loop,
         inputs: Inputs,
         ends: Ends,
@@ -183,7 +184,7 @@ class Slim(Around):
         marks = [mark for group in given for mark in group]
         marks += [True] * (len(flat) - len(marks))
 
-        def run(*flat: Any) -> Taken:
+        def run(*flat: Value) -> Taken:
             consts, carry, xs, ends = tree.unflatten(flat)
             consts, more = split(consts, len(consts) - self.known.more)
             return take(loop, (consts, whole(carry, more), xs), ends)

@@ -7,16 +7,19 @@ own. The slots of inner levels, which are few and soon read, are on the device a
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..._compat import is_widened
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
+from ..._typecheck import PyTree
+from ..._types import Aval, Index, Value
 from ._by_segments import BySegments
 from ._costs import Rates
 from ._forward import zero
@@ -61,30 +64,30 @@ class AbstractSlots(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def stored_dtype(self, dtype: Any) -> Any:
+    def stored_dtype(self, dtype: np.dtype) -> np.dtype:
         """The dtype in which leaves of a dtype are stored, see `as_stored`."""
 
     @abc.abstractmethod
-    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+    def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
         """The types of so many slots."""
 
     @abc.abstractmethod
-    def read(self, array: Any, row: Any) -> Any:
+    def read(self, array: Value, row: Index) -> Value:
         """What is in a row of an array of them, on the device."""
 
-    def read_part(self, array: Any, row: Any, count: int) -> Any:
+    def read_part(self, array: Value, row: Index, count: int) -> Value:
         """What is in so many rows from one on."""
         rows = row + jnp.arange(count, dtype=jnp.int32)
         return lax.map(lambda row: self.read(array, row), rows)
 
     @abc.abstractmethod
-    def write(self, array: Any, leaf: Any, row: Any) -> Any:
+    def write(self, array: Value, leaf: Value, row: Index) -> Value:
         """An array of them with a leaf in a row, which is on the device."""
 
     @abc.abstractmethod
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs a loop and stores the carries that its order starts from.
 
         Args:
@@ -100,11 +103,13 @@ class AbstractSlots(abc.ABC):
 
     def sweep_by_segments(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         """The same, one segment at a time."""
         segments, count = segments.opaque(), len(segments.starts)
 
-        def body(segment: Any, stride: int | None, state: Any) -> tuple[Any, Carries]:
+        def body(
+            segment: Any, stride: int | None, state: PyTree
+        ) -> tuple[Value, Carries]:
             reached, carries = state
             carries = carries.write(pick(reached.carry, held), segment)
             return segments.run(reached, segment, stride), carries
@@ -120,23 +125,23 @@ class AbstractSlots(abc.ABC):
         """The slots of inner levels, in the same form."""
         return DeviceSlots(precision=self.precision)
 
-    def released(self, arrays: Arrays, outputs: Any) -> Any:
+    def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
         """The outputs of a reverse sweep, after which slots are read no more."""
         return outputs
 
-    def packed(self, carry: Arrays) -> list[Any]:
+    def packed(self, carry: Arrays) -> list[Value]:
         """A carry in the form in which it is stored."""
         dtypes = [jax.typeof(leaf).dtype for leaf in carry]
         lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         carry = list(map(_rounded, carry, lowered))
         return list(map(as_stored, carry, map(self.stored_dtype, lowered)))
 
-    def unpacked(self, stored: Arrays, dtypes: Sequence[Any]) -> list[Any]:
+    def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
         """A carry as it was, given what was stored of it, and its dtypes."""
         lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
-    def packed_types(self, carry_types: Arrays) -> list[Any]:
+    def packed_types(self, carry_types: Arrays) -> list[Aval]:
         """The types of a carry in that form."""
         return list(jax.make_jaxpr(self.packed)(list(carry_types)).out_avals)
 
@@ -160,21 +165,21 @@ class Carries:
         dtypes: The dtype of each leaf of a carry.
     """
 
-    arrays: list[Any]
+    arrays: list[Value]
     slots: AbstractSlots
-    dtypes: tuple[Any, ...]
+    dtypes: tuple[np.dtype, ...]
 
-    def read(self, row: Any) -> list[Any]:
+    def read(self, row: Index) -> list[Value]:
         """The carry in a row."""
         leaves = [self.slots.read(array, row) for array in self.arrays]
         return self.slots.unpacked(leaves, self.dtypes)
 
-    def read_part(self, row: Any, count: int) -> list[Any]:
+    def read_part(self, row: Index, count: int) -> list[Value]:
         """The carries in so many rows from one on, along the leading axis."""
         leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
         return self.slots.unpacked(leaves, self.dtypes)
 
-    def write(self, carry: Arrays, row: Any) -> "Carries":
+    def write(self, carry: Arrays, row: Index) -> "Carries":
         """The same with a carry in a row."""
         arrays = [
             self.slots.write(array, leaf, row)
@@ -201,12 +206,12 @@ class StoredSteps:
     """
 
     carries: Carries
-    row: Any
-    start: Any
-    count: Any
+    row: Index
+    start: Index
+    count: Value
     most: int
 
-    def from_step(self, offset: Any, count: Any, most: int) -> "StoredSteps":
+    def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
         """So many of them, from one on."""
         row, start = self.row + offset, self.start + offset
         return StoredSteps(self.carries, row, start, count, most)
@@ -227,25 +232,25 @@ class DeviceSlots(AbstractSlots):
     def move_time(self, nbytes: int, rate: Rates) -> float:
         return rate.iteration + nbytes * rate.byte
 
-    def stored_dtype(self, dtype: Any) -> Any:
+    def stored_dtype(self, dtype: np.dtype) -> np.dtype:
         # XLA would widen some small ones for the whole loop. It keeps their bits.
         return bits_of(dtype) if is_widened(dtype) else dtype
 
-    def types(self, carry_types: Arrays, rows: int) -> list[Any]:
+    def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
         return [stack_type(aval, rows) for aval in self.packed_types(carry_types)]
 
-    def read(self, array: Any, row: Any) -> Any:
+    def read(self, array: Value, row: Index) -> Value:
         return element(array, row)
 
-    def read_part(self, array: Any, row: Any, count: int) -> Any:
+    def read_part(self, array: Value, row: Index, count: int) -> Value:
         return part(array, row, count)
 
-    def write(self, array: Any, leaf: Any, row: Any) -> Any:
+    def write(self, array: Value, leaf: Value, row: Index) -> Value:
         return store(array, leaf, row)
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         # XLA does away with outputs that nobody needs if there is one loop; of loops in
         # loops, only if all trip counts are static.
         step, loop, order = segments.step, segments.loop, segments.order
@@ -258,8 +263,8 @@ class DeviceSlots(AbstractSlots):
         carries = self.filled(pick(init, held), count + 1)
 
         def body(
-            read: Any, state: tuple[Any, list[Any], Any, Carries], _: Any
-        ) -> tuple[tuple[Any, list[Any], Any, Carries], list[Any]]:
+            read: Any, state: tuple[Value, list[Value], Value, Carries], _: object
+        ) -> tuple[tuple[Value, list[Value], Value, Carries], list[Value]]:
             (consts, xs), (position, carry, row, carries) = read, state
             carries = carries.write(pick(carry, held), row)
             is_kept = element(starts, row) == position
@@ -275,7 +280,7 @@ class DeviceSlots(AbstractSlots):
         return carry, ys, carries.arrays
 
 
-def lowered_dtype(dtype: Any, precision: Any) -> Any:
+def lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
     """The dtype of a leaf that is stored with so much precision, or its own."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     if precision is None or not is_float or dtype.itemsize <= precision.itemsize:
@@ -283,17 +288,17 @@ def lowered_dtype(dtype: Any, precision: Any) -> Any:
     return precision
 
 
-def _rounded(leaf: Any, dtype: Any) -> Any:
+def _rounded(leaf: Value, dtype: np.dtype) -> Value:
     own = jax.typeof(leaf).dtype
     return leaf if own == dtype else lax.convert_element_type(leaf, dtype)
 
 
-def bits_of(dtype: Any) -> Any:
+def bits_of(dtype: np.dtype) -> np.dtype:
     """The unsigned integers with as many bits."""
     return jnp.dtype(f"uint{8 * dtype.itemsize}")
 
 
-def as_stored(leaf: Any, dtype: Any) -> Any:
+def as_stored(leaf: Value, dtype: np.dtype) -> Value:
     """A leaf of the carry in another dtype: the bits of numbers, the data of keys."""
     # A literal of the program is a leaf, too, and has no dtype of its own.
     own = jax.typeof(leaf).dtype
@@ -305,7 +310,7 @@ def as_stored(leaf: Any, dtype: Any) -> Any:
     )
 
 
-def _restored(stored: Any, dtype: Any) -> Any:
+def _restored(stored: Value, dtype: np.dtype) -> Value:
     if stored.dtype == dtype:
         return stored
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
@@ -314,9 +319,9 @@ def _restored(stored: Any, dtype: Any) -> Any:
 
 
 @functools.cache
-def key_impl(dtype: Any) -> Any:
+def key_impl(dtype: np.dtype) -> Hashable:
     """How keys of a dtype are implemented: JAX tells this of arrays alone."""
-    found: list[Any] = []
+    found: list[Value] = []
     ask = lambda key: found.append(jax.random.key_impl(key))
     jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
     return found[0]

@@ -13,6 +13,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..._typecheck import PyTree
+from ..._types import Value
+
 # How many rows wait to be written at most. So the memory that a run takes is bounded.
 _MOST_WAITING = 2
 
@@ -38,11 +41,11 @@ class SpillFiles:
             self._runs[number] = _FilesOfRun(self._directory, leaves)
         return number
 
-    def write(self, number: int, leaf: int, row: int, array: Any) -> None:
+    def write(self, number: int, leaf: int, row: int, array: Value) -> None:
         """Writes a row of a leaf, soon."""
         self._tried(number, lambda run: run.write(leaf, row, array))
 
-    def read(self, number: int, leaf: int, row: int) -> Any:
+    def read(self, number: int, leaf: int, row: int) -> Value:
         """A row of a leaf, as it was written last."""
         return self._tried(number, lambda run: run.read(leaf, row))
 
@@ -58,7 +61,7 @@ class SpillFiles:
         """How many runs are under way."""
         return len(self._runs)
 
-    def _tried(self, number: int, use: Any) -> Any:
+    def _tried(self, number: int, use: Any) -> PyTree:
         try:
             return use(self._runs[number])
         except OSError as error:
@@ -81,11 +84,11 @@ class _FilesOfRun:
         # The leaves of a carry may be written by several threads of the program.
         self._lock = threading.Lock()
 
-    def write(self, leaf: int, row: int, array: Any) -> None:
+    def write(self, leaf: int, row: int, array: Value) -> None:
         with self._lock:
             self._write(leaf, row, array)
 
-    def read(self, leaf: int, row: int) -> Any:
+    def read(self, leaf: int, row: int) -> Value:
         with self._lock:
             return self._read(leaf, row)
 
@@ -94,7 +97,7 @@ class _FilesOfRun:
         for file in self._files:
             file.close()
 
-    def _write(self, leaf: int, row: int, array: Any) -> None:
+    def _write(self, leaf: int, row: int, array: Value) -> None:
         if self._ahead.get(leaf, (None,))[0] == row:
             del self._ahead[leaf]
         # A copy, as the memory of the array is not ours once this has returned.
@@ -103,7 +106,7 @@ class _FilesOfRun:
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft().result()
 
-    def _read(self, leaf: int, row: int) -> Any:
+    def _read(self, leaf: int, row: int) -> Value:
         while self._waiting:
             self._waiting.popleft().result()
         at, job = self._ahead.pop(leaf, (None, None))
@@ -126,7 +129,7 @@ class _LeafFile:
         self._like: Any = None
         self._rows: set[int] = set()
 
-    def put(self, row: int, array: Any) -> None:
+    def put(self, row: int, array: Value) -> None:
         if self._like is None:
             self._like = np.empty((0, *array.shape), array.dtype)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -135,7 +138,7 @@ class _LeafFile:
             data = data[self._file.write(data) :]
         self._rows.add(row)
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> Value:
         """The row, or nothing if there is none: it was asked for ahead of time."""
         if row not in self._rows:
             return None

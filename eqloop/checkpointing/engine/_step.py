@@ -9,9 +9,11 @@ import jax.core
 import jax.extend.core as jex
 
 from ..._array_types import strongly_typed
+from ..._equations import Rewrite
 from ..._partition import Arrays, Flags, split
 from ..._programs import pruned, run
 from ..._reaching import reached
+from ..._types import Aval, Value
 from ...progress import Guarded, Meter, counted, with_count
 
 
@@ -36,47 +38,47 @@ class Step:
 
     def __call__(
         self, consts: Arrays, carry: Arrays, x: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
 
-    def before(self, consts: Arrays, carry: Arrays, x: Arrays) -> list[Any]:
+    def before(self, consts: Arrays, carry: Arrays, x: Arrays) -> list[Value]:
         """The carry before a step, from the one after it: by the inverse."""
         assert self.inverse is not None
         return run(self.inverse, *consts, *carry, *x)
 
-    def rewritten(self, rewrite: Callable[[Any], Any]) -> "Step":
+    def rewritten(self, rewrite: Rewrite) -> "Step":
         """The step with another jaxpr of the same signature."""
         jaxpr = rewrite(self.jaxpr)
         same = jaxpr is self.jaxpr
         return self if same else dataclasses.replace(self, jaxpr=jaxpr)
 
     @property
-    def const_types(self) -> list[Any]:
+    def const_types(self) -> list[Aval]:
         return list(self.jaxpr.in_avals[: self.num_consts])
 
     @property
-    def carry_types(self) -> list[Any]:
+    def carry_types(self) -> list[Aval]:
         return list(self.jaxpr.in_avals[self.num_consts :][: self.num_carry])
 
     @property
-    def x_types(self) -> list[Any]:
+    def x_types(self) -> list[Aval]:
         return list(self.jaxpr.in_avals[self.num_consts + self.num_carry :])
 
     @property
-    def y_types(self) -> list[Any]:
+    def y_types(self) -> list[Aval]:
         return list(self.jaxpr.out_avals[self.num_carry :])
 
 
 def make_step(
     f: Callable[[list, list, list], tuple[Arrays, Arrays]],
-    const_types: Sequence[Any],
-    carry_types: Sequence[Any],
-    x_types: Sequence[Any],
+    const_types: Sequence[Aval],
+    carry_types: Sequence[Aval],
+    x_types: Sequence[Aval],
 ) -> Step:
     """Traces `f(consts, carry, x) -> (carry, y)`, which closes over no tracers."""
     num_consts, num_carry = len(const_types), len(carry_types)
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: Value) -> list[Value]:
         inputs = split(leaves, num_consts, num_carry)
         return _strongly_typed(f(*inputs), inputs[1])
 
@@ -84,7 +86,7 @@ def make_step(
     return Step(pruned(jaxpr), num_consts, num_carry)
 
 
-def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Any]]:
+def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Value]]:
     """The step of a loop that stops, and its initial carry, with a bar that moves."""
     init = with_count(init)
     types = list(map(jax.typeof, init))
@@ -94,7 +96,7 @@ def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Any]]:
 
 def with_inverse(
     step: Step, consts: Arrays, inverse: Step, more: Arrays
-) -> tuple[Step, list[Any]]:
+) -> tuple[Step, list[Value]]:
     """A step that knows its inverse, and the consts of both.
 
     Args:
@@ -126,9 +128,9 @@ def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:
 
 def trace_step(
     f: Callable[[list, list], tuple[Arrays, Arrays]],
-    carry_types: Sequence[Any],
-    x_types: Sequence[Any],
-) -> tuple[Step, list[Any]]:
+    carry_types: Sequence[Aval],
+    x_types: Sequence[Aval],
+) -> tuple[Step, list[Value]]:
     """Traces a function that may close over arrays, tracers among them.
 
     Args:
@@ -141,7 +143,7 @@ def trace_step(
     """
     num_carry = len(carry_types)
 
-    def flat(*leaves: Any) -> list[Any]:
+    def flat(*leaves: Value) -> list[Value]:
         inputs = split(leaves, num_carry)
         return _strongly_typed(f(*inputs), inputs[0])
 

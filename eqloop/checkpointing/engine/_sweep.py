@@ -6,7 +6,6 @@ The order of the blocks is not in this file.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax import lax
 
 from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
+from ..._types import Index, Value
 from ._back import Back, Taken, one
 from ._forward import FROM_START, Walk, shifted, zero
 from ._in_place import run_in_place
@@ -30,9 +30,9 @@ _least = over_examples(jnp.min)
 class Cotangents:
     """What a reverse sweep carries along, see `Taken`."""
 
-    consts: list[Any]
-    carry: list[Any]
-    xs: list[Any]
+    consts: list[Value]
+    carry: list[Value]
+    xs: list[Value]
 
 
 jax.tree_util.register_dataclass(
@@ -63,9 +63,9 @@ class Sweep:
     consts: Arrays
     xs: Arrays
     zs: Arrays
-    count: Any = None
-    own: Any = None
-    first: Any = FROM_START
+    count: Index | None = None
+    own: Value = None
+    first: Index | None = FROM_START
 
     @property
     def walk(self) -> Walk:
@@ -102,7 +102,7 @@ class Sweep:
             [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
         )
 
-    def part(self, start: Any) -> "Sweep":
+    def part(self, start: Index) -> "Sweep":
         """The same for the steps from a position on, which they count from."""
         left = lambda count: None if count is None else count - start
         return dataclasses.replace(
@@ -113,16 +113,16 @@ class Sweep:
         )
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Index:
         """How many steps are reversed."""
         return self.loop.length if self.count is None else self.count
 
-    def position(self, start: Any) -> Any:
+    def position(self, start: Index) -> Index:
         """Where in the loop a position of these steps is."""
         return shifted(start, self.first)
 
     def pull(
-        self, carry: Arrays, start: Any, count: int, cts: Cotangents
+        self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
         """Reverses a block of `count` steps, given the carry before it."""
         if count == 1 or self.count is None:
@@ -144,7 +144,7 @@ class Sweep:
         # A loop, as a branch would copy the cotangents.
         return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
 
-    def common(self, start: Any, count: Any) -> Any:
+    def common(self, start: Index, count: Index) -> Value:
         """How many of `count` steps from a position on were run by all examples."""
         if self.own is None:
             return count
@@ -155,7 +155,7 @@ class Sweep:
         return self.reversal.each(self, steps, cts)
 
     def take(
-        self, carry: Arrays, start: Any, count: int, cts: Cotangents
+        self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past `count` steps by the `Back`."""
         if count == 1:
@@ -166,7 +166,7 @@ class Sweep:
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         return self.added(cts, taken, at)
 
-    def _take_one(self, carry: Arrays, start: Any, cts: Cotangents) -> Cotangents:
+    def _take_one(self, carry: Arrays, start: Index, cts: Cotangents) -> Cotangents:
         """Takes cotangents past a single step."""
         at, x, z = self.step_at(start)
         back, program = functools.partial(one, self.back), self.back.base.step.jaxpr
@@ -175,7 +175,7 @@ class Sweep:
             taken = self._if_run(start, taken, cts)
         return self.added_step(cts, taken, at)
 
-    def block(self, start: Any, count: int) -> tuple[Any, list[Any], list[Any]]:
+    def block(self, start: Index, count: int) -> tuple[Index, list[Value], list[Value]]:
         """The smallest index of `count` steps from a position on, their `xs` and `zs`.
 
         The `xs` lie along `loop.x_axes`, and the `zs` along their first axis.
@@ -184,24 +184,24 @@ class Sweep:
         at = self.loop.block_start(start, count)
         return at, self.loop.block(self.xs, start, count), self._zs(at, count)
 
-    def step_at(self, position: Any) -> tuple[Any, list[Any], list[Any]]:
+    def step_at(self, position: Index) -> tuple[Index, list[Value], list[Value]]:
         """The index of the step at a position, its `x`, and what it gets besides."""
         at, xs, zs = self.block(position, 1)
         x = [lax.squeeze(x, [a]) for x, a in zip(xs, self.loop.x_axes, strict=True)]
         return at, x, [lax.squeeze(z, [0]) for z in zs]
 
-    def added(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+    def added(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
         """The cotangents before a block, whose smallest index is `at`."""
         sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
         return self.before(cts, taken._replace(sums=sums), at)
 
-    def added_step(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+    def added_step(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
         """The cotangents before the step at an index, of which rows have no axis."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         xs = list(map(jnp.expand_dims, taken.xs, axes))
         return self.added(cts, taken._replace(xs=xs), at)
 
-    def before(self, cts: Cotangents, taken: Taken, at: Any) -> Cotangents:
+    def before(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
         """The same, where the sums of the blocks behind it have been added already."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         return Cotangents(
@@ -213,19 +213,19 @@ class Sweep:
             ],
         )
 
-    def _if_run(self, start: Any, taken: Taken, cts: Cotangents) -> Taken:
+    def _if_run(self, start: Index, taken: Taken, cts: Cotangents) -> Taken:
         """What was taken past a step, and nothing for examples that had stopped."""
         nothing = jax.tree.map(jnp.zeros_like, taken)._replace(carried=cts.carry)
         new, tree = jax.tree.flatten(taken)
         old = tree.flatten_up_to(nothing)
         return tree.unflatten(where_run(start < self.own, new, old))
 
-    def _zs(self, start: Any, count: int) -> list[Any]:
+    def _zs(self, start: Index, count: int) -> list[Value]:
         """Those of `count` outputs from an index on: zeros for what is not kept."""
         if self.loop.kept is None:
             return [part(z, start, count) for z in self.zs]
 
-        def of_step(index: Any) -> list[Any]:
+        def of_step(index: Index) -> list[Value]:
             row, is_kept = self.loop.row(index)
             at = [element(z, row) for z in self.zs]
             return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.extend.core as jex
@@ -30,6 +30,8 @@ from ..._partition import Arrays, Flags, pick, put
 from ..._programs import has_rules, parted, pruned, pushed, run
 from ..._reaching import reached
 from ..._tangents import is_inexact
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._back import Back, Taken, program_of
 from ._costs import Rates, StepCost
 from ._products_in_parts import added_in_parts
@@ -56,7 +58,7 @@ class Together(AbstractReversal):
     size: int
 
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Any, count: int, cts: "Cotangents"
+        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
@@ -76,7 +78,7 @@ class Together(AbstractReversal):
         if not isinstance(left, int) or left:
             cts = super().each(sweep, steps.from_step(within, left, size - 1), cts)
 
-        def body(i: Any, cts: "Cotangents") -> "Cotangents":
+        def body(i: Index, cts: "Cotangents") -> "Cotangents":
             batch = steps.from_step((batches - 1 - i) * size, size, size)
             take = lambda cts: _joined(sweep, batch, cts)
             return sweep.reversal.past(sweep, take, batch.start, size, cts)
@@ -138,7 +140,7 @@ def can_join(step: Step) -> bool:
     return all(map(_is_plain, equations(rules)))
 
 
-def _is_plain(eqn: Any) -> bool:
+def _is_plain(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation does the same in a batch, and its derivative, too."""
     if formula_of(eqn) is not None:
         return False  # a loop of this library
@@ -166,7 +168,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         axis_size=count,
     )(*consts, *before, *xs, *zs)
 
-    def step(carried: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
+    def step(carried: list[Value], own: list[Value]) -> tuple[list[Value], list[Value]]:
         return run(linear, *put(maps, varies, own), *carried), carried
 
     carried, ends = lax.scan(
@@ -178,7 +180,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         unroll=min(loop.unroll, count),
     )
 
-    def together(*args: Any) -> tuple[list[Any], list[Any]]:
+    def together(*args: PyTree) -> tuple[list[Value], list[Value]]:
         *inputs, ends, zs = args
         taken = back.joined(loop.part(count), inputs, (ends, zs))
         return taken.sums, taken.xs

@@ -1,12 +1,12 @@
 """A loop there and a loop back with every carry kept in between, for JAX to derive."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..._partition import Arrays
+from ..._typecheck import PyTree
+from ..._types import Index, Value
 from ._back import Back, Ends, Inputs, Taken
 from ._loop import Loop, element, stack_of
 from ._step import Step
@@ -31,10 +31,10 @@ def there_and_back(
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
     one = loop.part(1)
 
-    def move(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+    def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
         return step(consts, carry, x)[0], carry
 
-    def take(state: tuple[list[Any], list[Any]], at: Any) -> Any:
+    def take(state: tuple[list[Value], list[Value]], at: PyTree) -> PyTree:
         carried, sums = state
         carry, x, z = at
         x = [jnp.expand_dims(e, axis) for e, axis in zip(x, loop.x_axes, strict=True)]
@@ -64,12 +64,12 @@ def there_and_back(
     )
 
 
-def _of_all_steps(loop: Loop, zs: Arrays) -> list[Any]:
+def _of_all_steps(loop: Loop, zs: Arrays) -> list[Value]:
     """What each step gets: zeros where there is no row for it."""
     if loop.kept is None:
         return list(zs)
 
-    def of_step(index: Any) -> list[Any]:
+    def of_step(index: Index) -> list[Value]:
         row, is_kept = loop.row(index)
         at = [element(z, row) for z in zs]
         return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]

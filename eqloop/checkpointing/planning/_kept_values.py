@@ -12,8 +12,10 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
+import jax.core
 import jax.extend.core as jex
 
+from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._kept_names import can_be_kept, inner_call, with_named_dots
@@ -187,7 +189,7 @@ def costs_by_kept(
     return tuple(found)
 
 
-def _evenly_chosen(sets: list[Any]) -> list[Any]:
+def _evenly_chosen(sets: list[Value]) -> list[Value]:
     """Some of many sets, from the first to the last."""
     if len(sets) <= _MOST_SETS:
         return sets
@@ -204,7 +206,7 @@ class _Reader:
         self._rate = rate
         self._numbers = itertools.count()
 
-    def read(self, program: Any, numbers: dict[Any, int]) -> dict[Any, int]:
+    def read(self, program: AnyJaxpr, numbers: dict[Any, int]) -> dict[Any, int]:
         """Reads a program.
 
         Args:
@@ -234,7 +236,11 @@ class _Reader:
         return numbers
 
     def _read_call(
-        self, eqn: Any, program: Any, inputs: list[int | None], outer: dict[Any, int]
+        self,
+        eqn: jex.JaxprEqn,
+        program: AnyJaxpr,
+        inputs: list[int | None],
+        outer: dict[Any, int],
     ) -> None:
         """Reads the program of a call, of which it has the inputs and outputs."""
         pairs = zip(program.invars, inputs, strict=True)
@@ -244,12 +250,12 @@ class _Reader:
             outer[var] = next(self._numbers) if number is None else number
 
 
-def _name_given(eqn: Any) -> str | None:
+def _name_given(eqn: jex.JaxprEqn) -> str | None:
     """The name that an equation gives to a value that can be kept."""
     names = eqn.primitive.name == "name" and can_be_kept(eqn)
     return eqn.params["name"] if names else None
 
 
-def _value_number(atom: Any, numbers: dict[Any, int]) -> int | None:
+def _value_number(atom: jax.core.Atom, numbers: dict[Any, int]) -> int | None:
     """The number of a value; a literal has none."""
     return None if isinstance(atom, jex.Literal) else numbers[atom]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.extend.core as jex
 
 from ..._equations import equations, formula_of
 from ...progress import Again
@@ -178,7 +179,7 @@ def _can_be_run(problem: Problem) -> bool:
     return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
 
 
-def _ends_anyway(eqn: Any) -> bool:
+def _ends_anyway(eqn: jex.JaxprEqn) -> bool:
     inner = getattr(formula_of(eqn), "params", {}).get("problem")
     counts = getattr(inner, "repetition", Counted()) == Counted()
     # A callback may be pure and still be slow, or ask somebody.

@@ -7,7 +7,6 @@ import pathlib
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 
@@ -70,7 +69,7 @@ def remember(found: Mapping[str, float]) -> None:
             _write_times(_file_in_use[0])
 
 
-def key_of(parts: Iterable[Any]) -> str:
+def key_of(parts: Iterable[object]) -> str:
     """A name for what is measured, the same in every process of this machine's kind."""
     device = jax.devices()[0]
     about = [jax_version(), device.platform, device.device_kind, *parts]

@@ -5,11 +5,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..._typecheck import PyTree
+from ..._types import Value
 from ..engine._slots import key_impl
 
 # Of all programs together, as far as a few runs of each allow; in seconds.
@@ -18,7 +19,7 @@ _FEWEST_RUNS, _MOST_RUNS = 3, 15
 
 
 def nanoseconds(
-    programs: Sequence[tuple[Callable[..., Any], Any]],
+    programs: Sequence[tuple[Callable[..., PyTree], Value]],
 ) -> list[float] | None:
     """How long each program takes, at best.
 
@@ -43,7 +44,7 @@ def nanoseconds(
         return None
 
 
-def _ready(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _ready(programs: Sequence[Value]) -> list[tuple[Value, Value]]:
     """Programs and their arguments. What is compiled can be called while tracing."""
     lowered = [jax.jit(run).lower(*types) for run, types in programs]
     # Their arguments are made by a program, too: arrays that were made in any other way
@@ -62,7 +63,7 @@ def _ready(programs: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(runs, arguments, strict=True))
 
 
-def _best_times(programs: list[tuple[Any, Any]]) -> list[float]:
+def _best_times(programs: list[tuple[Value, Value]]) -> list[float]:
     best = [math.inf] * len(programs)
     start = time.perf_counter()
     for turn in range(1 + _MOST_RUNS):
@@ -77,7 +78,7 @@ def _best_times(programs: list[tuple[Any, Any]]) -> list[float]:
     return [1e9 * seconds for seconds in best]
 
 
-def _made_up(aval: Any) -> Any:
+def _made_up(aval: Value) -> Value:
     """Small numbers of this type, with which few steps blow up."""
     shape, dtype = aval.shape, aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

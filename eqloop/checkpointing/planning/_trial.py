@@ -1,7 +1,6 @@
 """The gradient of a loop as a program by itself, to be compiled or run."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +8,8 @@ import jax.extend.core as jex
 
 from ..._partition import pick, put
 from ..._tangents import is_inexact
+from ..._typecheck import PyTree
+from ..._types import Aval, Value
 from ..engine._forward import Active
 from ..engine._loop import Loop, stack_type
 from ..engine._primitive import planned_loop
@@ -25,9 +26,7 @@ class Fixed:
         return self.only
 
 
-def gradient_of(
-    problem: Problem, active: Active
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def gradient_of(problem: Problem, active: Active) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
     Those of the leaves that are `still` are not among them: they take memory as well,
@@ -40,8 +39,8 @@ def gradient_of(
     step, loop = problem.step, problem.loop
     moves = problem.moving(active)
 
-    def gradient(inputs: Any, ct_ys: Any) -> Any:
-        def run(*marked: Any) -> Any:
+    def gradient(inputs: PyTree, ct_ys: Value) -> PyTree:
+        def run(*marked: PyTree) -> PyTree:
             merged = (put(*g) for g in zip(inputs, moves, marked, strict=True))
             carry, ys = planned_loop(problem, *merged)
             return pick(carry, active.carry), list(filter(is_inexact, ys))
@@ -54,7 +53,7 @@ def gradient_of(
     return gradient, (input_types(problem), ct_ys)
 
 
-def input_types(problem: Problem) -> tuple[list[Any], list[Any], list[Any]]:
+def input_types(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a loop is given: consts, the initial carry, and `xs`."""
     step, loop = problem.step, problem.loop
     xs = [

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from ..._equations import aval_of
+from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
 
 # fmt: off
@@ -73,12 +75,12 @@ def rates() -> Rates:
     return CPU if jax.default_backend() == "cpu" else ACCELERATOR
 
 
-def work(jaxpr: Any, rate: Rates) -> float:
+def work(jaxpr: AnyJaxpr, rate: Rates) -> float:
     """The time that the equations of a jaxpr take, one after the other."""
     return sum(equation_work(eqn, rate) for eqn in jaxpr.eqns)
 
 
-def equation_work(eqn: Any, rate: Rates) -> float:
+def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:
     """The time that an equation takes."""
     inner = [work(jaxpr, rate) for jaxpr in jex.jaxprs_in_params(eqn.params)]
     if inner:
@@ -86,16 +88,16 @@ def equation_work(eqn: Any, rate: Rates) -> float:
             return max(inner)
         # How often a `while` iterates is not known; once is a lower bound.
         return sum(inner) * eqn.params.get("length", 1)
-    size = sum(math.prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+    size = sum(math.prod(getattr(aval_of(var), "shape", ())) for var in eqn.outvars)
     match eqn.primitive.name:
         case name if name in _FREE:
             return 0.0
         case "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
-            depth = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+            depth = math.prod(aval_of(eqn.invars[0]).shape[i] for i in contracted)
             return rate.equation + 2 * size * depth * rate.flop
         case "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
+            kernel = aval_of(eqn.invars[1]).shape
             features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
             depth = math.prod(kernel) // features
             return rate.equation + 2 * size * depth * rate.flop
@@ -105,7 +107,7 @@ def equation_work(eqn: Any, rate: Rates) -> float:
             return rate.equation + size * rate.entry
 
 
-def outer_products(jaxpr: Any, stored: list[Any]) -> int:
+def outer_products(jaxpr: AnyJaxpr, stored: list[Value]) -> int:
     """The entries of outer products of values that are computed from stored ones.
 
     Counted are those of which a factor is an elementwise function, and no mere copy, of
@@ -119,7 +121,7 @@ def outer_products(jaxpr: Any, stored: list[Any]) -> int:
         if eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             if not contracted and any(var in computed for var in inputs):
-                total += math.prod(eqn.outvars[0].aval.shape)
+                total += math.prod(aval_of(eqn.outvars[0]).shape)
         elif any(var in computed for var in inputs) and _is_elementwise(eqn):
             computed.update(eqn.outvars)
         elif any(var in read for var in inputs) and _is_elementwise(eqn):
@@ -127,14 +129,15 @@ def outer_products(jaxpr: Any, stored: list[Any]) -> int:
     return total
 
 
-def _is_elementwise(eqn: Any) -> bool:
-    out = eqn.outvars[0].aval
+def _is_elementwise(eqn: jex.JaxprEqn) -> bool:
+    out = aval_of(eqn.outvars[0])
     size = math.prod(getattr(out, "shape", ()))
     return (
         len(eqn.outvars) == 1
         and eqn.primitive.name not in ("dot_general", "concatenate", "pad")
         and not list(jex.jaxprs_in_params(eqn.params))
         and all(
-            math.prod(getattr(var.aval, "shape", ())) in (1, size) for var in eqn.invars
+            math.prod(getattr(aval_of(var), "shape", ())) in (1, size)
+            for var in eqn.invars
         )
     )

@@ -11,7 +11,7 @@ which does, with everything else that the two do not share.
 
 import dataclasses
 import functools
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -23,6 +23,8 @@ from ..._effects import refuse_callbacks
 from ..._partition import Flags, pick, put, split
 from ..._programs import batched_axes
 from ..._reaching import mixes_examples
+from ..._typecheck import PyTree
+from ..._types import BatchAxis, Value
 from ..engine._loop import element, stack_of, with_batch_axis
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step
@@ -32,15 +34,15 @@ from ._masked_writes import with_masked_writes, written_leaves
 Dims: TypeAlias = tuple[tuple[int | None, ...], ...]
 
 
-def stops_apart(problem: Problem, axis_data: Any, dims: Dims) -> bool:
+def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
     """Whether the examples of a batch may stop at different times."""
     _, carry, _ = batched_problem(problem, axis_data, dims)
     return carry[0]
 
 
 def joint_loop(
-    problem: Problem, axis_data: Any, args: Any, dims: Dims
-) -> tuple[Problem, list[Any], list[Any]]:
+    problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims
+) -> tuple[Problem, list[Value], list[Value]]:
     """The loop of the batch, its consts and its initial carry; `xs` are as they were.
 
     Its carry starts with whether any example is to go on; what follows is the carry of
@@ -53,7 +55,7 @@ def joint_loop(
     )
     (consts, init, xs), size = args, axis_data.size
     init = [with_batch_axis(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
-    guards: list[Any] = []
+    guards: list[Value] = []
     # Examples that depend on each other cannot borrow: those that have stopped take
     # part in what the others do, as in `jax.lax.while_loop`.
     if not mixes_examples(problem.step.jaxpr, axis_data.name):
@@ -74,7 +76,7 @@ def joint_loop(
 
 @functools.lru_cache(maxsize=128)
 def _joint_problem(
-    problem: Problem, axis_data: Any, dims: Any, is_guarded: bool
+    problem: Problem, axis_data: BatchAxis, dims: PyTree, is_guarded: bool
 ) -> Problem:
     (const_dims, xs_dims), size = dims, axis_data.size
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
@@ -89,8 +91,8 @@ def _joint_problem(
     batched, _, y_batched = batched_problem(masked, axis_data, in_front)
 
     def joint(
-        consts: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+        consts: list[Value], carry: list[Value], x: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
         where_active = functools.partial(where_leading, is_active)
@@ -133,7 +135,7 @@ def _not_written(step: Step) -> Flags:
     return tuple(not mark for mark in written_leaves(step)[1:])
 
 
-def _borrow(runs: Any, x: Any) -> Any:
+def _borrow(runs: Value, x: Value) -> Value:
     """`x` in which the examples that never run have that of one which does."""
     lender = lax.dynamic_index_in_dim(x, jnp.argmax(runs), 0)
     return where_leading(runs, x, lax.stop_gradient(lender))

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from jax import lax
 
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
+from ..._types import Index, Value
 from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
@@ -65,11 +65,11 @@ class Bounded(AbstractWhileOrder):
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         # The slots are what a scan stacks: under `vmap` they are no part of a loop
         # whose examples stop at different times, where each step would copy all of
         # them.
-        def segment(state: State, stop: Any) -> tuple[State, list[Any]]:
+        def segment(state: State, stop: Index) -> tuple[State, list[Value]]:
             kept = self.slots.packed(pick(state[1][1:], held))
             return run_until(step, consts, state, stop), kept
 

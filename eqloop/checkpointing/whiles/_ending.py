@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from ..._across_examples import over_examples
 from ..._formula import Formula, Selected
 from ..._partition import Arrays, split
+from ..._typecheck import PyTree
+from ..._types import Aval, BatchAxis, Value
 from ...progress import NO_BARS, told_back, told_while
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
@@ -56,13 +58,13 @@ class Ending(AbstractStopping):
         return counted.layout(active).by_carries()
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: Any
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+        self, problem: Problem, saves: Saves | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, xs), step = inputs, problem.step
         # Steps tell of themselves here.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
-        def forward(init: Arrays) -> tuple[list[Any], Any]:
+        def forward(init: Arrays) -> tuple[list[Value], Value]:
             if saves is None:
                 carry, ys = primal(step, loop, consts, init, xs)
                 return carry, (ys, [])
@@ -75,11 +77,11 @@ class Ending(AbstractStopping):
         carry, (ys, saved) = told_while(forward, problem.loop.meter, consts, init)
         return carry, ys, saved
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
         slots = Counted().saved_types(step, _of_whole_carry(saves))
         return [step.carry_types[self.count_at], *slots]
 
-    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
         consts, xs, carried, zs = inputs
         own, *slots = saved
         settings = (way.loop, self.back(way), way.layout.reversal)
@@ -91,8 +93,8 @@ class Ending(AbstractStopping):
         return told_back(run, sweep, carried, [*saved, *zs])
 
     def batched(
-        self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         dims = tuple(map(tuple, dims))
         has_slots = formula.saves is not None
         if not stops_apart(formula.problem, axis_data, dims):

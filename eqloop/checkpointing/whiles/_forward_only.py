@@ -1,8 +1,9 @@
 """Loops of any number of steps that are differentiated in forward mode alone."""
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from ..engine._problem import LoopSpec
 from ._while_order import UNLIMITED
 
 
@@ -12,7 +13,7 @@ class ForwardOnly:
 
     max_steps: int = UNLIMITED
 
-    def layout(self, loop: Any) -> NoReturn:
+    def layout(self, loop: "LoopSpec") -> NoReturn:
         raise ValueError(
             "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
             "`jax.vjp`), as that needs memory for a number of steps that is unknown. "

@@ -18,14 +18,17 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, Self
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import CALLS, close, is_through
-from ..._equations import formula_of
+from ..._equations import aval_of, formula_of
 from ..._partition import Flags, split
 from ..._programs import run
+from ..._typecheck import PyTree
+from ..._types import Value
 from ..engine._in_place import READS, WRITES
 from ..engine._primitive import PlannedLoop
 from ..engine._step import Step
@@ -66,7 +69,7 @@ def with_masked_writes(step: Step, written: Flags) -> Step:
     (mask_type,) = jax.make_jaxpr(lambda: jnp.ones((), bool))().out_avals
     places = [step.num_consts + i for i, mark in enumerate(written) if mark]
 
-    def masked(*flat: Any) -> list[Any]:
+    def masked(*flat: Value) -> list[Value]:
         consts, (mask,), others = split(flat, step.num_consts, 1)
         return run(_masked(step.jaxpr, tuple(places)), *consts, *others, mask)
 
@@ -98,23 +101,23 @@ def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
             return None
 
 
-def _uses(eqn: Any, var: Any) -> bool:
+def _uses(eqn: jex.JaxprEqn, var: jex.Var) -> bool:
     return any(atom is var for atom in eqn.invars)
 
 
-def _is_used(eqn: Any, var: Any) -> bool:
+def _is_used(eqn: jex.JaxprEqn, var: jax.core.Atom) -> bool:
     """Whether an equation that takes a variable computes anything of it."""
     return not is_through(eqn) or eqn.invars[-1] is var
 
 
-def _after_write(eqn: Any, var: Any) -> Any:
+def _after_write(eqn: jex.JaxprEqn, var: jex.Var) -> jex.Var | None:
     """The buffer after an equation that writes to it, or `None`."""
     (place, *more) = [i for i, atom in enumerate(eqn.invars) if atom is var]
     end = None if more else _end_of_equation(eqn, place)
     return None if end is None else eqn.outvars[end]
 
 
-def _end_of_equation(eqn: Any, place: int) -> int | None:
+def _end_of_equation(eqn: jex.JaxprEqn, place: int) -> int | None:
     if is_through(eqn):
         return 0
     if _is_write(eqn):
@@ -130,16 +133,16 @@ def _end_of_equation(eqn: Any, place: int) -> int | None:
     return end if end == place - step.num_consts else None
 
 
-def _is_write(eqn: Any) -> bool:
-    if eqn.primitive.name not in WRITES or not eqn.outvars[0].aval.ndim:
+def _is_write(eqn: jex.JaxprEqn) -> bool:
+    if eqn.primitive.name not in WRITES or not aval_of(eqn.outvars[0]).ndim:
         return False
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     # Without an index, as in `rows.at[:].add(h)`, nothing could be out of bounds.
-    return eqn.params["mode"] in _MODES and eqn.invars[1].aval.shape[-1] > 0
+    return eqn.params["mode"] in _MODES and aval_of(eqn.invars[1]).shape[-1] > 0
 
 
-def _is_harmless(jaxpr: jex.Jaxpr, eqn: Any, var: Any) -> bool:
+def _is_harmless(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, var: jex.Var) -> bool:
     """Whether rows of a buffer are read in order to be written again."""
     is_buffer = [atom is var for atom in eqn.invars]
     is_operand = is_buffer[0] and not any(is_buffer[1:])
@@ -147,7 +150,7 @@ def _is_harmless(jaxpr: jex.Jaxpr, eqn: Any, var: Any) -> bool:
     return ends is not None and all(ends.values())
 
 
-def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None:
+def _ends_of(jaxpr: jex.Jaxpr, var: jex.Var, is_row: bool) -> dict[int, bool] | None:
     """The outputs that a value becomes, if it is moved or written and nothing else.
 
     Args:
@@ -159,7 +162,7 @@ def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None
         For each such output, whether the value is no more than a row of it. `None` if
         anything is computed with the value, or with a buffer that has it for a row.
     """
-    found = {var: is_row}
+    found: dict[jax.core.Atom, bool] = {var: is_row}
     for eqn in jaxpr.eqns:
         for place, atom in enumerate(eqn.invars):
             if not (_is_in(atom, found) and _is_used(eqn, atom)):
@@ -172,7 +175,9 @@ def _ends_of(jaxpr: jex.Jaxpr, var: Any, is_row: bool) -> dict[int, bool] | None
     return {i: found[atom] for i, atom in ends if _is_in(atom, found)}
 
 
-def _values_with(eqn: Any, place: int, is_row: bool) -> list[tuple[Any, bool]] | None:
+def _values_with(
+    eqn: jex.JaxprEqn, place: int, is_row: bool
+) -> list[tuple[jex.Var, bool]] | None:
     """What an equation makes of a value, and whether that has it for a row.
 
     It is `None` if the equation computes with the value.
@@ -220,10 +225,10 @@ class _Masking:
         consts: The constants of the programs that were put in, by their variables.
     """
 
-    mask: Any
+    mask: Value
     buffers: set[Any]
     names: dict[Any, Any]
-    eqns: list[Any]
+    eqns: list[jex.JaxprEqn]
     consts: dict[Any, Any]
 
     @classmethod
@@ -231,13 +236,15 @@ class _Masking:
         (mask,) = jax.make_jaxpr(lambda mask: mask)(True).jaxpr.invars
         return cls(mask, {program.jaxpr.invars[i] for i in places}, {}, [], {})
 
-    def add(self, eqn: Any) -> None:
+    def add(self, eqn: jex.JaxprEqn) -> None:
         """Adds an equation, masked if it writes to one of the buffers."""
         at = [i for i, x in enumerate(eqn.invars) if _is_in(x, self.buffers)]
         at = [i for i in at if _is_used(eqn, eqn.invars[i])]
         ends = {i: _end_of_equation(eqn, i) for i in at}
         at = [i for i, end in ends.items() if end is not None]
-        self.buffers.update(eqn.outvars[ends[i]] for i in at)
+        self.buffers.update(
+            eqn.outvars[end] for end in ends.values() if end is not None
+        )
         atoms = [self._name(x) for x in eqn.invars]
         if not at or is_through(eqn):
             self.eqns.append(eqn.replace(invars=atoms))
@@ -264,12 +271,14 @@ class _Masking:
         )
         return jex.ClosedJaxpr(masked, [*program.consts, *self.consts.values()])
 
-    def _name(self, atom: Any) -> Any:
+    def _name(self, atom: jax.core.Atom) -> Value:
         return atom if isinstance(atom, jex.Literal) else self.names.get(atom, atom)
 
-    def _put_in(self, f: Callable[..., Any], atoms: Sequence[Any]) -> list[Any]:
+    def _put_in(
+        self, f: Callable[..., PyTree], atoms: Sequence[jax.core.Atom]
+    ) -> list[Value]:
         """Puts in the equations of a function of some variables."""
-        traced = jax.make_jaxpr(f)(*[x.aval for x in atoms])
+        traced = jax.make_jaxpr(f)(*[aval_of(x) for x in atoms])
         names = dict(zip(traced.jaxpr.invars, atoms, strict=True))
         name = lambda x: x if isinstance(x, jex.Literal) else names.get(x, x)
         self.consts.update(zip(traced.jaxpr.constvars, traced.consts, strict=True))
@@ -279,11 +288,13 @@ class _Masking:
         return [*map(name, traced.jaxpr.outvars)]
 
 
-def _is_in(atom: Any, variables: Container[Any]) -> bool:
+def _is_in(atom: jax.core.Atom, variables: Container[Any]) -> bool:
     return not isinstance(atom, jex.Literal) and atom in variables
 
 
-def _masked_call(eqn: Any, places: tuple[int, ...], *inputs: Any) -> list[Any]:
+def _masked_call(
+    eqn: jex.JaxprEqn, places: tuple[int, ...], *inputs: PyTree
+) -> list[Value]:
     """What an equation gives that writes to some operands, if the last one holds."""
     *operands, mask = inputs
     if eqn.primitive.name == "dynamic_update_slice":
@@ -303,7 +314,7 @@ def _masked_call(eqn: Any, places: tuple[int, ...], *inputs: Any) -> list[Any]:
     return loop.flat_out(loop(*args))
 
 
-def _masked_update(mask: Any, buffer: Any, update: Any, *starts: Any) -> Any:
+def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) -> Value:
     """A `dynamic_update_slice` that is dropped unless a mask holds."""
     shapes = zip(buffer.shape, update.shape, strict=True)
     last = [size - part for size, part in shapes]
@@ -320,7 +331,7 @@ def _masked_update(mask: Any, buffer: Any, update: Any, *starts: Any) -> Any:
     )
 
 
-def _masked_indices(indices: Any, mask: Any) -> Any:
+def _masked_indices(indices: Value, mask: Value) -> Value:
     """Indices that are out of bounds unless a mask holds."""
     if indices.dtype.itemsize < 4 or jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
         indices = indices.astype(jnp.int32)

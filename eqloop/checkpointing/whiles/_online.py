@@ -12,6 +12,7 @@ from ..._array_types import axes_of, vary
 from ..._constant import constant
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
+from ..._types import Index, Value
 from ..engine import _binomial
 from ..engine._loop import element
 from ..engine._revolve import Chain, Stack
@@ -99,7 +100,7 @@ class Online(AbstractWhileOrder):
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         carries = self.slots.filled(pick(init[1:], held), self.rows)
         most = min(self.checkpoints, self.max_steps)
 
@@ -156,7 +157,9 @@ class Online(AbstractWhileOrder):
             return cts
         return sweep.pull_first(stack.carries.read(element(rows, 0)), 1, cts)
 
-    def _stack(self, reach: Any, count: Any, starts: Any, carries: Carries) -> Stack:
+    def _stack(
+        self, reach: Value, count: Index, starts: Any, carries: Carries
+    ) -> Stack:
         """The slots as the primal leaves them: after few steps, some are free."""
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
         # Beyond the slots in use this is meaningless, and is not read.

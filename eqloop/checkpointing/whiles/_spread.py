@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from ..._constant import constant
+from ..._types import Index, Value
 from ..engine._loop import element
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class Spread(NamedTuple):
         stop: The position at which this is to be looked at again.
     """
 
-    starts: Any
-    rows: Any
-    rank: Any
-    stop: Any
+    starts: Value
+    rows: Value
+    rank: Index
+    stop: Index
 
 
 def full(order: "Online") -> Spread:
@@ -57,7 +58,7 @@ def full(order: "Online") -> Spread:
     return Spread(places, places, rank, stop)
 
 
-def move_on(order: "Online", spread: Spread, position: Any) -> tuple[Any, Spread]:
+def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """Gives up a slot for the carry at a position, or raises the rank.
 
     Returns:
@@ -79,12 +80,12 @@ def move_on(order: "Online", spread: Spread, position: Any) -> tuple[Any, Spread
     return row, Spread(starts, rows, rank, stop)
 
 
-def appended(numbers: Any, last: Any) -> Any:
+def appended(numbers: Value, last: Value) -> Value:
     """An array of integers with one more of them at its end."""
     return jnp.append(numbers, jnp.asarray(last, numbers.dtype))
 
 
-def _place_to_free(order: "Online", spread: Spread, position: Any) -> Any:
+def _place_to_free(order: "Online", spread: Spread, position: Index) -> Value:
     """The place among the slots whose segment joins the one before, or one too many."""
     starts, slots = spread.starts, order.checkpoints
     # reach[r - 1][i] is that of the segment with `i` slots before it, at rank `r`.

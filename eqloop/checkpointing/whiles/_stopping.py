@@ -7,6 +7,8 @@ from ..._array_types import axes_of
 from ..._formula import Formula
 from ..._partition import pick
 from ..._reaching import names_axis
+from ..._typecheck import PyTree
+from ..._types import BatchAxis
 from ..engine._back import Back
 from ..engine._forward import Active
 from ..engine._problem import Problem
@@ -48,7 +50,7 @@ class AbstractStopping(AbstractRepetition):
         """
         return way.back if self.is_joint else way.back.mapped(without_short_loops)
 
-    def check(self, problem: Problem, active: Active, inputs: Any) -> None:
+    def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.
 
         If such a const were the same on all devices, they would add up its cotangents,
@@ -67,7 +69,7 @@ class AbstractStopping(AbstractRepetition):
             f'`jax.lax.pcast(x, {names}, to="varying")`.'
         )
 
-    def check_batched(self, formula: Formula, axis_data: Any) -> None:
+    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Checks that examples can be reversed each by itself."""
         if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
             raise ValueError(
@@ -79,7 +81,7 @@ class AbstractStopping(AbstractRepetition):
             )
 
     def written_out(
-        self, problem: Problem, back: Any, step: Step, inputs: Any, ends: Any
+        self, problem: Problem, back: Any, step: Step, inputs: PyTree, ends: PyTree
     ) -> NoReturn:
         raise ValueError(
             "A while loop cannot be differentiated twice in reverse mode if there is a "

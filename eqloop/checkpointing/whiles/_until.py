@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
@@ -11,6 +12,7 @@ from jax.interpreters import partial_eval
 from ..._array_types import axes_of, vary
 from ..._loop_markers import is_watched, mark
 from ..._partition import Arrays
+from ..._types import Index, Value
 from ..engine._forward import zero
 from ..engine._step import Step
 from ._while_order import UNLIMITED
@@ -19,7 +21,7 @@ from ._while_order import UNLIMITED
 State: TypeAlias = tuple[Any, list[Any]]
 
 
-def run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Any]:
+def run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
     """Runs the loop and saves nothing. Returns the final carry."""
     if max_steps == UNLIMITED and not is_watched():
         again = lambda carry: carry[0]
@@ -32,7 +34,7 @@ def first_state(init: Arrays) -> State:
     return vary(zero(), axes_of(init[0])), list(init)
 
 
-def run_until(step: Step, consts: Arrays, state: State, stop: Any) -> State:
+def run_until(step: Step, consts: Arrays, state: State, stop: Index) -> State:
     """Runs up to a position, or until the carry says stop."""
     move = next_carry(step, consts)
 
@@ -43,13 +45,13 @@ def run_until(step: Step, consts: Arrays, state: State, stop: Any) -> State:
     return lax.while_loop(lambda state: goes_on(state, stop), body, state)
 
 
-def goes_on(state: State, stop: Any) -> Any:
+def goes_on(state: State, stop: Index) -> jax.Array:
     """Whether another step is run before a position."""
     position, carry = state
     return carry[0] & (position < stop)
 
 
-def next_carry(step: Step, consts: Arrays) -> Callable[[list[Any]], list[Any]]:
+def next_carry(step: Step, consts: Arrays) -> Callable[[list[Value]], list[Value]]:
     """The step as a function from carry to carry."""
     return lambda carry: step(consts, carry, [])[0]
 

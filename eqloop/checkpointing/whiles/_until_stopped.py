@@ -1,10 +1,12 @@
 """A while loop under an order for loops of which the length is not known."""
 
 import dataclasses
-from typing import Any
 
-from ..._formula import Formula, Selected, mapped
+from ..._formula import Formula, Selected
 from ..._partition import Arrays, split
+from ..._typecheck import PyTree
+from ..._types import Aval, BatchAxis, Value
+from ..._vmapped import mapped
 from ...progress import told_back, told_while
 from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
@@ -27,11 +29,11 @@ class UntilStopped(AbstractStopping):
     """
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: Any
-    ) -> tuple[list[Any], list[Any], list[Any]]:
+        self, problem: Problem, saves: Saves | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, _), step, loop = inputs, problem.step, problem.loop
 
-        def forward(init: Arrays) -> tuple[list[Any], list[Any]]:
+        def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
                 return run_plain(step, loop.length, consts, init), []
             return saves.layout.forward(step, saves.held, consts, init)
@@ -39,10 +41,10 @@ class UntilStopped(AbstractStopping):
         carry, saved = told_while(forward, loop.meter, consts, init)
         return carry, [], saved
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Any]:
+    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
         return saves.layout.saved_types(step.carry_types, saves.held)
 
-    def reverse(self, way: Way, inputs: Any, saved: Arrays) -> Cotangents:
+    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, way.layout
         settings = (way.loop, self.back(way), layout.reversal)
         sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
@@ -50,8 +52,8 @@ class UntilStopped(AbstractStopping):
         return told_back(run, sweep, carried, saved)
 
     def batched(
-        self, formula: PlannedLoop, axis_data: Any, args: Any, dims: Any
-    ) -> tuple[Formula, Any, list[int | None]]:
+        self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
         given, dims, saves = dims, tuple(map(tuple, dims)), formula.saves
         is_apart = stops_apart(formula.problem, axis_data, dims)
         if saves is not None and is_apart:

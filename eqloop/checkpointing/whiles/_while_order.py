@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from ..._array_types import axes_of, vary
 from ..._partition import Arrays, Flags, pick
+from ..._types import Aval, Value
+from ..engine._problem import LoopSpec
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
@@ -33,7 +35,7 @@ class AbstractWhileOrder(abc.ABC):
     block: ClassVar[int] = 1
     kept: ClassVar[None] = None
 
-    def layout(self, loop: Any) -> Any:
+    def layout(self, loop: "LoopSpec") -> Any:
         """Itself, for every loop and every derivative: it stands for a `Layout`."""
         return self
 
@@ -84,7 +86,7 @@ class AbstractWhileOrder(abc.ABC):
     @abc.abstractmethod
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Value], list[Value]]:
         """Runs the loop, and saves what `reverse` needs.
 
         Args:
@@ -101,7 +103,7 @@ class AbstractWhileOrder(abc.ABC):
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         """Takes the cotangents of the final carry back, given what was saved."""
 
-    def saved_types(self, carry_types: Arrays, held: Flags) -> list[Any]:
+    def saved_types(self, carry_types: Sequence[Aval], held: Flags) -> list[Aval]:
         """The types of what a forward sweep saves."""
         # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])

@@ -1,0 +1,317 @@
+"""The way back of a loop, which takes cotangents past its steps, as a primitive.
+
+Its derivatives are a loop there and a loop back, so they are a `PlannedLoop` and a
+`Reverse` again (see `_back.py`): all of them keep to the schedule's memory.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import jax.extend.core as jex
+
+from ..._doubled import Doubled
+from ..._formula import Formula
+from ..._partition import Flags, pick, put, split
+from ..._tangents import inexact_only, instantiated, zero_cotangent
+from ..._typecheck import PyTree
+from ..._types import BatchAxis, Value
+from ..._vmapped import mapped
+from ...progress import Again, BarChange
+from ._back import Back, Taken
+from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
+from ._forward import Active
+from ._groups import flat, spread, tangents_behind, with_tangents
+from ._held import Needs, Saves, needs_of
+from ._layout import Layout
+from ._problem import (
+    Problem,
+    activity,
+    again,
+    all_active,
+    gradient_back,
+    merge,
+    select,
+    settled_problem,
+    tangent_problem,
+)
+from ._saved import run_and_save
+from ._slim import Known, Way, narrowed, slim
+from ._step import Step, without_outputs
+
+if TYPE_CHECKING:
+    from ._primitive import PlannedLoop
+
+
+class Reverse(Formula):
+    """`(inputs, slots, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
+
+    The inputs are those of the loop there. Without slots that loop is run before. What
+    is carried back starts as given; the `zs` are what each step gets besides. For a
+    gradient these are cotangents of the carry and of the `ys`, and what is returned are
+    the cotangents of active consts, carry and `xs`.
+
+    Attributes:
+        there: The primitive of a loop there. Its file needs this one.
+        problem: The loop there.
+        back: What the way back does to a block.
+        layout: Which carries are slots.
+        given: Which leaves of a carry the given slots hold, and which leaves of the
+            last carry follow upon them. `None` if the loop there has to be run: nothing
+            is given, or not what is read.
+    """
+
+    there: "type[PlannedLoop]"
+    problem: Problem
+    back: Back
+    layout: Any  # Layout | AbstractWhileOrder
+    given: Needs | None
+    unit = "iteration"
+    is_backward = True
+
+    def __init__(
+        self,
+        there: "type[PlannedLoop]",
+        problem: Problem,
+        back: Back,
+        layout: Layout,
+        given: Needs | None,
+        in_avals: PyTree,
+    ):
+        (consts, _, xs), _, carried, _ = in_avals
+        ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
+        self.there = there
+        self.in_avals = in_avals
+        self.out_aval = (
+            ct_types(consts, back.const_of),
+            list(carried),
+            ct_types(xs, back.x_of),
+        )
+        self.params = dict(problem=problem, back=back, layout=layout, given=given)
+        self.effects = problem.step.jaxpr.effects
+        super().__init__()
+
+    @classmethod
+    def first(
+        cls,
+        there: "type[PlannedLoop]",
+        problem: Problem,
+        primal: Problem,
+        saves: Saves,
+        active: Active,
+        wanted: Flags,
+        args: PyTree,
+    ) -> PyTree:
+        """The cotangents of a loop.
+
+        Args:
+            there: Its primitive.
+            problem: The loop that is differentiated.
+            primal: The same as it was run.
+            saves: What it has left.
+            active: Which inputs are differentiated.
+            wanted: Which of the `ys` have a cotangent.
+            args: Its inputs, the slots, and the cotangents of carry and `ys`.
+        """
+        back = gradient_back(problem, active, wanted)
+        in_avals = _types_of(args)
+        return cls(there, primal, back, saves.layout, saves.given, in_avals)(*args)
+
+    def expand(
+        self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
+    ) -> PyTree:
+        if (given := self.given) is None:
+            given = self.needed
+            slots = self._forward(inputs, given)
+        (consts, init, xs), problem = inputs, self.problem
+        known = Known.of(given, self.again, problem.loop_back)
+        slots, last = split(slots, len(slots) - sum(given.final))
+        last = put(given.final, given.final, last)
+        consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
+        given = (consts, xs, carried, zs)
+        step, back = narrowed(self.again, known), slim(self.back, known)
+        way = Way(problem.loop, step, back, self.layout)
+        cts = self.problem.repetition.reverse(way, given, slots)
+        return cts.consts, cts.carry, cts.xs
+
+    def doubled(self, moves: Flags) -> Doubled:
+        marks, _, _, _ = self.in_tree.unflatten(moves)
+        active, y_active = activity(self.problem.step, marks)
+        if not any(map(any, active)):
+            return self._doubled_ends()
+        problem = tangent_problem(self.problem, active, y_active)
+        inputs, _, carried, zs = self.in_avals
+        in_avals = (with_tangents(inputs, active), [], carried * 2, zs * 2)
+        formula = self._derived(problem, Pushed, active, in_avals)
+        return self._as_doubled(formula, active, uses_slots=False)
+
+    def _doubled_ends(self) -> Doubled:
+        """The same if only what is carried back has tangents: that is all linear."""
+        active = Active(*((False,) * len(group) for group in self.in_avals[0]))
+        back = Pushed(self.back, self.again, self._known(active))
+        inputs, slots, carried, zs = self.in_avals
+        in_avals = (inputs, slots, carried * 2, zs * 2)
+        formula = Reverse(
+            self.there, self.problem, back, self.layout, self.given, in_avals
+        )
+        return self._as_doubled(formula.checked(), active, uses_slots=True)
+
+    def _as_doubled(
+        self, formula: "Reverse", active: Active, uses_slots: bool
+    ) -> Doubled:
+        inputs, slots, carried, zs = self.in_avals
+        ends = [True] * (len(carried) + len(zs))
+        used = [uses_slots] * len(slots)
+        twice = lambda avals: [False] * len(avals) + [True] * len(avals)
+        return Doubled(
+            formula,
+            uses=(*[True] * sum(map(len, inputs)), *used, *ends),
+            takes=(*flat(active), *[False] * len(slots), *ends),
+            ins=(
+                *tangents_behind(inputs, active),
+                *[False] * sum(used),
+                *twice(carried),
+                *twice(zs),
+            ),
+            gives=(True,) * len(self.out_avals_flat),
+            outs=tuple(mark for group in self.out_aval for mark in twice(group)),
+        )
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        """A loop there, with the cotangents of what is carried back, and one back."""
+        (primals, slots, carried, zs), problem = inputs, self.problem
+        active, _ = activity(problem.step, perturbed[0])
+        cts = instantiated(cts)
+        try:
+            # On this way there is what is left of both once they are differentiated.
+            primal = settled_problem(problem, active, reverse=True)
+            back = left_of(self.back, self.again, self._known(active), reverse=True)
+            step = onward(back, primal.step.rewritten(Again()))
+        except NotLinearError:
+            return self._pull_written_out(perturbed, inputs, cts)
+        axes = [problem.loop.x_axes[i] for i in self.back.x_of]
+        meter = problem.loop.meter.again.tangents
+        loop = dataclasses.replace(
+            problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
+        )
+        problem = dataclasses.replace(problem, step=step, loop=loop)
+        args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
+        count = len(primals[1])
+        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
+        if not any(map(any, active)):
+            carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
+            zeros = spread(([], [], []), active, self.in_avals[0])
+            return zeros, zero_slots, carry[count:], ct_zs
+        ct_carry = [
+            instantiated(zero_cotangent(c))
+            for c in pick(self.in_avals[0][1], active.carry)
+        ]
+        ends = ([*carried, *ct_carry], zs)
+        in_avals = (_types_of(args), [], *_types_of(ends))
+        formula = self._derived(problem, Pulled, active, in_avals)
+        saves = Saves(formula.layout, formula.needed)
+        there = self.there(problem, saves.at_primal, in_avals[0])
+        carry, ct_zs, slots = there(*args)
+        in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
+        formula = Reverse(
+            self.there, problem, formula.back, saves.layout, saves.given, in_avals
+        )
+        sums, carried_on, ct_xs = formula(args, slots, *ends)
+        ct_init = carried_on[len(carried) :]
+        ct_primals = spread((sums, ct_init, ct_xs), active, self.in_avals[0])
+        return ct_primals, zero_slots, carry[count:], ct_zs
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
+        problem = settled_problem(self.problem, active, reverse)
+        back = left_of(self.back, self.again, self._known(active), reverse)
+        return self.with_params(problem=problem, back=back).checked()
+
+    def checked(self) -> Self:
+        """The same, which has the loop there run if too little of it is given."""
+        if self.given is None or self.given.serves(self.needed):
+            return self
+        return self.with_params(given=None)
+
+    @property
+    def reads(self) -> Flags:
+        reads = jax.tree.map(lambda _: True, self.in_avals)
+        if self.given is not None:
+            # The way back starts from slots. That there is from the initial carry.
+            inputs, *others = reads
+            consts, _, xs = inputs
+            known = Known.of(self.given, self.again, self.problem.loop_back)
+            init = [False] * self.problem.repetition.lead + known.firsts
+            reads = (consts, init, xs), *others
+        return tuple(jax.tree.leaves(reads))
+
+    @property
+    def needed(self) -> Needs:
+        """Which leaves of the carries it must be given."""
+        loop, block = self.problem.loop_back, self.layout.block
+        return needs_of(self.back, self.again, loop, block)
+
+    @property
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
+        return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
+
+    def with_bars(self, change: BarChange) -> Self:
+        change = change.in_reverse
+        back = self.back.mapped(lambda step: step.rewritten(change))
+        return self.with_params(problem=self.problem.with_bars(change), back=back)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return [any(moves_in)] * len(self.out_avals_flat)
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        self.problem.repetition.check_batched(self, axis_data)
+        return mapped(self, axis_data, args, dims)
+
+    @property
+    def again(self) -> Step:
+        """The step to advance by: the loop there, and the bars in it, were shown."""
+        return again(self.problem)
+
+    def _known(self, active: Active) -> Active:
+        """Of the active inputs those that the way back knows of."""
+        return active._replace(carry=active.carry[self.problem.repetition.lead :])
+
+    def _derived(
+        self,
+        problem: Problem,
+        kind: Callable[..., Back],
+        active: Active,
+        in_avals: PyTree,
+    ) -> "Reverse":
+        """A derivative, of which the loop there is this one."""
+        layout = problem.layout(all_active(problem.step)).by_carries()
+        back = kind(self.back, self.again, self._known(active))
+        return Reverse(self.there, problem, back, layout, None, in_avals)
+
+    def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
+        """What is saved, from running the loop there."""
+        problem = self.problem.with_bars(Again(backward=True))
+        problem = dataclasses.replace(problem, step=without_outputs(problem.step))
+        return run_and_save(problem, Saves(self.layout, needs), inputs)[2]
+
+    def _pull_written_out(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> PyTree:
+        """The same by JAX, of two loops between which every carry is kept."""
+        primals, _, *ends = inputs
+        written_out = self.problem.repetition.written_out
+        run = functools.partial(written_out, self.problem, self.back, self.again)
+        marks = Active(*map(inexact_only, perturbed[0], primals))
+        marked = lambda m, ends: run(merge(primals, marks, m), ends)
+        _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
+        ct_marked, ct_ends = pull(Taken(*cts))
+        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
+        return (spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
+
+
+def _types_of(inputs: PyTree) -> PyTree:
+    return jax.tree.map(jax.typeof, inputs)
