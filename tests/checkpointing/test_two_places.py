@@ -73,7 +73,6 @@ def test_contexts(mode, context, schedule):
     check(mode, context, schedule)
 
 
-@pytest.mark.slow
 def test_with_64_bits():
     with jax.enable_x64(True):
         loops = (scan(SCHEDULES[2]), jax.lax.scan)
