@@ -23,8 +23,6 @@ from .marks import slow
 Run = Callable[..., Any]
 
 LENGTH = 3
-# Such programs compile in half the time.
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +238,7 @@ MODES = {
 
 
 def evaluate(mode: str, context: Any, run: Run) -> list[np.ndarray]:
-    derivative = jax.jit(MODES[mode](context(run)), compiler_options=QUICK)
+    derivative = jax.jit(MODES[mode](context(run)))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(derivative(*inputs()))]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import eqloop as el
 
-from .trees import assert_close, quick_jit
+from .trees import assert_close
 
 SIZES = [3, 100]
 X = {"a": jnp.linspace(-1.0, 1.0, 4).reshape(2, 2), "b": jnp.array([0.3])}
@@ -37,7 +37,7 @@ def losses(x):
     ids=["JacRev", "JacFwd", "Jacobian", "Hessian"],
 )
 def test_chunks_of_every_size(transform, function, of_jax):
-    @quick_jit
+    @jax.jit
     def all_sizes(x):
         return [transform(function, chunk_size=size)(x) for size in SIZES]
 
@@ -52,7 +52,7 @@ def test_chunks_of_every_size(transform, function, of_jax):
 def test_value_and_aux_in_chunks(transform):
     g = lambda x: (f(x)["y"], x["b"])
     settings = dict(has_aux=True, return_value=True, chunk_size=2)
-    jacobian, value, aux = quick_jit(transform(g, **settings))(X)
+    jacobian, value, aux = jax.jit(transform(g, **settings))(X)
     assert_close(jacobian, jax.jacrev(lambda x: g(x)[0])(X))
     assert_close((value, aux), g(X))
 
@@ -62,7 +62,7 @@ def test_outputs_of_no_size_and_of_several():
     g = lambda sizes, x: [jnp.full(size, 2.0) * x[0] * x[-1] for size in sizes]
     cases = [((0,), 1), ((3, 0, 1), 3), ((2, 2), 3)]
 
-    @quick_jit
+    @jax.jit
     def both(x):
         chunks = lambda sizes, c: el.JacRev(lambda x: g(sizes, x), chunk_size=c)(x)
         whole = lambda sizes, c: jax.jacfwd(lambda x: g(sizes, x))(x)
@@ -83,7 +83,7 @@ def test_jacobian_takes_the_mode_with_fewer_sweeps():
 
 def test_chunks_may_be_as_large_as_fits():
     whole, within = el.JacRev(hidden), el.JacRev(hidden, chunk_size=el.Budget("60KB"))
-    both = quick_jit(lambda x: (within(x), whole(x)))
+    both = jax.jit(lambda x: (within(x), whole(x)))
     assert_close(*both(jnp.linspace(0.0, 1.0, 64)))
     assert temporary(within) < temporary(whole) / 4
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
-from .trees import assert_close, quick_jit
+from .trees import assert_close
 
 X = {"a": jnp.array([0.3, -0.7]), "b": jnp.array(1.5)}
 Y = jnp.array([0.2, 0.9, -0.4])
@@ -75,7 +75,7 @@ def test_combinations_of_settings(transform, combinations):
         flags = dict(has_aux=has_aux, return_value=return_value)
         return transform(function, argnums=argnums, **flags)
 
-    @quick_jit
+    @jax.jit
     def both(*args):
         got = [derivative(*case)(*args) for case in combinations]
         expected = [of_jax(f, argnums=positions(a))(*args) for a, _, _ in combinations]
@@ -92,7 +92,7 @@ def test_combinations_of_settings(transform, combinations):
 def test_arguments_given_by_name_have_their_position(transform):
     f, of_jax = DERIVATIVES[transform]
 
-    @quick_jit
+    @jax.jit
     def run(x, y, z):
         by_position = transform(f, argnums=1)(x, z=z, y=y)
         return by_position, of_jax(f, argnums=1)(x, y, z)
@@ -128,7 +128,7 @@ def test_leaves_that_are_not_differentiated_have_none(transform):
     derivative = transform(call, argnums=("layer", "options"))
     derivative = eqx.filter_jit(derivative)(LAYER, Y, options)
     of_weight = lambda w: call(Layer(w, LAYER.count, 0.5, "layer"), Y, options)
-    expected = quick_jit(of_jax(of_weight, argnums=0))(LAYER.weight)
+    expected = jax.jit(of_jax(of_weight, argnums=0))(LAYER.weight)
     is_layer = lambda node: isinstance(node, Layer)
     layers = [n for n in jax.tree.leaves(derivative, is_leaf=is_layer) if is_layer(n)]
     assert all(n.count is None and n.rate is None for n in layers)
@@ -195,8 +195,8 @@ def test_as_a_decorator_under_jit_and_vmap():
 def test_derivatives_of_derivatives():
     f = lambda x: jnp.sum(x**4)
     twice, thrice = el.JacFwd(el.Grad(f)), el.JacRev(el.Hessian(f, chunk_size=2))
-    assert_close(quick_jit(twice)(Y), jax.hessian(f)(Y))
-    assert_close(quick_jit(thrice)(Y), jax.jacrev(jax.hessian(f))(Y))
+    assert_close(jax.jit(twice)(Y), jax.hessian(f)(Y))
+    assert_close(jax.jit(thrice)(Y), jax.jacrev(jax.hessian(f))(Y))
 
 
 @pytest.mark.usefixtures("either_width")
@@ -254,5 +254,5 @@ def test_holomorphic_functions():
     pairs += [(el.Jacobian, jax.jacfwd, g)]
     for transform, of_jax, function in pairs:
         both = [d(function, holomorphic=True) for d in (transform, of_jax)]
-        assert_close(*quick_jit(lambda w: [f(w) for f in both])(W))  # noqa: B023
+        assert_close(*jax.jit(lambda w: [f(w) for f in both])(W))  # noqa: B023
     assert_close(el.VectorGrad(lambda w: w**3, holomorphic=True)(W), 3 * W**2)

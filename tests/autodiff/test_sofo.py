@@ -11,8 +11,6 @@ import eqloop as el
 from eqloop.autodiff._directions import normal_directions
 from eqloop.autodiff._sofo import _normalised
 
-from .trees import quick_jit
-
 KEY = jax.random.key(0)
 W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 XS = jnp.linspace(0.0, 1.0, 15).reshape(5, 3)
@@ -51,7 +49,7 @@ def hidden_states(w):
 def expected():
     losses = lambda p: jnp.sum(jax.vmap(mean_squared)(p, TARGETS))
     extra = lambda w: 0.1 * jnp.sum(w**2)
-    return quick_jit(lambda w: step_by_hand(hidden_states, losses, w, extra))(W)
+    return jax.jit(lambda w: step_by_hand(hidden_states, losses, w, extra))(W)
 
 
 LOSS = el.losses.mean_squared
@@ -102,7 +100,7 @@ def steps():
     settings = dict(tangents=COUNT, damping=DAMPING, has_aux=True, return_value=True)
     sofo = lambda *place: el.SofoGrad(through_time(*place), **settings)
     run = lambda w: {name: sofo(*p)(w, key=KEY) for name, p in PLACES.items()}
-    return quick_jit(run)(W)
+    return jax.jit(run)(W)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -117,7 +115,7 @@ def test_the_step_wherever_the_losses_are(place, steps, expected):
 def test_outside_of_it_a_loss_is_what_it_wraps():
     f = through_time(jax.lax.scan, LOSS)
     gradients = lambda w: [el.Grad(g, has_aux=True)(w)[0] for g in (f, plain_loss)]
-    one, other = quick_jit(gradients)(W)
+    one, other = jax.jit(gradients)(W)
     np.testing.assert_allclose(one, other, rtol=1e-6)
     assert el.SofoLoss(mean_squared)(1.0, 3.0) == 4.0
 
@@ -134,7 +132,7 @@ def test_a_function_traced_elsewhere_is_traced_again():
 def assert_step(f, predict, loss, extra=lambda w: 0.0):
     """The step of `f` is that of a loss of a prediction, and a term beside it."""
 
-    @quick_jit
+    @jax.jit
     def both(w):
         step = el.SofoGrad(f, tangents=COUNT, damping=DAMPING)(w, key=KEY)
         return step, step_by_hand(predict, loss, w, extra)
@@ -196,7 +194,7 @@ def test_damping_may_be_traced_and_at_a_minimum_there_is_no_step():
     f = lambda w: LOSS(jnp.sin(w), jnp.zeros((3, 3)))
     flat = lambda w: LOSS(0.0 * w, jnp.zeros((3, 3)))
 
-    @quick_jit
+    @jax.jit
     def run(damping):
         step = lambda f, d: el.SofoGrad(f, tangents=COUNT, damping=d)(W, key=KEY)
         return step(f, damping), step(f, 0.1), step(flat, 0.1), step(flat, 0)
@@ -268,5 +266,5 @@ def test_trains_a_recurrent_network():
 
     carry = (rnn, optimiser.init(rnn))
     keys = jax.random.split(jax.random.key(1), 60)
-    _, values = quick_jit(lambda *args: jax.lax.scan(train, *args))(carry, keys)
+    _, values = jax.jit(lambda *args: jax.lax.scan(train, *args))(carry, keys)
     assert values[-1] < values[0] / 100

@@ -1,13 +1,7 @@
-"""Comparing trees, and compiling for a test: how good the code is does not matter."""
-
-import functools
+"""Comparing trees."""
 
 import jax
 import numpy as np
-
-quick_jit = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
 
 
 def assert_close(one, other, rtol=1e-4, atol=1e-5):

@@ -22,10 +22,6 @@ Run = Callable[..., Any]
 LENGTH = 7
 WIDTH = 4
 
-# Options for programs that are run once and on little data: they compile in half the
-# time.
-QUICK = {"xla_backend_optimization_level": 0}
-
 
 def step(w: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     """Works for a state of any size; has leaves that are not differentiated."""

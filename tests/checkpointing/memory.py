@@ -17,7 +17,5 @@ def gradient(schedule, policy=None):
 
 
 def temp_bytes(function, *args):
-    lowered = jax.jit(lambda *args: function(*args)).lower(*args)
-    # How good the code is does not matter for the memory.
-    program = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})
+    program = jax.jit(lambda *args: function(*args)).lower(*args).compile()
     return program.memory_analysis().temp_size_in_bytes

@@ -14,7 +14,6 @@ from . import derivatives
 from .derivatives import (
     CONTEXTS,
     MODES,
-    QUICK,
     inputs,
     looped,
     mapped,
@@ -39,7 +38,7 @@ def scan(schedule: Any) -> Any:
 
 
 def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    run = jax.jit(functools.partial(mode, context(loop)))
     return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
 
 

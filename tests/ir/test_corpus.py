@@ -1,6 +1,5 @@
 """Every function of the corpus, rewritten and written as Python."""
 
-import functools
 import json
 import os
 import shutil
@@ -20,10 +19,6 @@ from eqloop.ir._atoms import count_equations
 from ..conftest import QUICK_FLAGS
 from ..marks import slow, slow_if
 from .corpus import PROBLEMS
-
-# Options for programs that are run once and on little data: they compile in half the
-# time.
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 def is_float(leaf):
@@ -61,7 +56,7 @@ def test_optimized_functions_have_the_same_values_and_gradients(name):
     problem = PROBLEMS[name]
     leaves, treedef = jax.tree.flatten(problem.args)
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def evaluate(leaves):
         fs = problem.f, ir.Optimize(problem.f)
         out = [f(*jax.tree.unflatten(treedef, leaves)) for f in fs]
@@ -138,7 +133,7 @@ def modules(request, tmp_path_factory):
         problem = PROBLEMS[name]
         (path / f"{name}.py").write_text(ir.to_python(problem.f)(*problem.args))
         leaves = jax.tree.leaves(problem.args)
-        run = jax.jit(problem.f, compiler_options=QUICK)
+        run = jax.jit(problem.f)
         outs = jax.tree.leaves(run(*problem.args))
         keys = [i for i, leaf in enumerate(leaves) if is_key(leaf)]
         shapes[name] = len(leaves), len(outs), keys

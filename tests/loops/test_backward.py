@@ -14,7 +14,7 @@ from jax.experimental import checkify
 import eqloop as el
 
 from ..checkpointing import derivatives
-from ..checkpointing.derivatives import MODES, QUICK, inputs, mapped
+from ..checkpointing.derivatives import MODES, inputs, mapped
 from ..marks import slow, slow_if
 
 SCHEDULES = (
@@ -67,7 +67,7 @@ def looped(**settings):
 
 
 def evaluate(mode, context, loop):
-    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    run = jax.jit(functools.partial(mode, context(loop)))
     return jax.tree.leaves(run(*inputs()))
 
 

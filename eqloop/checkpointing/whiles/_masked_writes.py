@@ -333,6 +333,6 @@ def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) ->
 
 def _masked_indices(indices: Value, mask: Value) -> Value:
     """Indices that are out of bounds unless a mask holds."""
-    if indices.dtype.itemsize < 4 or jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
-        indices = indices.astype(jnp.int32)
+    bits = max(32, 8 * indices.dtype.itemsize)
+    indices = indices.astype(f"int{bits}")  # which has numbers below zero
     return jnp.where(mask, indices, jnp.full_like(indices, -1))

@@ -79,8 +79,7 @@ def gradient(schedule: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_what_is_repeated_is_not_repeated_in_every_segment(schedule):
     args = jnp.ones(WIDTH), jnp.asarray(0.1)
-    options = {"xla_backend_optimization_level": 0}
-    program = jax.jit(gradient(schedule)).lower(*args).compile(options)
+    program = jax.jit(gradient(schedule)).lower(*args).compile()
     assert made_within_loops(program.as_text(), LENGTH) == []
 
 

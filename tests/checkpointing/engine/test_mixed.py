@@ -24,7 +24,7 @@ from eqloop.checkpointing.engine._revolved import Revolved
 from ...benchmarks.mixed_storage import rows_of_table
 from ...marks import slow_if
 from .. import derivatives
-from ..derivatives import MODES, QUICK, inputs
+from ..derivatives import MODES, inputs
 from ..memory import gradient, temp_bytes
 from ..steps import STEPS
 
@@ -135,7 +135,7 @@ CASES = [
 def test_gradients_of_many_steps(case):
     name, slots, rows = case
     f, init, xs = STEPS[name](23)
-    run = lambda schedule: jax.jit(gradient(schedule), compiler_options=QUICK)
+    run = lambda schedule: jax.jit(gradient(schedule))
     found = run(Shared(slots, rows))(f, init, xs)
     expected = run(el.StoreAll())(f, init, xs)
     for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -182,7 +182,7 @@ def test_modes_of_a_loop_that_goes_backwards(mode):
 
 def check(mode: Any, **settings: Any) -> None:
     evaluate = lambda schedule: jax.jit(
-        functools.partial(mode, under(schedule, **settings)), compiler_options=QUICK
+        functools.partial(mode, under(schedule, **settings))
     )(*inputs())
     found, expected = evaluate(Shared(4, 2)), evaluate(el.StoreAll())
     for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

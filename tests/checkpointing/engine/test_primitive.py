@@ -12,8 +12,6 @@ from jax.experimental import io_callback
 
 import eqloop as el
 
-from ..derivatives import QUICK
-
 SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
 LENGTH = 7
 
@@ -29,9 +27,8 @@ def scan(schedule: Any) -> Callable[..., Any]:
 
 def assert_same(evaluate: Callable[..., Any], schedule: Any, *args: Any) -> None:
     """What is evaluated with a loop under a schedule is that of `jax.lax.scan`."""
-    jit = functools.partial(jax.jit, compiler_options=QUICK)
-    actual = jit(functools.partial(evaluate, scan(schedule)))(*args)
-    expected = jit(functools.partial(evaluate, jax.lax.scan))(*args)
+    actual = jax.jit(functools.partial(evaluate, scan(schedule)))(*args)
+    expected = jax.jit(functools.partial(evaluate, jax.lax.scan))(*args)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == e.dtype

@@ -13,7 +13,7 @@ import eqloop as el
 
 from ...marks import slow_if
 from .. import derivatives
-from ..derivatives import CONTEXTS, MODES, QUICK, inputs, mapped, rematerialised
+from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
 SCHEDULES = (
     el.StoreAll(),
@@ -104,7 +104,7 @@ def masked(steps_of: Any = steps_of) -> Any:
 
 
 def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    run = jax.jit(functools.partial(mode, context(loop)))
     return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
 
 

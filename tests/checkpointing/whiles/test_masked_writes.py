@@ -237,6 +237,24 @@ def kinds_of_operations(program, rows):
     return {kind: found.count(kind) for kind in found}
 
 
+def test_indices_of_64_bits():
+    """An index beyond 32 bits is out of bounds, and not what is left of it."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+
+    def body(carry):
+        i, rows = carry
+        at = (2**32 + i.astype(jnp.uint64))[None]
+        return i + 1, lax.scatter(rows, at, 1.0, numbers, mode=mode)
+
+    def run(stop):
+        loop = el.BoundedWhileLoop(lambda carry: carry[0] < stop, body, max_steps=4)
+        return loop((jnp.asarray(0), jnp.zeros(ROWS)))[1]
+
+    with jax.enable_x64(True):
+        assert not jax.vmap(run)(jnp.array([1, 3])).any()
+
+
 @pytest.mark.parametrize(
     ("write", "loop"),
     [

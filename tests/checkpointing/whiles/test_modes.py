@@ -17,7 +17,7 @@ import eqloop as el
 
 from ...marks import slow_if
 from .. import derivatives
-from ..derivatives import CONTEXTS, MODES, QUICK, inputs, mapped, rematerialised
+from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
 LOOPS = {
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=11, base=2),
@@ -62,7 +62,7 @@ def scan(kind: Any) -> Any:
 
 
 def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)), compiler_options=QUICK)
+    run = jax.jit(functools.partial(mode, context(loop)))
     return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
 
 
