@@ -42,7 +42,7 @@ The figures are also in [benchmarks.json](benchmarks.json).
   runs.
 - **Time** is the time of a compiled program whose inputs are on the device, until all
   of its results are there. For calls, it is the time that one takes in Python.
-- **Temporary memory** is what XLA allocates for the program beside its inputs and
+- **Temporary memory** is what XLA allocates for the program, besides its inputs and
   results, according to its own analysis. For calls that are not one program it is 0.
 - **Trace and compile** starts from nothing: the caches of JAX and of eqloop are emptied
   first.

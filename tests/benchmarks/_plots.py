@@ -161,7 +161,7 @@ PICTURES: Mapping[str, Sequence[AbstractPicture]] = {
             "regret",
             "The time of a gradient within a budget, relative to the fastest of the "
             "other loops that fit into it, a dot for each budget",
-            "Budgets beside the best that fits",
+            "Budgets and the fastest plan that fits",
             "time, relative to the fastest other that fits\n"
             "larger circles are larger budgets",
             _regret,

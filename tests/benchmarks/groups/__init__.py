@@ -113,7 +113,7 @@ GROUPS: Mapping[str, Group] = {
         budget,
     ),
     "regret": Group(
-        "Budgets beside the best of all plans",
+        "Budgets and the fastest plan that fits",
         "Steps of many kinds, each with budgets of 0.6, 0.2, 0.05 and 0.015 of what "
         "storing everything takes, or the least that is feasible. A budget is compared "
         "with the fastest of all the other loops that fit into the same memory, and "
@@ -122,7 +122,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "million": Group(
         "A million steps in 64 MiB",
-        "`Budget`, beside two scans nested by hand.",
+        "`Budget`, and two scans nested by hand.",
         million,
     ),
     "maps": Group(
