@@ -17,14 +17,13 @@ from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._equations import Rewrite
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, union
-from ..._tangents import instantiated, is_zero
+from ..._partition import Arrays, Flags, pick, put, union
+from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
-from ._groups import flat, spread, tangents_behind, with_tangents
 from ._held import Saves, leaves_computed, without_leaves
 from ._listing import stands_for_residuals
 from ._loop import stack_type
@@ -76,18 +75,9 @@ class PlannedLoop(Formula):
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
         saves = self.saves and self.saves.with_tangents(sum(active.carry))
-        formula = type(self)(problem, saves, with_tangents(self.in_avals, active))
-        return Doubled(
-            formula,
-            uses=(True,) * len(moves),
-            takes=flat(active),
-            ins=tangents_behind(self.in_avals, active),
-            gives=(*active.carry, *y_active, *self._no_slots()),
-            outs=(
-                *tangents_behind(self.out_aval[:2], (active.carry, y_active)),
-                *formula._no_slots(),
-            ),
-        )
+        formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
+        gives = active.carry, y_active, tuple(self._no_slots())
+        return Doubled.of(formula, active, gives)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
@@ -140,7 +130,7 @@ class PlannedLoop(Formula):
             cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             cts = self._reversed(saves, active, y_active, residuals, ct_carry, ct_ys)
-        return spread(cts, active, self.in_avals)
+        return tuple(map(put, self.zero_cts(), active, cts))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = self._activity(moves)

@@ -15,7 +15,13 @@ import jax.extend.core as jex
 from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
-from ..._tangents import inexact_only, instantiated, zero_cotangent
+from ..._programs import behind, joined
+from ..._tangents import (
+    inexact_only,
+    instantiated,
+    with_tangent_types,
+    zero_cotangent,
+)
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
@@ -23,7 +29,6 @@ from ...progress import Again, BarChange
 from ._back import Back, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._groups import flat, spread, tangents_behind, with_tangents
 from ._held import Needs, Saves, needs_of
 from ._layout import Layout
 from ._problem import (
@@ -32,8 +37,6 @@ from ._problem import (
     again,
     all_active,
     gradient_back,
-    merge,
-    select,
     settled_problem,
     tangent_problem,
 )
@@ -143,7 +146,7 @@ class Reverse(Formula):
             return self._doubled_ends()
         problem = tangent_problem(self.problem, active, y_active)
         inputs, _, carried, zs = self.in_avals
-        in_avals = (with_tangents(inputs, active), [], carried * 2, zs * 2)
+        in_avals = (with_tangent_types(inputs, active), [], carried * 2, zs * 2)
         formula = self._derived(problem, Pushed, active, in_avals)
         return self._as_doubled(formula, active, uses_slots=False)
 
@@ -161,22 +164,16 @@ class Reverse(Formula):
     def _as_doubled(
         self, formula: "Reverse", active: Active, uses_slots: bool
     ) -> Doubled:
-        inputs, slots, carried, zs = self.in_avals
-        ends = [True] * (len(carried) + len(zs))
-        used = [uses_slots] * len(slots)
-        twice = lambda avals: [False] * len(avals) + [True] * len(avals)
-        return Doubled(
-            formula,
-            uses=(*[True] * sum(map(len, inputs)), *used, *ends),
-            takes=(*flat(active), *[False] * len(slots), *ends),
-            ins=(
-                *tangents_behind(inputs, active),
-                *[False] * sum(used),
-                *twice(carried),
-                *twice(zs),
-            ),
-            gives=(True,) * len(self.out_avals_flat),
-            outs=tuple(mark for group in self.out_aval for mark in twice(group)),
+        _, slots, *ends = self.in_avals
+        all_of = lambda groups: tuple((True,) * len(group) for group in groups)
+        no_slots, moving_ends = (False,) * len(slots), all_of(ends)
+        moves = (*active, no_slots, *moving_ends)
+        doubled = Doubled.of(formula, moves, all_of(self.out_aval))
+        if uses_slots:
+            return doubled
+        uses = joined((*all_of(active), no_slots, *moving_ends))
+        return dataclasses.replace(
+            doubled, uses=uses, ins=behind((*active, *moving_ends))
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
@@ -199,10 +196,9 @@ class Reverse(Formula):
         problem = dataclasses.replace(problem, step=step, loop=loop)
         args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
         count = len(primals[1])
-        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
+        zeros, zero_slots, *_ = self.zero_cts()
         if not any(map(any, active)):
             carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
-            zeros = spread(([], [], []), active, self.in_avals[0])
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
             instantiated(zero_cotangent(c))
@@ -220,8 +216,8 @@ class Reverse(Formula):
         )
         sums, carried_on, ct_xs = formula(args, slots, *ends)
         ct_init = carried_on[len(carried) :]
-        ct_primals = spread((sums, ct_init, ct_xs), active, self.in_avals[0])
-        return ct_primals, zero_slots, carry[count:], ct_zs
+        ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
+        return tuple(ct_primals), zero_slots, carry[count:], ct_zs
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
@@ -306,11 +302,11 @@ class Reverse(Formula):
         written_out = self.problem.repetition.written_out
         run = functools.partial(written_out, self.problem, self.back, self.again)
         marks = Active(*map(inexact_only, perturbed[0], primals))
-        marked = lambda m, ends: run(merge(primals, marks, m), ends)
-        _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
+        of_marked = lambda m, ends: run(tuple(map(put, primals, marks, m)), ends)
+        _, pull = jax.vjp(of_marked, tuple(map(pick, primals, marks)), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
-        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
-        return (spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
+        zeros, zero_slots, *_ = self.zero_cts()
+        return (tuple(map(put, zeros, marks, ct_marked)), zero_slots, *ct_ends)
 
 
 def _types_of(inputs: PyTree) -> PyTree:
