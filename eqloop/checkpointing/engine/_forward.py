@@ -5,7 +5,6 @@ the derivatives of a loop are made in `_primitive.py`, of the sweep that leaves 
 in slots (`_slots.py`) and of the reverse sweep (`_sweep.py`).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,10 +22,6 @@ from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
 Saveable = Callable[..., Any] | None
-
-
-# Where positions count from if they are those of the whole loop.
-FROM_START = None
 
 
 class Active(NamedTuple):
@@ -92,46 +87,6 @@ def single(
     return carry, [stack_of(leaf, 1) for leaf in y]
 
 
-@dataclasses.dataclass(frozen=True)
-class Walk:
-    """Runs steps for their carries alone; positions count from the `first` one."""
-
-    step: Step
-    loop: Loop
-    consts: Arrays
-    xs: Arrays
-    first: Index | None = FROM_START
-
-    def advance(self, carry: Arrays, start: Index, count: int) -> list[Value]:
-        """The carry `count` steps after `start`; the count is static."""
-        if count == 1:
-            return self.next(carry, start)
-        body = lambda i, carry: self.next(carry, start + i)
-        unroll = min(self.loop.unroll, count)
-        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
-
-    def advance_to(self, carry: Arrays, start: Index, stop: Index) -> list[Value]:
-        """The carry at the position `stop`; both positions are dynamic."""
-
-        def move(state: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
-            position, carry = state
-            return position + 1, self.next(carry, position)
-
-        left = lambda state: stop - state[0]
-        return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
-
-    def next(self, carry: Arrays, position: Index) -> list[Value]:
-        """The carry after the step at a position."""
-        return self.step(self.consts, carry, self._x(position))[0]
-
-    def before(self, carry: Arrays, position: Index) -> list[Value]:
-        """The carry before the step at a position, from the one after it."""
-        return self.step.before(self.consts, carry, self._x(position))
-
-    def _x(self, position: Index) -> list[Value]:
-        return self.loop.x(self.xs, shifted(position, self.first))
-
-
 def iterate(
     move: Callable[[PyTree], PyTree],
     state: PyTree,
@@ -152,11 +107,6 @@ def iterate(
             state,
         )
     return state
-
-
-def shifted(position: Index, first: Value) -> Index:
-    """A position in a loop that counts from the first one of a part of it."""
-    return position if first is FROM_START else first + position
 
 
 def zero() -> jax.Array:

@@ -293,7 +293,7 @@ class _Machine:
         """The carry at another block, if that was run."""
         stop = jnp.where(stop < self.blocks, stop, block)
         begin, end = self.chain.position(block), self.chain.position(stop)
-        return self.sweep.walk.advance_to(carry, begin, end)
+        return self.sweep.advance_to(carry, begin, end)
 
     def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
         """The near slots, of which the first has the carry before the leaf."""

@@ -170,7 +170,7 @@ def _fill_nest(
         i: Index, state: tuple[list[Value], Carries]
     ) -> tuple[list[Value], Carries]:
         carry, carries = state
-        carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
+        carry = sweep.advance(carry, start + i * nest.stride, nest.stride)
         return carry, carries.write(carry, i + 1)
 
     rows = nest.levels[0]

@@ -160,7 +160,7 @@ def carries_within(
         i: Index, state: tuple[list[Value], Carries]
     ) -> tuple[list[Value], Carries]:
         carry, carries = state
-        carry = sweep.walk.next(carry, start + i)
+        carry = sweep.next(carry, start + i)
         return carry, carries.write(carry, i + 1)
 
     carries = DeviceSlots().filled(carry, count)

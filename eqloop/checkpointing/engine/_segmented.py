@@ -140,10 +140,10 @@ def _fill_segment(
     ) -> tuple[list[Value], Carries]:
         carry, carries = state
         if stride:
-            carry = sweep.walk.advance(carry, i * stride, stride)
+            carry = sweep.advance(carry, i * stride, stride)
         else:
             begin, end = element(starts, i), element(starts, i + 1)
-            carry = sweep.walk.advance_to(carry, begin, end)
+            carry = sweep.advance_to(carry, begin, end)
         return carry, carries.write(carry, i + 1)
 
     count = run = len(order.starts)

@@ -15,7 +15,7 @@ from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._back import Back, Taken, one
-from ._forward import FROM_START, Walk, shifted, zero
+from ._forward import iterate, zero
 from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, element, opaque, part, put_part, stack_of
@@ -53,7 +53,8 @@ class Sweep:
         count: How many steps were run, if not all that the loop may have.
         own: The same, where each example of a batch ran as many as it needed: then the
             count is that of the one that ran most.
-        first: The position in the loop from which positions count.
+        first: The position in the loop from which positions count; `None` if that is
+            its start.
     """
 
     step: Step
@@ -65,11 +66,7 @@ class Sweep:
     zs: Arrays
     count: Index | None = None
     own: Value = None
-    first: Index | None = FROM_START
-
-    @property
-    def walk(self) -> Walk:
-        return Walk(self.step, self.loop, self.consts, self.xs, self.first)
+    first: Index | None = None
 
     def run(self, layout: Layout, slots: Arrays, ct_carry: Arrays) -> Cotangents:
         """Takes the cotangents of the outputs back to those of the inputs.
@@ -107,7 +104,7 @@ class Sweep:
         left = lambda count: None if count is None else count - start
         return dataclasses.replace(
             self,
-            first=shifted(start, self.first),
+            first=self.position(start),
             count=left(self.count),
             own=left(self.own),
         )
@@ -119,7 +116,39 @@ class Sweep:
 
     def position(self, start: Index) -> Index:
         """Where in the loop a position of these steps is."""
-        return shifted(start, self.first)
+        return start if self.first is None else self.first + start
+
+    # Steps that are run again.
+
+    def advance(self, carry: Arrays, start: Index, count: int) -> list[Value]:
+        """The carry `count` steps after `start`; the count is static."""
+        if count == 1:
+            return self.next(carry, start)
+        body = lambda i, carry: self.next(carry, start + i)
+        unroll = min(self.loop.unroll, count)
+        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
+
+    def advance_to(self, carry: Arrays, start: Index, stop: Index) -> list[Value]:
+        """The carry at the position `stop`; both positions are dynamic."""
+
+        def move(state: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
+            position, carry = state
+            return position + 1, self.next(carry, position)
+
+        left = lambda state: stop - state[0]
+        return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
+
+    def next(self, carry: Arrays, position: Index) -> list[Value]:
+        """The carry after the step at a position."""
+        x = self.loop.x(self.xs, self.position(position))
+        return self.step(self.consts, carry, x)[0]
+
+    def previous(self, carry: Arrays, position: Index) -> list[Value]:
+        """The carry before the step at a position, from the one after it."""
+        x = self.loop.x(self.xs, self.position(position))
+        return self.step.before(self.consts, carry, x)
+
+    # Steps that are reversed.
 
     def pull(
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
