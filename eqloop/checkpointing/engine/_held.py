@@ -92,6 +92,11 @@ class Saves:
         """Which leaves a way back is given, if it is given any."""
         return self.needs if self.layout.slots.outlast_primal else None
 
+    def of_last(self, carry: Sequence[Value]) -> list[Value]:
+        """The leaves of the last carry that are saved."""
+        final = self.needs.final
+        return pick(carry[len(carry) - len(final) :], final)
+
     def of_these(self, saved: Sequence[Value], fewer: "Saves") -> list[Value]:
         """What others get of what is saved: they take some of the same leaves."""
         if self.at_primal is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import jax.extend.core as jex
 
+from ..._array_types import type_of
 from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
@@ -36,13 +37,12 @@ from ._problem import (
     activity,
     again,
     all_active,
-    gradient_back,
     settled_problem,
     tangent_problem,
 )
-from ._saved import run_and_save
-from ._slim import Known, Way, narrowed, slim
+from ._slim import Known, narrowed, slim
 from ._step import Step, without_outputs
+from ._sweep import Sweep
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop
@@ -81,8 +81,9 @@ class Reverse(Formula):
         back: Back,
         layout: Layout,
         given: Needs | None,
-        in_avals: PyTree,
+        inputs: PyTree,
     ):
+        in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
         self.there = there
@@ -96,32 +97,6 @@ class Reverse(Formula):
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
-    @classmethod
-    def first(
-        cls,
-        there: "type[PlannedLoop]",
-        problem: Problem,
-        primal: Problem,
-        saves: Saves,
-        active: Active,
-        wanted: Flags,
-        args: PyTree,
-    ) -> PyTree:
-        """The cotangents of a loop.
-
-        Args:
-            there: Its primitive.
-            problem: The loop that is differentiated.
-            primal: The same as it was run.
-            saves: What it has left.
-            active: Which inputs are differentiated.
-            wanted: Which of the `ys` have a cotangent.
-            args: Its inputs, the slots, and the cotangents of carry and `ys`.
-        """
-        back = gradient_back(problem, active, wanted)
-        in_avals = _types_of(args)
-        return cls(there, primal, back, saves.layout, saves.given, in_avals)(*args)
-
     def expand(
         self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
     ) -> PyTree:
@@ -133,10 +108,10 @@ class Reverse(Formula):
         slots, last = split(slots, len(slots) - sum(given.final))
         last = put(given.final, given.final, last)
         consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
-        given = (consts, xs, carried, zs)
         step, back = narrowed(self.again, known), slim(self.back, known)
-        way = Way(problem.loop, step, back, self.layout)
-        cts = self.problem.repetition.reverse(way, given, slots)
+        settings = step, problem.loop, back, self.layout.reversal
+        sweep = Sweep(*settings, consts, xs, zs)
+        cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
         return cts.consts, cts.carry, cts.xs
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -198,23 +173,21 @@ class Reverse(Formula):
         count = len(primals[1])
         zeros, zero_slots, *_ = self.zero_cts()
         if not any(map(any, active)):
-            carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
+            carry, ct_zs, _ = self.there(problem, None, args)(*args)
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
             instantiated(zero_cotangent(c))
             for c in pick(self.in_avals[0][1], active.carry)
         ]
         ends = ([*carried, *ct_carry], zs)
-        in_avals = (_types_of(args), [], *_types_of(ends))
-        formula = self._derived(problem, Pulled, active, in_avals)
+        formula = self._derived(problem, Pulled, active, (args, [], *ends))
         saves = Saves(formula.layout, formula.needed)
-        there = self.there(problem, saves.at_primal, in_avals[0])
-        carry, ct_zs, slots = there(*args)
-        in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
+        carry, ct_zs, slots = self.there(problem, saves.at_primal, args)(*args)
+        given = (args, slots, *ends)
         formula = Reverse(
-            self.there, problem, formula.back, saves.layout, saves.given, in_avals
+            self.there, problem, formula.back, saves.layout, saves.given, given
         )
-        sums, carried_on, ct_xs = formula(args, slots, *ends)
+        sums, carried_on, ct_xs = formula(*given)
         ct_init = carried_on[len(carried) :]
         ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
         return tuple(ct_primals), zero_slots, carry[count:], ct_zs
@@ -292,7 +265,8 @@ class Reverse(Formula):
         """What is saved, from running the loop there."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-        return run_and_save(problem, Saves(self.layout, needs), inputs)[2]
+        there = self.there(problem, Saves(self.layout, needs), inputs)
+        return there.expand(*inputs)[2]
 
     def _pull_written_out(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
@@ -307,7 +281,3 @@ class Reverse(Formula):
         ct_marked, ct_ends = pull(Taken(*cts))
         zeros, zero_slots, *_ = self.zero_cts()
         return (tuple(map(put, zeros, marks, ct_marked)), zero_slots, *ct_ends)
-
-
-def _types_of(inputs: PyTree) -> PyTree:
-    return jax.tree.map(jax.typeof, inputs)

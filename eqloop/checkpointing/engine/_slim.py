@@ -8,7 +8,6 @@ steps have anyway.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -22,23 +21,6 @@ from ._lean import lean
 from ._loop import Loop, stack_type
 from ._rows_once import RowsOnce, rows_once
 from ._step import Step
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """A way back that is given no more of a carry than slots hold.
-
-    Attributes:
-        loop: The loop.
-        step: The step to advance by.
-        back: What is done to a step.
-        layout: How the loop was stored.
-    """
-
-    loop: Loop
-    step: Step
-    back: Back
-    layout: Any  # Layout | AbstractWhileOrder
 
 
 @dataclasses.dataclass(frozen=True)

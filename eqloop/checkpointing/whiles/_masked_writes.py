@@ -303,14 +303,14 @@ def _masked_call(
         inner = close(eqn.params[CALLS[eqn.primitive.name]])
         return run(_masked(inner, places), *operands, mask)
     loop = formula_of(eqn)
-    assert loop is not None
+    assert isinstance(loop, PlannedLoop)
     problem, step = loop.problem, loop.problem.step
     written = [step.num_consts + i in places for i in range(step.num_carry)]
     masked = with_masked_writes(step, tuple(written))
     consts, init, xs = loop.in_tree.unflatten(operands)
     args = ([*consts, mask], init, xs)
     problem = dataclasses.replace(problem, step=masked)
-    loop = loop.remade(problem, args)
+    loop = PlannedLoop(problem, loop.saves, args)
     return loop.flat_out(loop(*args))
 
 

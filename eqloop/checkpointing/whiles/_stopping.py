@@ -14,7 +14,6 @@ from ..engine._forward import Active
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition
 from ..engine._short_loops import without_short_loops
-from ..engine._slim import Way
 from ..engine._step import Step
 from ._until import unconditional
 
@@ -42,13 +41,13 @@ class AbstractStopping(AbstractRepetition):
     def reversed_step(self, step: Step) -> Step:
         return unconditional(step)
 
-    def back(self, way: Way) -> Back:
+    def written_out_loops(self, back: Back) -> Back:
         """What the way back does to a step, with short loops in it written out.
 
         Not in the joint loop of a batch: branches that depend on the example are
         selections there, and stay. Written out, such a step takes longer.
         """
-        return way.back if self.is_joint else way.back.mapped(without_short_loops)
+        return back if self.is_joint else back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.

@@ -1,9 +1,10 @@
 """A while loop under an order for loops of which the length is not known."""
 
 import dataclasses
+from typing import Any
 
 from ..._formula import Formula, Selected
-from ..._partition import Arrays, split
+from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ..._vmapped import mapped
@@ -11,8 +12,6 @@ from ...progress import told_back, told_while
 from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
-from ..engine._repetition import Counted
-from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -44,35 +43,28 @@ class UntilStopped(AbstractStopping):
     def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
         return saves.layout.saved_types(step.carry_types, saves.held)
 
-    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
-        (consts, _, carried, _), layout = inputs, way.layout
-        settings = (way.loop, self.back(way), layout.reversal)
-        sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
+    def reverse(
+        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+    ) -> Cotangents:
+        back = self.written_out_loops(sweep.back)
+        sweep = dataclasses.replace(sweep, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        given, dims, saves = dims, tuple(map(tuple, dims)), formula.saves
-        is_apart = stops_apart(formula.problem, axis_data, dims)
-        if saves is not None and is_apart:
+        given, dims = dims, tuple(map(tuple, dims))
+        if not stops_apart(formula.problem, axis_data, dims):
+            return super().batched(formula, axis_data, args, dims)
+        if formula.saves is not None:
             self.check_batched(formula, axis_data)
             return mapped(formula, axis_data, args, given)
-        if not is_apart:
-            formula, args, out_dims = Counted().batched(
-                formula, axis_data, args, dims, self.lead
-            )
-            # All examples run as many steps, and store the same ones.
-            count = saves.needs.total if saves else 0
-            shown, slots = split(out_dims, len(out_dims) - count)
-            integers = len(saves.layout.integers) if saves else 0
-            return formula, args, [*shown, *[None] * integers, *slots]
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         repetition = dataclasses.replace(self, is_joint=True)
         problem = dataclasses.replace(problem, repetition=repetition)
         args = (list(consts), list(init), [])
-        joint = formula.remade(problem, args)
+        joint = PlannedLoop(problem, None, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
         selected = Selected.of(joint, is_of_example)
         return selected, args, [0] * len(selected.out_avals_flat)
