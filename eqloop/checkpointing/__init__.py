@@ -32,9 +32,8 @@ from .engine._problem import LoopSpec
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded
-from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
-from .whiles._while_order import UNLIMITED
+from .whiles._while_order import UNLIMITED, ForwardOnly
 
 __all__ = [
     "AUTO",

@@ -24,9 +24,9 @@ from .engine._repetition import Counted
 from .engine._step import Step, make_step
 from .whiles._bounded import Bounded
 from .whiles._ending import Ending
-from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
 from .whiles._until_stopped import UntilStopped
+from .whiles._while_order import ForwardOnly
 
 
 def run_loop(

@@ -1,7 +1,11 @@
 """What loops that end when their carry says so cannot do, and what to do instead."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NoReturn
+
+import jax.extend.core as jex
+from jax.interpreters import partial_eval
 
 from ..._array_types import axes_of
 from ..._formula import Formula
@@ -15,7 +19,6 @@ from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
-from ._until import unconditional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class AbstractStopping(AbstractRepetition):
     lead: ClassVar[int] = 1
 
     def reversed_step(self, step: Step) -> Step:
-        return unconditional(step)
+        return _unconditional(step)
 
     def written_out_loops(self, back: Back) -> Back:
         """What the way back does to a step, with short loops in it written out.
@@ -90,3 +93,17 @@ class AbstractStopping(AbstractRepetition):
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )
+
+
+@functools.lru_cache(maxsize=128)
+def _unconditional(step: Step) -> Step:
+    """The step without the first leaf of its carry, and without what it is made by."""
+    kept = [True] * len(step.jaxpr.in_avals)
+    kept[step.num_consts] = False
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        step.jaxpr.jaxpr,
+        [False] + [True] * (len(step.jaxpr.out_avals) - 1),
+        instantiate=kept,
+    )
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, step.num_carry - 1)

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import Any
 
+from jax import lax
+
 from ..._formula import Formula, Selected
+from ..._loop_markers import is_watched
 from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
@@ -16,7 +19,7 @@ from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
 from ._stopping import AbstractStopping
-from ._until import run_plain
+from ._while_order import UNLIMITED, first_state, next_carry, run_until
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,7 @@ class UntilStopped(AbstractStopping):
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
-                return run_plain(step, loop.length, consts, init), []
+                return _run_plain(step, loop.length, consts, init), []
             return saves.layout.forward(step, saves.held, consts, init)
 
         carry, saved = told_while(forward, loop.meter, consts, init)
@@ -68,3 +71,11 @@ class UntilStopped(AbstractStopping):
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
         selected = Selected.of(joint, is_of_example)
         return selected, args, [0] * len(selected.out_avals_flat)
+
+
+def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
+    """Runs the loop and saves nothing. Returns the final carry."""
+    if max_steps == UNLIMITED and not is_watched():
+        again = lambda carry: carry[0]
+        return lax.while_loop(again, next_carry(step, consts), list(init))
+    return run_until(step, consts, first_state(init), max_steps)[1]
