@@ -19,6 +19,7 @@ from jax import lax
 from ..._equations import aval_of
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, run, traced
+from ..._tangents import cotangent_types
 from ..._types import Aval, Value
 from ._forward import Active, Saveable, single, stored
 from ._loop import Loop, stack_of
@@ -130,8 +131,8 @@ class Pull(Back):
 
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        carry = pick(self.step.carry_types, self.active.carry)
-        return ct_types(carry), ct_types(pick(self.step.y_types, self.wanted))
+        carry = cotangent_types(self.step.carry_types, self.active.carry)
+        return carry, cotangent_types(self.step.y_types, self.wanted)
 
     @property
     def const_of(self) -> tuple[int, ...]:
@@ -279,16 +280,6 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         eqns.append(eqn)
     outs = list(map(now, jaxpr.outvars))
     return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outs), program.consts)
-
-
-def over_first(loop: Loop, xs: Arrays) -> Loop:
-    """The loop over the first of its `xs`."""
-    return dataclasses.replace(loop, x_axes=loop.x_axes[: len(xs)])
-
-
-def ct_types(avals: Sequence[Aval]) -> list[Aval]:
-    """The types of their cotangents."""
-    return [aval.to_ct_aval() for aval in avals]
 
 
 def indices(flags: Flags) -> tuple[int, ...]:

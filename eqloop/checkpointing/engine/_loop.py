@@ -96,6 +96,12 @@ class Loop:
         is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
         return jnp.clip(row, 0, self.rows - 1), is_kept
 
+    def z(self, zs: Arrays, index: Index) -> list[Value]:
+        """The rows for the step at an index, or zeros if it is not kept."""
+        row, is_kept = self.row(index)
+        at = [element(z, row) for z in zs]
+        return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]
+
     def x(self, xs: Arrays, position: Index) -> list[Value]:
         """The element of `xs` that the step at a position gets."""
         at = self.index(position)

@@ -3,7 +3,7 @@
 Such a loop is a primitive of its own, `PlannedLoop`, so that it can say for itself how
 it is batched and how it is differentiated. Forward mode is the loop of the step's jvp,
 under the same schedule. Reverse mode consists of a forward sweep, which saves slots,
-and of another primitive, `Reverse` (`_reverse_primitive.py`), which goes back from them.
+and of another primitive, which goes back from them (`_reverse_primitive.py`).
 """
 
 import dataclasses

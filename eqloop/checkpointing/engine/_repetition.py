@@ -17,13 +17,13 @@ from ..._types import Aval, BatchAxis, Value
 from ...progress import told_back
 from . import _forward
 from ._by_segments import BySegments
+from ._derived import there_and_back
 from ._forward import Active
 from ._held import Saves
 from ._loop import with_batch_axis
 from ._problem import LoopSpec, Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
-from ._written_out import there_and_back
 
 if TYPE_CHECKING:
     from ._back import Back, Taken

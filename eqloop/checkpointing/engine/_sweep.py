@@ -18,7 +18,7 @@ from ._back import Back, Taken, one
 from ._forward import iterate, zero
 from ._in_place import run_in_place
 from ._layout import Layout
-from ._loop import Loop, element, opaque, part, put_part, stack_of
+from ._loop import Loop, opaque, part, put_part, stack_of
 from ._reversals import AbstractReversal, carries_within, one_by_one
 from ._slots import StoredSteps
 from ._step import Step
@@ -179,10 +179,6 @@ class Sweep:
             return count
         return jnp.clip(_least(self.own) - start, 0, count)
 
-    def pull_each(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
-        """Reverses steps whose carries are all stored."""
-        return self.reversal.each(self, steps, cts)
-
     def take(
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
@@ -253,12 +249,7 @@ class Sweep:
         """Those of `count` outputs from an index on: zeros for what is not kept."""
         if self.loop.kept is None:
             return [part(z, start, count) for z in self.zs]
-
-        def of_step(index: Index) -> list[Value]:
-            row, is_kept = self.loop.row(index)
-            at = [element(z, row) for z in self.zs]
-            return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]
-
+        of_step = functools.partial(self.loop.z, self.zs)
         if count == 1:
             return [stack_of(z, 1) for z in of_step(start)]
         return jax.vmap(of_step)(start + jnp.arange(count, dtype=jnp.int32))
