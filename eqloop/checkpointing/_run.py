@@ -25,7 +25,7 @@ from .engine._step import Step, make_step
 from .whiles._bounded import Bounded
 from .whiles._ending import Ending
 from .whiles._online import Online
-from .whiles._until_stopped import UntilStopped
+from .whiles._stopping import UntilStopped
 from .whiles._while_order import ForwardOnly
 
 

@@ -23,7 +23,7 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._partition import Flags, pick, split, union
+from ..._partition import Flags, closed_under, pick, split, union
 from ..._programs import called, inputs_read
 from ..._types import Value
 from ._back import Back, program_of
@@ -167,18 +167,22 @@ def needs_of(back: Back, step: Step, loop: Loop, block: int = 1) -> Needs:
 
 def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
     """What it takes to have some leaves at every step."""
-    rows, needed = rows_once(step, loop), list(read)
-    while True:
+    rows = rows_once(step, loop)
+
+    def apart(needed: Sequence[bool]) -> Needs:
         final = [n and row is not None for n, row in zip(needed, rows, strict=True)]
         # The counter tells which rows have been written.
         counters = {row.counter for row in pick(rows, final) if row is not None}
         held = [n and not f for n, f in zip(needed, final, strict=True)]
-        held = [h or i in counters for i, h in enumerate(held)]
-        more = union(needed, _leaves_before(step, held))
-        more = union(more, held)
-        if more == needed:
-            return Needs(tuple(held), tuple(final))
-        needed = more
+        return Needs(
+            tuple(h or i in counters for i, h in enumerate(held)), tuple(final)
+        )
+
+    def before(needed: Sequence[bool]) -> list[bool]:
+        held, _ = apart(needed)
+        return union(held, _leaves_before(step, held))
+
+    return apart(closed_under(read, before))
 
 
 def leaves_computed(
@@ -191,11 +195,7 @@ def leaves_computed(
         carry: Which leaves of the carry are needed.
         ys: Which of the outputs are.
     """
-    while True:
-        more = union(carry, _leaves_before(step, carry, ys))
-        if more == list(carry):
-            return more
-        carry = more
+    return closed_under(carry, lambda carry: _leaves_before(step, carry, ys))
 
 
 def _leaves_before(

@@ -153,11 +153,8 @@ class Hierarchical(AbstractSlotOrder):
         besides, within = slots - len(self.leaves.starts), self.within
         for leaf in self.leaves.leaves:
             for event in self._leaf_history(leaf, within):
-                yield event._replace(
-                    position=event.position + start,
-                    slots=event.slots + besides,
-                    far=event.far + besides,
-                )
+                moved = event.within(start, besides)
+                yield moved._replace(far=event.far + besides)
 
     def _leaf_history(self, leaf: Leaf, within: Revolved) -> Iterator[Event]:
         """The way to a leaf, and its reversal."""

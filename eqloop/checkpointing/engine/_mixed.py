@@ -204,9 +204,7 @@ class Mixed(AbstractSlotOrder):
         segments = list(zip(self.starts, self.chain.segments, strict=True))
         for row, (first, length) in reversed(list(enumerate(segments))):
             for event in self._segment_history(first, length, row + 1):
-                yield event._replace(
-                    position=event.position + start, slots=event.slots + besides
-                )
+                yield event.within(start, besides)
 
     def stored_by_primal(self, event: Event) -> int:
         return event.slots

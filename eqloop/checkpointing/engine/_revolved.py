@@ -151,9 +151,7 @@ class Revolved(AbstractSlotOrder):
         segments = list(zip(self.block_starts, self.segments, strict=True))
         for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
             for event in self.chain_history(first, length, rank, row + 1):
-                yield event._replace(
-                    position=event.position + start, slots=event.slots + besides
-                )
+                yield event.within(start, besides)
 
     def stored_by_primal(self, event: Event) -> int:
         return event.slots

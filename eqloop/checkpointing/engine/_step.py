@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 from ..._array_types import strongly_typed
 from ..._equations import Rewrite
 from ..._opening import Outputs
-from ..._partition import Arrays, Flags, pick, split
+from ..._partition import Arrays, Flags, closed_under, pick, split
 from ..._programs import pruned, run
 from ..._reaching import reached
 from ..._types import Aval, Value
@@ -179,14 +179,9 @@ def reaching(
     Returns:
         The marks of the carry, which hold at every step, and those of `y`.
     """
-    marked = tuple(carry)
-    while True:
-        outs = reached(step.jaxpr, (*consts, *marked, *x), **settings)
-        carry_out, y = split(outs, step.num_carry)
-        merged = tuple(a or b for a, b in zip(marked, carry_out, strict=True))
-        if merged == marked:
-            return merged, tuple(y)
-        marked = merged
+    outs = lambda carry: reached(step.jaxpr, (*consts, *carry, *x), **settings)
+    marked = tuple(closed_under(carry, lambda carry: outs(carry)[: step.num_carry]))
+    return marked, outs(marked)[step.num_carry :]
 
 
 # Outputs that are the same at every step: computed once, beside the loop.

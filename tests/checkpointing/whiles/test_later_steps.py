@@ -20,7 +20,7 @@ from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
 from eqloop.checkpointing.whiles._ending import Ending
 from eqloop.checkpointing.whiles._online import past_later_steps
-from eqloop.checkpointing.whiles._until_stopped import UntilStopped
+from eqloop.checkpointing.whiles._stopping import UntilStopped
 
 from ...marks import slow
 
