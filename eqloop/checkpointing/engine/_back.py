@@ -1,9 +1,12 @@
-"""What the reversal of a step does.
+"""What a reverse sweep does to a step.
 
-A gradient is a loop there and a loop back. On the way there a step makes one carry of
-another. On the way back a `Back`, given such a carry, takes what is carried back past
-the step: for a gradient, the cotangents of the carry. Its derivatives are in
-`_derived.py`.
+A gradient takes two loops. The forward loop runs the step, from each carry to the next.
+The reverse loop goes through the same steps from the last to the first: a `Back` is
+given the carry before a step, and takes the cotangents of the carry after the step to
+those of the carry before it.
+
+The reverse loop is differentiated again for a Hessian, and then more than cotangents is
+carried back (`_derived.py`). So `Back` speaks of *what is carried back* in general.
 """
 
 import abc
@@ -21,7 +24,7 @@ from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, run, traced
 from ..._tangents import cotangent_types
 from ..._types import Aval, Value
-from ._forward import Active, Saveable, single, stored
+from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop, stack_of
 from ._step import Step
 
@@ -72,7 +75,7 @@ class Back(abc.ABC):
     @property
     @abc.abstractmethod
     def base(self) -> "Pull":
-        """What all of it is derived from."""
+        """The gradient that it is a derivative of, or itself."""
 
     @property
     def takes_blocks(self) -> bool:
@@ -81,7 +84,7 @@ class Back(abc.ABC):
 
     @property
     def joins_steps(self) -> bool:
-        """Whether it has `joined`."""
+        """Whether it has `joined`, and so steps may be reversed in a batch."""
         return False
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
@@ -171,9 +174,8 @@ class Pull(Back):
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         # The cotangents of what all steps share are those of the batch of steps: one
         # product of matrices, where step by step each would add an outer product.
-        step, (consts, carries, xs) = self.step, inputs
-        if self.policy is not None:
-            step = jax.checkpoint(step, policy=self.policy)
+        consts, carries, xs = inputs
+        step = under_policy(self.step, self.policy)
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
 
         def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
@@ -219,6 +221,15 @@ class Around(Back):
 
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(self, of=self.of.mapped(rewrite))
+
+
+def single(
+    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
+) -> tuple[list[Value], list[Value]]:
+    """A loop of one step, without the loop."""
+    x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
+    carry, y = under_policy(step, policy)(consts, init, x)
+    return carry, [stack_of(leaf, 1) for leaf in y]
 
 
 def one(back: Back, inputs: Inputs, ends: Ends) -> Taken:

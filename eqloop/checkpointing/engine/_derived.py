@@ -1,10 +1,12 @@
-"""The derivatives of reversals: a loop there and a loop back again.
+"""What a reverse sweep does to a step, differentiated: a forward and a reverse loop.
 
-- In forward mode the carry takes its tangent along, there as well as back.
-- In reverse mode what is carried back has a cotangent, and that goes there. It goes
-  along with the carry, since a reversal is linear in what it carries back. Only a
-  custom rule of the user can be otherwise. The way back is that of before, with the
-  cotangents of the carry.
+- In forward mode, the forward loop carries the tangents of the carry along, and the
+  reverse loop the tangents of what is carried back.
+- In reverse mode, what is carried back has cotangents, which are taken through the
+  steps from the first to the last. The forward loop carries them along, since they do
+  not depend on what is carried back: a reversal is linear in that, unless a custom
+  rule of the user is not. The reverse loop is that of before, and carries the
+  cotangents of the carry as well.
 
 The symmetry of second derivatives would make this shorter, but the derivatives that
 custom rules define need not have it.
@@ -25,8 +27,8 @@ from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import cotangent_types, instantiated, zero_tangent
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
-from ._back import Around, Back, Ends, Inputs, Taken, indices, one
-from ._forward import Active, single
+from ._back import Around, Back, Ends, Inputs, Taken, indices, one, single
+from ._forward import Active
 from ._loop import Loop, stack_of
 from ._step import Step, make_step
 

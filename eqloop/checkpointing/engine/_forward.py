@@ -1,8 +1,8 @@
-"""Runs a loop forward, or some of its steps.
+"""Runs a loop forward and saves nothing of it: `primal`, or `stored` for JAX to derive.
 
-Plain JAX on lists of arrays. JAX differentiates none of it but `stored` and `single`:
-the derivatives of a loop are made in `_primitive.py`, of the sweep that leaves carries
-in slots (`_slots.py`) and of the reverse sweep (`_sweep.py`).
+Plain JAX on lists of arrays. JAX differentiates `stored` alone. A gradient that is
+planned runs two other loops: a forward sweep, which also leaves carries in slots
+(`_by_segments.py` and `_slots.py`), and a reverse sweep (`_sweep.py`).
 """
 
 import functools
@@ -17,7 +17,7 @@ from ..._partition import Arrays, Flags
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ._kept_rows import scan
-from ._loop import Loop, stack_of
+from ._loop import Loop, zero
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
@@ -60,7 +60,7 @@ def stored(
     The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
     itself would be given a cotangent of all of them at every step.
     """
-    evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
+    evaluate = under_policy(step, policy)
     # An axis that is in front already is not moved: outside of `jit` that would copy.
     moved = [
         jnp.moveaxis(x, axis, 0) if axis else x
@@ -77,14 +77,11 @@ def stored(
     return carry, ys
 
 
-def single(
-    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
-    """A loop of one step, without the loop."""
-    x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
-    carry, y = evaluate(consts, init, x)
-    return carry, [stack_of(leaf, 1) for leaf in y]
+def under_policy(
+    step: Callable[..., PyTree], policy: Saveable
+) -> Callable[..., PyTree]:
+    """The step, which saves what a policy says when JAX differentiates it."""
+    return step if policy is None else jax.checkpoint(step, policy=policy)
 
 
 def iterate(
@@ -107,8 +104,3 @@ def iterate(
             state,
         )
     return state
-
-
-def zero() -> jax.Array:
-    """Where a traced counter starts."""
-    return jnp.zeros((), jnp.int32)

@@ -1,13 +1,13 @@
-"""What a slot holds: the leaves of a carry that reversing needs, and running on to it.
+"""What a slot holds: the leaves of a carry that a reverse sweep needs.
 
 Many loops carry what their reversal never reads: sums, monitors, counters, the rows
 that have been written so far. The reversal of `total + x` takes the cotangent of the
 total past the step without knowing the total, and that of `rows.at[i].set(x)` knows `i`
 and no rows. Such leaves are not stored, not copied, and not computed again.
 
-Which these are follows from the two programs alone. The reversal of a step reads some
-leaves; to run on to a later carry takes those of which they are computed, and so on
-until no leaf is added.
+Which these are follows from two programs. The reversal of a step reads some leaves. To
+have them at every step, the step is run from a stored carry, which takes the leaves
+that these are computed from, and so on until no leaf is added.
 
 A buffer whose rows are written once, such as the history of an equation with delays, is
 what it is in the end where it has been written, and what it was before where it has not
@@ -34,7 +34,9 @@ from ._step import Step
 
 
 class Needs(NamedTuple):
-    """What a way back takes of the carries, of the leaves that it knows.
+    """The leaves of the carries that a reverse sweep needs.
+
+    Those by which a loop goes on are not counted (`AbstractRepetition.lead`).
 
     Attributes:
         held: Which leaves slots hold.

@@ -21,9 +21,8 @@ from ..._types import Index, Value
 from . import _binomial, _hierarchy
 from ._binomial import BlockChain
 from ._costs import StepCost
-from ._forward import zero
 from ._hierarchy import Leaf, Leaves
-from ._loop import element
+from ._loop import element, zero
 from ._order import AbstractSlotOrder, Event
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal

@@ -152,6 +152,11 @@ class Loop:
         return dataclasses.replace(self, length=self.length // size, unroll=1)
 
 
+def zero() -> jax.Array:
+    """Where a traced counter starts."""
+    return jnp.zeros((), jnp.int32)
+
+
 def element(x: Value, index: Index, axis: int = 0) -> Value:
     """`x[index]` along an axis, for an index that is known to be in range."""
     x, index = _in_place(x, index)

@@ -1,4 +1,4 @@
-"""The step that is run in place of the user's, and has the same meaning.
+"""The normal form of a step: what is run in its place, and has the same meaning.
 
 - A leaf of the carry that every step returns unchanged is a const: it is not stored in
   slots, and it comes out as the very array that went in.

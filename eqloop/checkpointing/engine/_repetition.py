@@ -1,7 +1,7 @@
-"""How a loop goes on: for so many steps, or for as long as its carry says so.
+"""How it is decided whether a loop runs another step.
 
-All that the primitive of a loop has to know of it is here; the rest of a derivative is
-the same for both.
+A scan runs as many steps as it is long: `Counted`. Other loops end when their carry
+says so (`whiles`). Here is all that differs between these in a derivative.
 """
 
 import abc

@@ -1,7 +1,9 @@
-"""The way back of a loop, which takes cotangents past its steps, as a primitive.
+"""The reverse sweep of a loop, as a primitive of its own.
 
-Its derivatives are a loop there and a loop back, so they are a `PlannedLoop` and a
-`Reverse` again (see `_back.py`): all of them keep to the schedule's memory.
+It is a primitive so that a second derivative keeps to the schedule's memory as well. If
+JAX differentiated the reverse sweep as it is, it would store residuals of all its
+steps. Here, its derivative is a forward loop and a reverse loop again: a `PlannedLoop`
+and a `Reverse`, which are planned anew.
 """
 
 import dataclasses
@@ -51,19 +53,22 @@ if TYPE_CHECKING:
 class Reverse(Formula):
     """`(inputs, slots, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
 
-    The inputs are those of the loop there. Without slots that loop is run before. What
-    is carried back starts as given; the `zs` are what each step gets besides. For a
-    gradient these are cotangents of the carry and of the `ys`, and what is returned are
-    the cotangents of active consts, carry and `xs`.
+    For a gradient, it takes the inputs of the forward loop, the slots that this has
+    filled, the cotangents of the final carry, and the cotangents of `ys`. It gives the
+    cotangents of those consts, leaves of the initial carry and `xs` that are active.
+
+    In a derivative of a gradient, `carried` is whatever is carried back, and `zs`
+    whatever else each step is given (see `_back.py`).
 
     Attributes:
-        there: The primitive of a loop there. Its file needs this one.
-        problem: The loop there.
-        back: What the way back does to a block.
-        layout: Which carries are slots.
+        there: The class `PlannedLoop`, of which the forward loops are. It cannot be
+            imported, as its file imports this one.
+        problem: The forward loop.
+        back: What is done to a step.
+        layout: Which carries are in slots.
         given: Which leaves of a carry the given slots hold, and which leaves of the
-            last carry follow upon them. `None` if the loop there has to be run: nothing
-            is given, or not what is read.
+            last carry follow upon them. `None` if the forward loop has to be run first,
+            because no slots are given, or they lack something that is read.
     """
 
     there: "type[PlannedLoop]"
@@ -152,12 +157,16 @@ class Reverse(Formula):
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        """A loop there, with the cotangents of what is carried back, and one back."""
+        """Reverse mode of the reverse sweep: a forward loop, and a reverse loop.
+
+        The cotangents of what was carried back go through the steps from the first to
+        the last, along with the carry.
+        """
         (primals, slots, carried, zs), problem = inputs, self.problem
         active, _ = activity(problem.step, perturbed[0])
         cts = instantiated(cts)
         try:
-            # On this way there is what is left of both once they are differentiated.
+            # Both have been differentiated, so custom rules in them have been used up.
             primal = settled_problem(problem, active, reverse=True)
             back = left_of(self.back, self.again, self._known(active), reverse=True)
             step = onward(back, primal.step.rewritten(Again()))
@@ -199,7 +208,7 @@ class Reverse(Formula):
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
-        """The same, which has the loop there run if too little of it is given."""
+        """The same, which runs the forward loop first if its slots lack anything."""
         if self.given is None or self.given.serves(self.needed):
             return self
         return self.with_params(given=None)
@@ -208,7 +217,7 @@ class Reverse(Formula):
     def reads(self) -> Flags:
         reads = jax.tree.map(lambda _: True, self.in_avals)
         if self.given is not None:
-            # The way back starts from slots. That there is from the initial carry.
+            # It starts from slots, which hold the initial carry as well.
             inputs, *others = reads
             consts, _, xs = inputs
             known = Known.of(self.given, self.again, self.problem.loop_back)
@@ -242,7 +251,7 @@ class Reverse(Formula):
 
     @property
     def again(self) -> Step:
-        """The step to advance by: the loop there, and the bars in it, were shown."""
+        """The step to advance by, without bars: the forward loop has shown them."""
         return again(self.problem)
 
     def _known(self, active: Active) -> Active:
@@ -256,13 +265,13 @@ class Reverse(Formula):
         active: Active,
         in_avals: PyTree,
     ) -> "Reverse":
-        """A derivative, of which the loop there is this one."""
+        """A derivative, with this forward loop."""
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
         return Reverse(self.there, problem, back, layout, None, in_avals)
 
     def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
-        """What is saved, from running the loop there."""
+        """Runs the forward loop, for what it saves."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
         there = self.there(problem, Saves(self.layout, needs), inputs)

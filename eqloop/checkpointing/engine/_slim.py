@@ -1,8 +1,9 @@
-"""Steps and reversals that are given no more of a carry than slots hold.
+"""Steps and reversals for carries of which slots hold some leaves only.
 
-What slots do not hold is not read. A buffer whose rows are written once is put together
-from what it is in the end and what it was at first: these are consts, behind those that
-steps have anyway.
+The other leaves are not read (`_held.py`), so they are left out of the programs of the
+step and of its reversal. A buffer whose rows are written once (`_rows_once.py`) is read
+though slots do not hold it: it is put together from the last and the initial carry,
+which are more consts.
 """
 
 import dataclasses

@@ -22,9 +22,8 @@ from ..._typecheck import PyTree
 from ..._types import Aval, Index, Value
 from ._by_segments import BySegments
 from ._costs import Rates
-from ._forward import zero
 from ._kept_rows import scan
-from ._loop import element, part, stack_of, stack_type, store
+from ._loop import element, part, stack_of, stack_type, store, zero
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""What all reverse sweeps share: they take cotangents back, one block at a time.
+"""A reverse sweep: takes cotangents back, one block of steps at a time.
 
-What is done to a step is told by a `Back`, and how a block is taken back by a reversal.
-The order of the blocks is not in this file.
+Three others say how. An order decides which steps are run again and which block is next
+(`_order.py`), a reversal how a block is taken back (`_reversals.py`), and a `Back` what
+is done to a step (`_back.py`). A sweep is what they all work with.
 """
 
 import dataclasses
@@ -15,10 +16,10 @@ from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._back import Back, Taken, one
-from ._forward import iterate, zero
+from ._forward import iterate
 from ._in_place import run_in_place
 from ._layout import Layout
-from ._loop import Loop, opaque, part, put_part, stack_of
+from ._loop import Loop, opaque, part, put_part, stack_of, zero
 from ._reversals import AbstractReversal, carries_within, one_by_one
 from ._slots import StoredSteps
 from ._step import Step

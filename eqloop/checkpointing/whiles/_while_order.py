@@ -17,7 +17,7 @@ from ..._array_types import axes_of, vary
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
-from ..engine._forward import zero
+from ..engine._loop import zero
 from ..engine._problem import LoopSpec
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
