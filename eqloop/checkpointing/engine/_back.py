@@ -19,7 +19,7 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._equations import aval_of
+from ..._equations import aval_of, renamed, with_equations
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, run, traced
 from ..._tangents import cotangent_types
@@ -274,7 +274,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     jaxpr = program.jaxpr
     stacked, same = dict[jex.Var, jex.Var](), dict[jex.Var, jex.Var]()
     eqns = list[jex.JaxprEqn]()
-    now = lambda x: same.get(x, x) if isinstance(x, jex.Var) else x
+    now = lambda x: renamed(x, same)
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         name, first = eqn.primitive.name, next(iter(eqn.invars), None)
@@ -289,8 +289,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         ):
             stacked[eqn.outvars[0]] = first
         eqns.append(eqn)
-    outs = list(map(now, jaxpr.outvars))
-    return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outs), program.consts)
+    return with_equations(program, eqns, list(map(now, jaxpr.outvars)))
 
 
 def indices(flags: Flags) -> tuple[int, ...]:

@@ -120,13 +120,6 @@ class Loop:
         """The smallest index among `count` steps from a position on."""
         return self.length - count - position if self.reverse else position
 
-    def x_types(self, xs_types: Arrays) -> list[Aval]:
-        """The types of one element of `xs`."""
-        return [
-            jex.mapped_aval(self.length, axis, aval)
-            for aval, axis in zip(xs_types, self.x_axes, strict=True)
-        ]
-
     def part(self, length: int) -> "Loop":
         """The same loop over fewer steps: all are run and kept, and there is no bar."""
         return dataclasses.replace(

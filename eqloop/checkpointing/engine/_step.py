@@ -10,7 +10,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._array_types import strongly_typed
-from ..._equations import Rewrite
+from ..._equations import Rewrite, computed_from
 from ..._opening import Outputs
 from ..._partition import Arrays, Flags, closed_under, pick, split
 from ..._programs import pruned, run
@@ -229,14 +229,12 @@ def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> li
     jaxpr = step.jaxpr.jaxpr
     y = jaxpr.outvars[step.num_carry :]
     outvars = pick(y, which)
-    needed = {var for var in outvars if not isinstance(var, jex.Literal)}
-    eqns = []
-    for eqn in reversed(jaxpr.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            eqns.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
-    pruned = jaxpr.replace(outvars=outvars, eqns=eqns[::-1])
+    variables = [var for var in outvars if isinstance(var, jex.Var)]
+    needed = computed_from(jaxpr.eqns, variables)
+    eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
     # What is left may call functions that return more than is needed of them.
-    pruned, used = partial_eval.dce_jaxpr(pruned, [True] * len(outvars))
+    left, used = partial_eval.dce_jaxpr(
+        jaxpr.replace(outvars=outvars, eqns=eqns), [True] * len(outvars)
+    )
     inputs = [const for const, u in zip(consts, used, strict=False) if u]
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(pruned, ()))(*inputs)
+    return run(jex.ClosedJaxpr(left, ()), *inputs)
