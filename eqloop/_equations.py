@@ -131,8 +131,8 @@ def with_equations(
     jaxpr = program.jaxpr
     if len(eqns) == len(jaxpr.eqns) and _same(eqns, jaxpr.eqns):
         return program
-    outvars = jaxpr.outvars if outvars is None else outvars
-    jaxpr = jaxpr.replace(eqns=list(eqns), outvars=list(outvars))
+    new = list(jaxpr.outvars) if outvars is None else list(outvars)
+    jaxpr = jaxpr.replace(eqns=list(eqns), outvars=new)
     return jex.ClosedJaxpr(jaxpr, program.consts)
 
 
