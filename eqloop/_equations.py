@@ -4,7 +4,7 @@ A program is a closed jaxpr. In JAX 0.10 an equation may also hold an open one, 
 has no constants.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax.core
@@ -111,11 +111,45 @@ def map_equations(
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         inner = lambda param: _map_param(param, rewrite)
         eqns = [change(map_params(eqn, inner)) for eqn in program.eqns]
-        if _same(eqns, program.eqns):
-            return program
-        return jex.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+        return with_equations(program, eqns)
 
     return rewrite_everywhere(level, program)
+
+
+def with_equations(
+    program: jex.ClosedJaxpr,
+    eqns: Sequence[jex.JaxprEqn],
+    outvars: Sequence[jax.core.Atom] | None = None,
+) -> jex.ClosedJaxpr:
+    """A program with other equations; the very same object if they all are the same.
+
+    Args:
+        program: The program.
+        eqns: The equations.
+        outvars: What is computed, if that has changed with the equations.
+    """
+    jaxpr = program.jaxpr
+    if len(eqns) == len(jaxpr.eqns) and _same(eqns, jaxpr.eqns):
+        return program
+    new = list(jaxpr.outvars) if outvars is None else list(outvars)
+    jaxpr = jaxpr.replace(eqns=list(eqns), outvars=new)
+    return jex.ClosedJaxpr(jaxpr, program.consts)
+
+
+def renamed(atom: jax.core.Atom, names: Mapping[Any, Any]) -> Any:
+    """What stands for a variable or a literal, where some variables have new names."""
+    return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
+
+
+def computed_from(
+    eqns: Sequence[jex.JaxprEqn], variables: Iterable[jax.core.Atom]
+) -> set[jax.core.Atom]:
+    """Some variables, and all those that they are computed from by equations."""
+    found = set(variables)
+    for eqn in reversed(eqns):
+        if not found.isdisjoint(eqn.outvars):
+            found.update(x for x in eqn.invars if isinstance(x, jex.Var))
+    return found
 
 
 def rewrite_everywhere(

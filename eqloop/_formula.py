@@ -320,11 +320,7 @@ class Selected(Formula):
         all_of_it = self.formula.doubled(moves)
         gives = tuple(pick(all_of_it.gives, self.shown))
         of_tangents = pick(self.shown, all_of_it.gives)
-        # A loop that saves carries saves more of them with tangents in the carry. They
-        # are not those of the primal, which is then computed by itself.
-        count = len(all_of_it.outs) - sum(all_of_it.outs)
-        of_primal = self.shown if count == len(self.shown) else (False,) * count
-        shown = tuple(interleave(all_of_it.outs, of_primal, of_tangents))
+        shown = tuple(interleave(all_of_it.outs, self.shown, of_tangents))
         return dataclasses.replace(
             all_of_it,
             formula=Selected.of(all_of_it.formula, shown),

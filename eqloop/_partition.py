@@ -168,6 +168,21 @@ def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
     return [a or b for a, b in zip(flags, others, strict=True)]
 
 
+def closed_under(
+    flags: Sequence[bool], more: Callable[[list[bool]], Sequence[bool]]
+) -> list[bool]:
+    """Some marks, and those that follow from them, until no mark is added.
+
+    Args:
+        flags: The marks to begin with.
+        more: From marks to such as follow from them.
+    """
+    found = list(flags)
+    while (grown := union(found, more(found))) != found:
+        found = grown
+    return found
+
+
 def split(leaves: Sequence[_Leaf], *counts: int) -> Any:
     """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
     pieces: list[list[_Leaf]] = []

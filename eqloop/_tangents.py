@@ -49,6 +49,12 @@ def cotangent_types(types: Sequence[Aval], flags: Sequence[bool]) -> list[Aval]:
     return [aval.to_ct_aval() for aval in pick(types, flags)]
 
 
+def with_tangent_types(groups: PyTree, flags: Sequence[Flags]) -> PyTree:
+    """Groups of types, behind each those of the tangents of what is marked in it."""
+    pairs = zip(groups, flags, strict=True)
+    return tuple([*types, *tangent_types(types, marks)] for types, marks in pairs)
+
+
 def inexact_only(flags: Sequence[bool], leaves: Sequence[Value]) -> Flags:
     """The marks of those leaves that can have a tangent."""
     return tuple(

@@ -13,8 +13,7 @@ from ._plans import plans
 from ._policies import AUTO, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
-from ._run import run_loop
-from ._run_while import run_while
+from ._run import run_loop, run_while
 from ._schedule import (
     AbstractSchedule,
     Binomial,
@@ -25,18 +24,16 @@ from ._schedule import (
 )
 from ._stored_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
-from .engine._invariant import hoist
 from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._problem import LoopSpec
-from .engine._step import Step, make_step, trace_step, with_inverse
+from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded
-from .whiles._forward_only import ForwardOnly
 from .whiles._online import Online
-from .whiles._while_order import UNLIMITED
+from .whiles._while_order import UNLIMITED, ForwardOnly
 
 __all__ = [
     "AUTO",

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
-from ._plan import Plan, plan, plan_of
+from ._plan import Plan, plan, plan_of, planned
 from ._schedule import AbstractSchedule, chooses_policy
 from .engine._forward import Saveable
 from .engine._loop import Loop
-from .engine._problem import Problem, all_active
-from .engine._repetition import Counted
 from .engine._step import Step
 from .planning._alike import alike
 from .planning._choice import pareto
@@ -74,14 +72,10 @@ def frontier_of(
     if not loop.length:
         only = plan(step, loop, schedule, policy)
         return Frontier((only,), only)
-    active = all_active(step)
-    all_of_it = dataclasses.replace(loop, stops=False)
-    problem = Problem(step, all_of_it, policy, schedule, Counted())
+    problem, active, layout = planned(step, loop, schedule, policy)
     chooses = chooses_policy(schedule)
-    planned = problem if chooses else alike(problem)
-    times = paces(planned, active, measure=True, chooses=chooses)
-    layout = problem.layout(active)
-    layout = layout.by_carries() if loop.stops else layout
+    known = problem if chooses else alike(problem)
+    times = paces(known, active, measure=True, chooses=chooses)
     how_long = times.base
     chosen = plan_of(problem, active, layout, how_long)
     budget = lambda size: Budget(size).with_policy if chooses else Budget(size)
@@ -89,7 +83,7 @@ def frontier_of(
         dataclasses.replace(
             plan_of(problem, active, layout, how_long, size), schedule=budget(size)
         )
-        for layout, size in pareto(planned, active, times)
+        for layout, size in pareto(known, active, times)
         if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

@@ -187,14 +187,23 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    # That of a loop which may stop is made for all of its steps.
+    problem, active, layout = planned(step, loop, schedule, policy)
+    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
+    return plan_of(problem, active, layout, how_long)
+
+
+def planned(
+    step: Step, loop: Loop, schedule: Any, policy: Saveable
+) -> tuple[Problem, Active, Layout]:
+    """A loop of which all inputs are differentiated, and its layout.
+
+    That of a loop which may stop is made for all of its steps.
+    """
     all_of_it = dataclasses.replace(loop, stops=False)
     problem = Problem(step, all_of_it, policy, schedule, Counted())
     active = all_active(step)
     layout = problem.layout(active)
-    layout = layout.by_carries() if loop.stops else layout
-    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
-    return plan_of(problem, active, layout, how_long)
+    return problem, active, layout.by_carries() if loop.stops else layout
 
 
 def plan_of(

@@ -1,13 +1,18 @@
-"""Runs a loop under a schedule: what the loops of the library call."""
+"""Runs loops: what the loops of the library call.
+
+A loop is brought into its normal form, and becomes a primitive that its schedule plans
+when it is differentiated.
+"""
 
 import dataclasses
+
+import jax
 
 from .._array_types import strongly_typed
 from .._effects import has_checks, refuse_checks, without_derivatives
 from .._partition import Arrays
-from .._typecheck import PyTree
 from .._types import Value
-from ..progress import Guarded
+from ..progress import Guarded, Meter, counted, with_count
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored
 from .engine._listing import is_listing
@@ -16,8 +21,12 @@ from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._repetition import Counted
-from .engine._step import Step, with_bar
+from .engine._step import Step, make_step
+from .whiles._bounded import Bounded
 from .whiles._ending import Ending
+from .whiles._online import Online
+from .whiles._stopping import UntilStopped
+from .whiles._while_order import ForwardOnly
 
 
 def run_loop(
@@ -55,34 +64,70 @@ def run_loop(
     # Where plans are listed, it has one like any other loop.
     if is_by_jax and (not is_listing() or has_checks(step.jaxpr.effects)):
         return stored(step, loop, policy, consts, init, xs)
-    if loop.stops:
-        return _run_until_stopped(step, (consts, init, xs), loop, schedule, policy)
-    form = normal_form(step, keeps_carry=loop.meter.is_shown)
-    refuse_checks(form.step.jaxpr.effects)
-    loop = form.loop(loop)
-    problem = Problem(form.step, loop, policy, schedule, Counted())
-    if loop.meter.is_shown:
-        problem = problem.with_bars(Guarded())
-    inputs = form.open(consts, init)
-    carry, ys = planned_loop(problem, *inputs, list(map(strongly_typed, xs)))
-    return form.close(consts, init, carry), ys
+    # The number of a bar and its own count come before the count.
+    count_at = 3 if loop.meter.is_shown else 1
+    repetition = Ending(count_at=count_at) if loop.stops else Counted()
+    problem = Problem(step, loop, policy, schedule, repetition)
+    return _run_planned(problem, consts, init, xs)
 
 
-def _run_until_stopped(
-    step: Step, inputs: PyTree, loop: Loop, schedule: AbstractSchedule, policy: Saveable
+def run_while(
+    step: Step,
+    consts: Arrays,
+    init: Arrays,
+    starts: tuple[int | None, ...],
+    planner: ForwardOnly | Bounded | Online,
+    meter: Meter,
+) -> list[Value]:
+    """Runs a step for as long as the first leaf of the carry says so.
+
+    Args:
+        step: The step; it has neither `x` nor `y`.
+        consts: What it gets each time.
+        init: The initial carry. Its first leaf, a boolean, says whether there is a
+            first step; what each step makes of it, whether there is another.
+        starts: The numbers that its leaves are, as far as they are known.
+        planner: How many steps there may be, and how they are differentiated.
+        meter: Its progress bars.
+
+    Returns:
+        The final carry.
+    """
+    if not planner.max_steps:
+        return list(init)
+    loop = Loop(planner.max_steps, meter=meter, starts=starts)
+    problem = Problem(step, loop, None, planner, UntilStopped())
+    return _run_planned(problem, consts, init, [])[0]
+
+
+def _run_planned(
+    problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Value], list[Value]]:
-    """Runs a loop that stops: its carry starts with whether it goes on, and a count."""
-    (consts, init, xs), is_told = inputs, loop.meter.is_shown
+    """Runs a loop as a primitive, in its normal form."""
+    is_told = problem.loop.meter.is_shown
+    # Where the carry says whether there is another step, a bar has to count the steps.
+    counts = is_told and problem.repetition.lead > 0
+    if counts:
+        problem, init = _counting(problem, init)
     if is_told:
-        step, init = with_bar(step, init, loop.meter)
-        loop = dataclasses.replace(loop, starts=())
-    form = normal_form(step, keeps_carry=is_told)
+        problem = problem.with_bars(Guarded())
+    form = normal_form(problem.step, keeps_carry=is_told)
     refuse_checks(form.step.jaxpr.effects)
-    # The number of the bar and its own count come before the count.
-    repetition = Ending(count_at=3 if is_told else 1)
-    loop = dataclasses.replace(loop, starts=form.starts(loop.starts))
-    problem = Problem(form.step, loop, policy, schedule, repetition)
-    strong = form.open(consts, init)
-    carry, ys = planned_loop(problem, *strong, list(map(strongly_typed, xs)))
+    loop = form.loop(problem.loop)
+    problem = dataclasses.replace(problem, step=form.step, loop=loop)
+    strong = (*form.open(consts, init), list(map(strongly_typed, xs)))
+    carry, ys = planned_loop(problem, *strong)
     carry = form.close(consts, init, carry)
-    return [carry[0], *carry[3:]] if is_told else carry, ys
+    return [carry[0], *carry[3:]] if counts else carry, ys
+
+
+def _counting(problem: Problem, init: Arrays) -> tuple[Problem, list[Value]]:
+    """The loop with two more leaves of the carry: the number of its bar, and a count.
+
+    They come behind the first leaf.
+    """
+    step, loop, init = problem.step, problem.loop, with_count(init)
+    types = step.const_types, list(map(jax.typeof, init)), step.x_types
+    step = make_step(counted(loop.meter, step), *types)
+    loop = dataclasses.replace(loop, starts=())
+    return dataclasses.replace(problem, step=step, loop=loop), init

@@ -23,7 +23,13 @@ from .._doubled import Doubled, recall
 from .._effects import refuse_callbacks, refuse_checks
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put
-from .._tangents import inexact_only, instantiated, is_inexact, nonzero, tangent_types
+from .._tangents import (
+    inexact_only,
+    instantiated,
+    is_inexact,
+    nonzero,
+    with_tangent_types,
+)
 from .._typecheck import PyTree
 from .._types import BatchAxis, Value
 from ..checkpointing import Saveable, policies
@@ -102,10 +108,7 @@ class PlannedMap(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         moves_in = _flags(self.in_tree.unflatten(moves))
         gives = self._out_marks(self.moves_out(moves))
-        in_avals = tuple(
-            [*avals, *tangent_types(avals, flags)]
-            for avals, flags in zip(self.in_avals, moves_in, strict=True)
-        )
+        in_avals = with_tangent_types(self.in_avals, moves_in)
         f = pushed_function(self.f, moves_in, gives)
         formula = PlannedMap(f, self.planner, self.policy, in_avals)
         return Doubled.of(formula, moves_in, gives)

@@ -1,9 +1,12 @@
-"""What the reversal of a step does.
+"""What a reverse sweep does to a step.
 
-A gradient is a loop there and a loop back. On the way there a step makes one carry of
-another. On the way back a `Back`, given such a carry, takes what is carried back past
-the step: for a gradient, the cotangents of the carry. Its derivatives are in
-`_derived.py`.
+A gradient takes two loops. The forward loop runs the step, from each carry to the next.
+The reverse loop goes through the same steps from the last to the first: a `Back` is
+given the carry before a step, and takes the cotangents of the carry after the step to
+those of the carry before it.
+
+The reverse loop is differentiated again for a Hessian, and then more than cotangents is
+carried back (`_derived.py`). So `Back` speaks of *what is carried back* in general.
 """
 
 import abc
@@ -16,11 +19,12 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._equations import aval_of
+from ..._equations import aval_of, renamed, with_equations
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import pruned, run, traced
+from ..._tangents import cotangent_types
 from ..._types import Aval, Value
-from ._forward import Active, Saveable, single, stored
+from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop, stack_of
 from ._step import Step
 
@@ -71,7 +75,7 @@ class Back(abc.ABC):
     @property
     @abc.abstractmethod
     def base(self) -> "Pull":
-        """What all of it is derived from."""
+        """The gradient that it is a derivative of, or itself."""
 
     @property
     def takes_blocks(self) -> bool:
@@ -80,7 +84,7 @@ class Back(abc.ABC):
 
     @property
     def joins_steps(self) -> bool:
-        """Whether it has `joined`."""
+        """Whether it has `joined`, and so steps may be reversed in a batch."""
         return False
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
@@ -130,8 +134,8 @@ class Pull(Back):
 
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        carry = pick(self.step.carry_types, self.active.carry)
-        return ct_types(carry), ct_types(pick(self.step.y_types, self.wanted))
+        carry = cotangent_types(self.step.carry_types, self.active.carry)
+        return carry, cotangent_types(self.step.y_types, self.wanted)
 
     @property
     def const_of(self) -> tuple[int, ...]:
@@ -170,9 +174,8 @@ class Pull(Back):
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         # The cotangents of what all steps share are those of the batch of steps: one
         # product of matrices, where step by step each would add an outer product.
-        step, (consts, carries, xs) = self.step, inputs
-        if self.policy is not None:
-            step = jax.checkpoint(step, policy=self.policy)
+        consts, carries, xs = inputs
+        step = under_policy(self.step, self.policy)
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
 
         def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
@@ -220,6 +223,15 @@ class Around(Back):
         return dataclasses.replace(self, of=self.of.mapped(rewrite))
 
 
+def single(
+    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
+) -> tuple[list[Value], list[Value]]:
+    """A loop of one step, without the loop."""
+    x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
+    carry, y = under_policy(step, policy)(consts, init, x)
+    return carry, [stack_of(leaf, 1) for leaf in y]
+
+
 def one(back: Back, inputs: Inputs, ends: Ends) -> Taken:
     """A reversal of one step, of which all is given without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
@@ -262,7 +274,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     jaxpr = program.jaxpr
     stacked, same = dict[jex.Var, jex.Var](), dict[jex.Var, jex.Var]()
     eqns = list[jex.JaxprEqn]()
-    now = lambda x: same.get(x, x) if isinstance(x, jex.Var) else x
+    now = lambda x: renamed(x, same)
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         name, first = eqn.primitive.name, next(iter(eqn.invars), None)
@@ -277,18 +289,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         ):
             stacked[eqn.outvars[0]] = first
         eqns.append(eqn)
-    outs = list(map(now, jaxpr.outvars))
-    return jex.ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outs), program.consts)
-
-
-def over_first(loop: Loop, xs: Arrays) -> Loop:
-    """The loop over the first of its `xs`."""
-    return dataclasses.replace(loop, x_axes=loop.x_axes[: len(xs)])
-
-
-def ct_types(avals: Sequence[Aval]) -> list[Aval]:
-    """The types of their cotangents."""
-    return [aval.to_ct_aval() for aval in avals]
+    return with_equations(program, eqns, list(map(now, jaxpr.outvars)))
 
 
 def indices(flags: Flags) -> tuple[int, ...]:

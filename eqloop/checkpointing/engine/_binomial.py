@@ -19,12 +19,29 @@ References:
     A. Griewank and A. Walther, *Algorithm 799: revolve*, ACM TOMS 26(1), 2000.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from math import comb
 
 
 def reach(slots: int, rank: int) -> int:
     """The longest chain that `rank` advances over each step can reverse."""
     return comb(slots + rank, slots) if rank >= 0 else 0
+
+
+def reach_table(slots: int, rank: int, most: int) -> list[list[int]]:
+    """The `reach` of 0 up to so many slots, and in the columns of rank -1 and above.
+
+    Args:
+        slots: The most slots. Nothing is ever split with a single one, and the table,
+            which would be long, has nothing in it.
+        rank: The highest rank.
+        most: What greater numbers are cut to: longer chains do not come up.
+    """
+    if slots == 1:
+        return [[0], [0]]
+    ranks = range(-1, rank + 1)
+    return [[min(reach(k, r), most) for r in ranks] for k in range(slots + 1)]
 
 
 def rank_of(length: int, slots: int) -> int:
@@ -123,3 +140,35 @@ def crossings(length: int, slots: int, rank: int) -> int:
     while length > 1:
         length, rank, count = split_at(length, slots, rank), rank - 1, count + 1
     return count
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockChain:
+    """A chain of blocks of equally many steps, of which the first may be shorter.
+
+    Attributes:
+        steps: How many steps there are.
+        size: How many of them a block has.
+    """
+
+    steps: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return -(-self.steps // self.size)
+
+    @property
+    def missing(self) -> int:
+        """How many steps the first block is short of a full one."""
+        return self.count * self.size - self.steps
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The sizes that there are."""
+        return [self.size, self.size - self.missing] if self.missing else [self.size]
+
+    def position(self, block: int) -> int:
+        """The position at which a block starts."""
+        return max(block * self.size - self.missing, 0)

@@ -21,8 +21,8 @@ from ..._tangents import zero_array
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import hops
-from ._forward import iterate, zero
-from ._loop import Loop, element, opaque, stack_type, store
+from ._forward import iterate
+from ._loop import Loop, element, opaque, stack_type, store, zero
 from ._order import AbstractSlotOrder
 from ._step import Step
 

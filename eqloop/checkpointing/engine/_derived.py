@@ -1,10 +1,12 @@
-"""The derivatives of reversals: a loop there and a loop back again.
+"""What a reverse sweep does to a step, differentiated: a forward and a reverse loop.
 
-- In forward mode the carry takes its tangent along, there as well as back.
-- In reverse mode what is carried back has a cotangent, and that goes there. It goes
-  along with the carry, since a reversal is linear in what it carries back. Only a
-  custom rule of the user can be otherwise. The way back is that of before, with the
-  cotangents of the carry.
+- In forward mode, the forward loop carries the tangents of the carry along, and the
+  reverse loop the tangents of what is carried back.
+- In reverse mode, what is carried back has cotangents, which are taken through the
+  steps from the first to the last. The forward loop carries them along, since they do
+  not depend on what is carried back: a reversal is linear in that, unless a custom
+  rule of the user is not. The reverse loop is that of before, and carries the
+  cotangents of the carry as well.
 
 The symmetry of second derivatives would make this shorter, but the derivatives that
 custom rules define need not have it.
@@ -17,15 +19,17 @@ from typing import Self
 
 import jax
 import jax.core
+import jax.numpy as jnp
+from jax import lax
 
 from ..._partition import Arrays, pick, put, split
 from ..._programs import has_rules, inputs_read, settled
-from ..._tangents import instantiated, zero_tangent
+from ..._tangents import cotangent_types, instantiated, zero_tangent
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
-from ._back import Around, Back, Ends, Inputs, Taken, ct_types, indices, one, over_first
-from ._forward import Active, single
-from ._loop import Loop
+from ._back import Around, Back, Ends, Inputs, Taken, indices, one, single
+from ._forward import Active
+from ._loop import Loop, stack_of
 from ._step import Step, make_step
 
 
@@ -56,7 +60,8 @@ class Derived(Around):
         """The loop and the inputs of the other one, and what follows upon these."""
         pairs = [split(x, len(t)) for x, t in zip(inputs, self.of.types, strict=True)]
         own, more = ([pair[i] for pair in pairs] for i in (0, 1))
-        return over_first(loop, own[2]), own, more
+        of_other = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
+        return of_other, own, more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +130,7 @@ class Pulled(Derived):
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
         carried, z = self.of.end_types
-        carry = pick(self.of.types[1], self.active.carry)
-        return [*carried, *ct_types(carry)], z
+        return [*carried, *cotangent_types(self.of.types[1], self.active.carry)], z
 
     @property
     def const_of(self) -> tuple[int, ...]:
@@ -229,8 +233,65 @@ def _given(back: Back) -> tuple[list[Aval], list[Aval], list[Aval]]:
 
 
 def _grown(types: PyTree, more: PyTree) -> PyTree:
-    return tuple([*t, *ct_types(m)] for t, m in zip(types, more, strict=True))
+    pairs = zip(types, more, strict=True)
+    return tuple([*own, *(aval.to_ct_aval() for aval in added)] for own, added in pairs)
 
 
 def _zeros(types: PyTree) -> PyTree:
     return jax.tree.map(lambda aval: instantiated(zero_tangent(aval)), types)
+
+
+def there_and_back(
+    back: Back, step: Step, loop: Loop, inputs: Inputs, ends: Ends
+) -> Taken:
+    """What a way back gives in the end: two loops for JAX to differentiate.
+
+    It takes memory for every carry, and so it is for what cannot be had otherwise: the
+    cotangents of a reversal that is not linear in what it carries back.
+
+    Args:
+        back: What the way back does to a step.
+        step: The step of the loop there.
+        loop: The loop.
+        inputs: Consts, the initial carry and `xs`.
+        ends: What is carried back from the end, and what the steps get besides.
+    """
+    (consts, init, xs), (carried, zs) = inputs, ends
+    xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
+    one = loop.part(1)
+
+    def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
+        return step(consts, carry, x)[0], carry
+
+    def take(state: tuple[list[Value], list[Value]], at: PyTree) -> PyTree:
+        carried, sums = state
+        carry, x, z = at
+        x = [jnp.expand_dims(e, axis) for e, axis in zip(x, loop.x_axes, strict=True)]
+        z = [stack_of(e, 1) for e in z]
+        taken = back(one, (consts, carry, x), (carried, z))
+        axes = [loop.x_axes[i] for i in back.x_of]
+        given = [jnp.squeeze(e, axis) for e, axis in zip(taken.xs, axes, strict=True)]
+        sums = [a + b for a, b in zip(sums, taken.sums, strict=True)]
+        return (taken.carried, sums), given
+
+    every_z = list(zs)
+    if loop.kept is not None:
+        indices = jnp.arange(loop.length, dtype=jnp.int32)
+        every_z = jax.vmap(lambda index: loop.z(zs, index))(indices)
+    # The order of `xs` and of the rows is that of the steps, or the other way round.
+    carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
+    del carry
+    sums = [jnp.zeros_like(consts[i]) for i in back.const_of]
+    (carried, sums), given = lax.scan(
+        take,
+        (list(carried), sums),
+        (carries, xs, every_z),
+        loop.length,
+        reverse=not loop.reverse,
+    )
+    axes = [loop.x_axes[i] for i in back.x_of]
+    return Taken(
+        sums,
+        carried,
+        [jnp.moveaxis(x, 0, axis) for x, axis in zip(given, axes, strict=True)],
+    )

@@ -14,10 +14,9 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ..._compat import is_widened
-from ..._partition import Arrays, Flags
+from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, Index, Value
-from ._by_segments import BySegments
 from ._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of
 from ._spill_files import SpillFiles
@@ -89,11 +88,6 @@ class FileSlots(AbstractSlots):
             save, _NUMBER, array.number, row, leaf, vmap_method="broadcast_all"
         )
         return dataclasses.replace(array, number=number)
-
-    def sweep(
-        self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Value], list[Value], list[Value]]:
-        return self.sweep_by_segments(segments, held, init)
 
     def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
         if not arrays:

@@ -1,11 +1,10 @@
-"""Runs a loop forward, or some of its steps.
+"""Runs a loop forward and saves nothing of it: `primal`, or `stored` for JAX to derive.
 
-Plain JAX on lists of arrays. JAX differentiates none of it but `stored` and `single`:
-the derivatives of a loop are made in `_primitive.py`, of the sweep that leaves carries
-in slots (`_slots.py`) and of the reverse sweep (`_sweep.py`).
+Plain JAX on lists of arrays. JAX differentiates `stored` alone. A gradient that is
+planned runs two other loops: a forward sweep, which also leaves carries in slots
+(`_by_segments.py` and `_slots.py`), and a reverse sweep (`_sweep.py`).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,15 +17,11 @@ from ..._partition import Arrays, Flags
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ._kept_rows import scan
-from ._loop import Loop, stack_of
+from ._loop import Loop, zero
 from ._step import Step
 
 # What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
 Saveable = Callable[..., Any] | None
-
-
-# Where positions count from if they are those of the whole loop.
-FROM_START = None
 
 
 class Active(NamedTuple):
@@ -65,7 +60,7 @@ def stored(
     The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
     itself would be given a cotangent of all of them at every step.
     """
-    evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
+    evaluate = under_policy(step, policy)
     # An axis that is in front already is not moved: outside of `jit` that would copy.
     moved = [
         jnp.moveaxis(x, axis, 0) if axis else x
@@ -82,54 +77,11 @@ def stored(
     return carry, ys
 
 
-def single(
-    step: Step, loop: Loop, policy: Saveable, consts: Arrays, init: Arrays, xs: Arrays
-) -> tuple[list[Value], list[Value]]:
-    """A loop of one step, without the loop."""
-    x = [lax.squeeze(x, [axis]) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    evaluate = step if policy is None else jax.checkpoint(step, policy=policy)
-    carry, y = evaluate(consts, init, x)
-    return carry, [stack_of(leaf, 1) for leaf in y]
-
-
-@dataclasses.dataclass(frozen=True)
-class Walk:
-    """Runs steps for their carries alone; positions count from the `first` one."""
-
-    step: Step
-    loop: Loop
-    consts: Arrays
-    xs: Arrays
-    first: Index | None = FROM_START
-
-    def advance(self, carry: Arrays, start: Index, count: int) -> list[Value]:
-        """The carry `count` steps after `start`; the count is static."""
-        if count == 1:
-            return self.next(carry, start)
-        body = lambda i, carry: self.next(carry, start + i)
-        unroll = min(self.loop.unroll, count)
-        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
-
-    def advance_to(self, carry: Arrays, start: Index, stop: Index) -> list[Value]:
-        """The carry at the position `stop`; both positions are dynamic."""
-
-        def move(state: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
-            position, carry = state
-            return position + 1, self.next(carry, position)
-
-        left = lambda state: stop - state[0]
-        return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
-
-    def next(self, carry: Arrays, position: Index) -> list[Value]:
-        """The carry after the step at a position."""
-        return self.step(self.consts, carry, self._x(position))[0]
-
-    def before(self, carry: Arrays, position: Index) -> list[Value]:
-        """The carry before the step at a position, from the one after it."""
-        return self.step.before(self.consts, carry, self._x(position))
-
-    def _x(self, position: Index) -> list[Value]:
-        return self.loop.x(self.xs, shifted(position, self.first))
+def under_policy(
+    step: Callable[..., PyTree], policy: Saveable
+) -> Callable[..., PyTree]:
+    """The step, which saves what a policy says when JAX differentiates it."""
+    return step if policy is None else jax.checkpoint(step, policy=policy)
 
 
 def iterate(
@@ -152,13 +104,3 @@ def iterate(
             state,
         )
     return state
-
-
-def shifted(position: Index, first: Value) -> Index:
-    """A position in a loop that counts from the first one of a part of it."""
-    return position if first is FROM_START else first + position
-
-
-def zero() -> jax.Array:
-    """Where a traced counter starts."""
-    return jnp.zeros((), jnp.int32)

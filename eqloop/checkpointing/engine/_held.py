@@ -1,13 +1,13 @@
-"""What a slot holds: the leaves of a carry that reversing needs, and running on to it.
+"""What a slot holds: the leaves of a carry that a reverse sweep needs.
 
 Many loops carry what their reversal never reads: sums, monitors, counters, the rows
 that have been written so far. The reversal of `total + x` takes the cotangent of the
 total past the step without knowing the total, and that of `rows.at[i].set(x)` knows `i`
 and no rows. Such leaves are not stored, not copied, and not computed again.
 
-Which these are follows from the two programs alone. The reversal of a step reads some
-leaves; to run on to a later carry takes those of which they are computed, and so on
-until no leaf is added.
+Which these are follows from two programs. The reversal of a step reads some leaves. To
+have them at every step, the step is run from a stored carry, which takes the leaves
+that these are computed from, and so on until no leaf is added.
 
 A buffer whose rows are written once, such as the history of an equation with delays, is
 what it is in the end where it has been written, and what it was before where it has not
@@ -23,7 +23,7 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._partition import Flags, pick, split, union
+from ..._partition import Flags, closed_under, pick, split, union
 from ..._programs import called, inputs_read
 from ..._types import Value
 from ._back import Back, program_of
@@ -34,7 +34,9 @@ from ._step import Step
 
 
 class Needs(NamedTuple):
-    """What a way back takes of the carries, of the leaves that it knows.
+    """The leaves of the carries that a reverse sweep needs.
+
+    Those by which a loop goes on are not counted (`AbstractRepetition.lead`).
 
     Attributes:
         held: Which leaves slots hold.
@@ -91,6 +93,11 @@ class Saves:
     def given(self) -> Needs | None:
         """Which leaves a way back is given, if it is given any."""
         return self.needs if self.layout.slots.outlast_primal else None
+
+    def of_last(self, carry: Sequence[Value]) -> list[Value]:
+        """The leaves of the last carry that are saved."""
+        final = self.needs.final
+        return pick(carry[len(carry) - len(final) :], final)
 
     def of_these(self, saved: Sequence[Value], fewer: "Saves") -> list[Value]:
         """What others get of what is saved: they take some of the same leaves."""
@@ -162,18 +169,22 @@ def needs_of(back: Back, step: Step, loop: Loop, block: int = 1) -> Needs:
 
 def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
     """What it takes to have some leaves at every step."""
-    rows, needed = rows_once(step, loop), list(read)
-    while True:
+    rows = rows_once(step, loop)
+
+    def apart(needed: Sequence[bool]) -> Needs:
         final = [n and row is not None for n, row in zip(needed, rows, strict=True)]
         # The counter tells which rows have been written.
         counters = {row.counter for row in pick(rows, final) if row is not None}
         held = [n and not f for n, f in zip(needed, final, strict=True)]
-        held = [h or i in counters for i, h in enumerate(held)]
-        more = union(needed, _leaves_before(step, held))
-        more = union(more, held)
-        if more == needed:
-            return Needs(tuple(held), tuple(final))
-        needed = more
+        return Needs(
+            tuple(h or i in counters for i, h in enumerate(held)), tuple(final)
+        )
+
+    def before(needed: Sequence[bool]) -> list[bool]:
+        held, _ = apart(needed)
+        return union(held, _leaves_before(step, held))
+
+    return apart(closed_under(read, before))
 
 
 def leaves_computed(
@@ -186,11 +197,7 @@ def leaves_computed(
         carry: Which leaves of the carry are needed.
         ys: Which of the outputs are.
     """
-    while True:
-        more = union(carry, _leaves_before(step, carry, ys))
-        if more == list(carry):
-            return more
-        carry = more
+    return closed_under(carry, lambda carry: _leaves_before(step, carry, ys))
 
 
 def _leaves_before(

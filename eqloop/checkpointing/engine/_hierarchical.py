@@ -1,7 +1,7 @@
 """Carries in two places: a chain of leaves, each of which is reversed on the device.
 
 Which carries are where is worked out in `_hierarchy.py`, without JAX. Leaves are
-reversed by the machine of `_revolve.py`.
+reversed by the machine of `_slot_stack.py`.
 """
 
 import dataclasses
@@ -19,16 +19,15 @@ from ..._constant import constant
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from . import _binomial, _hierarchy
-from ._block_chain import BlockChain
+from ._binomial import BlockChain
 from ._costs import StepCost
-from ._forward import zero
 from ._hierarchy import Leaf, Leaves
-from ._loop import element
+from ._loop import element, zero
 from ._order import AbstractSlotOrder, Event
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal
-from ._revolve import Chain, Stack
 from ._revolved import Revolved
+from ._slot_stack import Chain, Stack
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep
 
@@ -94,18 +93,10 @@ class Hierarchical(AbstractSlotOrder):
 
     @property
     def reach(self) -> list[list[int]]:
-        """For numbers of near slots and of ranks the longest chain, cut to fit.
-
-        The columns start at rank -1.
-        """
-        if self.near == 1:
-            return [[0], [0]]  # nothing is ever split, and the table would be long
+        """The table by which the segments of a leaf are split."""
         longest = max(leaf.stop - leaf.start for leaf in self.leaves.leaves)
-        ranks = range(-1, _binomial.rank_of(longest, self.near) + 1)
-        return [
-            [min(_binomial.reach(k, r), longest + 1) for r in ranks]
-            for k in range(self.near + 1)
-        ]
+        rank = _binomial.rank_of(longest, self.near)
+        return _binomial.reach_table(self.near, rank, longest + 1)
 
     # How it is run.
 
@@ -161,11 +152,8 @@ class Hierarchical(AbstractSlotOrder):
         besides, within = slots - len(self.leaves.starts), self.within
         for leaf in self.leaves.leaves:
             for event in self._leaf_history(leaf, within):
-                yield event._replace(
-                    position=event.position + start,
-                    slots=event.slots + besides,
-                    far=event.far + besides,
-                )
+                moved = event.within(start, besides)
+                yield moved._replace(far=event.far + besides)
 
     def _leaf_history(self, leaf: Leaf, within: Revolved) -> Iterator[Event]:
         """The way to a leaf, and its reversal."""
@@ -293,7 +281,7 @@ class _Machine:
         """The carry at another block, if that was run."""
         stop = jnp.where(stop < self.blocks, stop, block)
         begin, end = self.chain.position(block), self.chain.position(stop)
-        return self.sweep.walk.advance_to(carry, begin, end)
+        return self.sweep.advance_to(carry, begin, end)
 
     def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
         """The near slots, of which the first has the carry before the leaf."""

@@ -21,10 +21,13 @@ from jax import lax
 
 from ..._equations import (
     Rewrite,
+    computed_from,
     equations,
     formula_of,
     map_programs,
+    renamed,
     rewrite_everywhere,
+    with_equations,
 )
 from ..._partition import pick
 from ..._programs import run
@@ -77,11 +80,7 @@ def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
         eqns = _with_rows_added(eqns)
         for write in [eqn for eqn in eqns if eqn.primitive.name in WRITES]:
             eqns, outvars = _with_reads_first(write.outvars[0], eqns, outvars)
-    same = len(eqns) == len(jaxpr.eqns)
-    if same and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
-        return program
-    jaxpr = jaxpr.replace(eqns=eqns, outvars=outvars)
-    return jex.ClosedJaxpr(jaxpr, program.consts)
+    return with_equations(program, eqns, outvars)
 
 
 def _with_rows_added(eqns: Sequence[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
@@ -143,15 +142,13 @@ def _with_reads_first(
         or any(x is buffer for x in (*others, *outvars))
         or not all(eqn.primitive.name in READS for eqn in reads)
         or any(_reads(eqn, buffer, 1) for eqn in reads)
-        or written in _before(eqns, values)
+        or written in computed_from(eqns, values)
     ):
         return eqns, outvars
     barrier = _read_before([buffer, *values])
-    after: dict[jax.core.Atom, jax.core.Atom]
     after = dict(zip((buffer, *values), barrier.outvars, strict=True))
-    early = _before(eqns, values)
-    new: Callable[[jax.core.Atom], jax.core.Atom]
-    new = lambda x: x if isinstance(x, jex.Literal) else after.get(x, x)
+    early = computed_from(eqns, values)
+    new = lambda x: renamed(x, after)
     is_early = [not early.isdisjoint(eqn.outvars) for eqn in eqns]
     first, rest = pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
     rest = [eqn.replace(invars=[*map(new, eqn.invars)]) for eqn in rest]
@@ -160,17 +157,6 @@ def _with_reads_first(
 
 def _reads(eqn: jex.JaxprEqn, var: jax.core.Atom, start: int = 0) -> bool:
     return any(x is var for x in eqn.invars[start:])
-
-
-def _before(
-    eqns: Sequence[jex.JaxprEqn], variables: Sequence[jax.core.Atom]
-) -> set[jax.core.Atom]:
-    """Some variables, and all that they are computed from."""
-    found = set(variables)
-    for eqn in reversed(eqns):
-        if not found.isdisjoint(eqn.outvars):
-            found.update(x for x in eqn.invars if isinstance(x, jex.Var))
-    return found
 
 
 def _read_before(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:

@@ -151,7 +151,7 @@ def _reverse_parts(
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
             position = stop - 1 - i
-            carry = sweep.walk.before(carry, position)
+            carry = sweep.previous(carry, position)
             return carry, sweep.pull(carry, position, 1, cts)
 
         state = (carries.read(row + part + 1), cts)

@@ -7,7 +7,6 @@ from another, each is given a name as well.
 import dataclasses
 import functools
 import itertools
-import operator
 import os
 from typing import Any
 
@@ -17,7 +16,13 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from ..._compat import CALLS
-from ..._equations import Rewrite, aval_of, map_params, rewrite_everywhere
+from ..._equations import (
+    Rewrite,
+    aval_of,
+    map_params,
+    rewrite_everywhere,
+    with_equations,
+)
 from ..._places import place_of
 from ..._types import AnyJaxpr, Aval, Value
 
@@ -65,11 +70,7 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                 eqns += _named(eqn, f"{kind} {next(numbers)}{_line_of(eqn)}")
             else:
                 eqns.append(eqn)
-        if len(eqns) == len(program.eqns) and all(
-            map(operator.is_, eqns, program.eqns)
-        ):
-            return program
-        return jex.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+        return with_equations(program, eqns)
 
     return rewrite_everywhere(level, program)
 

@@ -15,7 +15,7 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ..._compat import is_through
-from ..._equations import formula_of
+from ..._equations import formula_of, renamed
 from ..._partition import Flags, pick
 from ..._tangents import zero_array
 
@@ -42,7 +42,7 @@ def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     given zeros for what they do not read.
     """
     same, eqns = dict[Any, Any](), list[Any]()
-    now = lambda x: same.get(x, x) if _is_variable(x) else x
+    now = lambda x: renamed(x, same)
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         if is_through(eqn):

@@ -96,6 +96,12 @@ class Loop:
         is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
         return jnp.clip(row, 0, self.rows - 1), is_kept
 
+    def z(self, zs: Arrays, index: Index) -> list[Value]:
+        """The rows for the step at an index, or zeros if it is not kept."""
+        row, is_kept = self.row(index)
+        at = [element(z, row) for z in zs]
+        return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]
+
     def x(self, xs: Arrays, position: Index) -> list[Value]:
         """The element of `xs` that the step at a position gets."""
         at = self.index(position)
@@ -113,13 +119,6 @@ class Loop:
     def block_start(self, position: Index, count: int) -> Value:
         """The smallest index among `count` steps from a position on."""
         return self.length - count - position if self.reverse else position
-
-    def x_types(self, xs_types: Arrays) -> list[Aval]:
-        """The types of one element of `xs`."""
-        return [
-            jex.mapped_aval(self.length, axis, aval)
-            for aval, axis in zip(xs_types, self.x_axes, strict=True)
-        ]
 
     def part(self, length: int) -> "Loop":
         """The same loop over fewer steps: all are run and kept, and there is no bar."""
@@ -144,6 +143,11 @@ class Loop:
         if size == 1:
             return self
         return dataclasses.replace(self, length=self.length // size, unroll=1)
+
+
+def zero() -> jax.Array:
+    """Where a traced counter starts."""
+    return jnp.zeros((), jnp.int32)
 
 
 def element(x: Value, index: Index, axis: int = 0) -> Value:

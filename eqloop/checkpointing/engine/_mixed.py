@@ -130,7 +130,7 @@ class Mixed(AbstractSlotOrder):
             start = element(stack.starts, stack.top)
             middle = start + jnp.minimum(element(below, free), ahead)
             carry = stack.carries.read(stack.top)
-            carry = sweep.walk.advance_to(carry, start, middle)
+            carry = sweep.advance_to(carry, start, middle)
             top = stack.top + 1
             starts = store(stack.starts, middle, top)
             return _Stack(stack.stop, top, starts, stack.carries.write(carry, top))
@@ -155,7 +155,7 @@ class Mixed(AbstractSlotOrder):
         ) -> tuple[Index, list[Value], Carries]:
             position, carry, carries = state
             carries = kept.write(carries, carry, position, row_of(position))
-            return position + 1, sweep.walk.next(carry, position), carries
+            return position + 1, sweep.next(carry, position), carries
 
         def pull(state: tuple[Index, Cotangents]) -> tuple[Index, Cotangents]:
             position = state[0] - 1
@@ -163,7 +163,7 @@ class Mixed(AbstractSlotOrder):
             return position, cts
 
         carry = stack.carries.read(stack.top)
-        carry = sweep.walk.advance_to(carry, start, first)
+        carry = sweep.advance_to(carry, start, first)
         unfinished = lambda state: state[0] < last
         state = first, carry, stack.carries
         _, carry, carries = lax.while_loop(unfinished, keep, state)
@@ -204,9 +204,7 @@ class Mixed(AbstractSlotOrder):
         segments = list(zip(self.starts, self.chain.segments, strict=True))
         for row, (first, length) in reversed(list(enumerate(segments))):
             for event in self._segment_history(first, length, row + 1):
-                yield event._replace(
-                    position=event.position + start, slots=event.slots + besides
-                )
+                yield event.within(start, besides)
 
     def stored_by_primal(self, event: Event) -> int:
         return event.slots

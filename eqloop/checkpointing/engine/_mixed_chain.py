@@ -70,16 +70,12 @@ class MixedChain:
     @property
     def advances(self) -> int:
         """How many steps are run again only to get to a carry."""
-        return self._work[0]
+        return _work_of(self)[0]
 
     @property
     def kept(self) -> int:
         """How many steps are reversed from residuals that were stored."""
-        return self._work[1]
-
-    @property
-    def _work(self) -> tuple[int, int]:
-        return _work_of(self)
+        return _work_of(self)[1]
 
     def split_at(self, length: int, slots: int) -> int:
         """How far to advance before the next carry is stored.

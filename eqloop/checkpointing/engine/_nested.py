@@ -145,7 +145,8 @@ def _reverse_level(
     """Reverses a nest whose outermost carries are stored from a row on."""
     count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
     if nest.stride == 1:
-        return sweep.pull_each(StoredSteps(carries, row, start, count, most), cts)
+        steps = StoredSteps(carries, row, start, count, most)
+        return sweep.reversal.each(sweep, steps, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
@@ -165,19 +166,12 @@ def _fill_nest(
     sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
     """The carries at the start of each outermost segment of a nest."""
-
-    def body(
-        i: Index, state: tuple[list[Value], Carries]
-    ) -> tuple[list[Value], Carries]:
-        carry, carries = state
-        carry = sweep.walk.advance(carry, start + i * nest.stride, nest.stride)
-        return carry, carries.write(carry, i + 1)
-
-    rows = nest.levels[0]
+    rows, stride = nest.levels[0], nest.stride
+    move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
+    unroll = max(min(sweep.loop.unroll, rows - 1), 1) if stride == 1 else 1
     carries = slots.filled(carry, rows)
-    unroll = max(min(sweep.loop.unroll, rows - 1), 1) if nest.stride == 1 else 1
-    count = _count(nest, start, sweep.count) - 1
-    return lax.fori_loop(0, count, body, (list(carry), carries), unroll=unroll)[1]
+    count = _count(nest, start, sweep.count)
+    return carries.run_on(carry, count, move, unroll)
 
 
 def _count(nest: Nest, start: Index, stop: Value) -> Index:

@@ -1,4 +1,4 @@
-"""The step that is run in place of the user's, and has the same meaning.
+"""The normal form of a step: what is run in its place, and has the same meaning.
 
 - A leaf of the carry that every step returns unchanged is a const: it is not stored in
   slots, and it comes out as the very array that went in.
@@ -10,7 +10,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.extend.core as jex
@@ -46,21 +45,14 @@ class NormalForm:
         init = [*pick(init, _not(self.stays)), *(ref[...] for ref in refs)]
         return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
 
-    def paths(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """The paths of the leaves of its carry, from those of the original."""
-        refs = ["a reference"] * sum(self.refs)
-        return (*pick(paths, _not(self.stays)), *refs) if paths else ()
-
-    def starts(self, starts: Sequence[int | None]) -> tuple[int | None, ...]:
-        """The numbers that leaves of its carry start from, from those of the original.
-
-        What is in references, which follows upon them, is not known.
-        """
-        return tuple(pick(starts, _not(self.stays))) if starts else ()
-
     def loop(self, loop: Loop) -> Loop:
         """The loop around it, from that around the original."""
-        paths, starts = self.paths(loop.carry_paths), self.starts(loop.starts)
+        varies, paths, starts = _not(self.stays), loop.carry_paths, loop.starts
+        # The leaves by which a bar counts have no names.
+        if len(paths) == len(varies):
+            paths = (*pick(paths, varies), *["a reference"] * sum(self.refs))
+        # What is in references, behind the other leaves, is not known.
+        starts = tuple(pick(starts, varies)) if starts else ()
         return dataclasses.replace(loop, carry_paths=paths, starts=starts)
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Value]:

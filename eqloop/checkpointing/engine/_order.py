@@ -42,6 +42,10 @@ class Event(NamedTuple):
     residuals: int = 0
     far: int = 0
 
+    def within(self, start: int, slots: int) -> "Event":
+        """The same in a loop that runs so many steps, and has so many slots, before."""
+        return self._replace(position=self.position + start, slots=self.slots + slots)
+
 
 class AbstractOrder(abc.ABC):
     """Which carries of a loop are stored, and in which order its steps are reversed.

@@ -3,7 +3,7 @@
 Such a loop is a primitive of its own, `PlannedLoop`, so that it can say for itself how
 it is batched and how it is differentiated. Forward mode is the loop of the step's jvp,
 under the same schedule. Reverse mode consists of a forward sweep, which saves slots,
-and of another primitive, `Reverse`, which goes back from them (see `_reverse.py`).
+and of another primitive, which goes back from them (`_reverse_primitive.py`).
 """
 
 import dataclasses
@@ -13,24 +13,30 @@ from typing import Self
 import jax
 import jax.extend.core as jex
 
+from ..._array_types import type_of
 from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._equations import Rewrite
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, union
-from ..._tangents import instantiated, is_zero
+from ..._partition import Arrays, Flags, pick, put, union
+from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
-from ._groups import flat, spread, tangents_behind, with_tangents
-from ._held import Saves, leaves_computed, without_leaves
-from ._listing import stands_for_residuals
+from ._held import Needs, Saves, leaves_computed, without_leaves
+from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
-from ._problem import Problem, activity, settled_problem, tangent_problem
-from ._reverse import Reverse
-from ._saved import last_saved, run_and_save, saves_of_gradient
+from ._problem import (
+    Problem,
+    activity,
+    gradient_back,
+    needs_of_gradient,
+    settled_problem,
+    tangent_problem,
+)
+from ._reverse_primitive import Reverse
 from ._step import reaching
 
 
@@ -39,8 +45,7 @@ def planned_loop(
 ) -> tuple[list[Value], list[Value]]:
     """Runs a loop that is differentiated as its schedule plans: carry and `ys`."""
     inputs = (list(consts), list(init), list(xs))
-    loop = PlannedLoop(problem, None, jax.tree.map(jax.typeof, inputs))
-    carry, ys, _ = loop.apply(*inputs)
+    carry, ys, _ = PlannedLoop(problem, None, inputs).apply(*inputs)
     return carry, ys
 
 
@@ -54,14 +59,14 @@ class PlannedLoop(Formula):
     saves: Saves | None
     unit = "iteration"
 
-    def __init__(self, problem: Problem, saves: Saves | None, in_avals: PyTree):
+    def __init__(self, problem: Problem, saves: Saves | None, inputs: PyTree):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = []
         if saves is not None:
             slots = problem.repetition.saved_types(step, saves)
-            slots = [*slots, *last_saved(problem, saves, step.carry_types)]
-        self.in_avals = in_avals
+            slots = [*slots, *saves.of_last(step.carry_types)]
+        self.in_avals = jax.tree.map(type_of, inputs)
         self.out_aval = (step.carry_types, ys, slots)
         self.params = dict(problem=problem, saves=saves)
         self.effects = step.jaxpr.effects
@@ -70,24 +75,17 @@ class PlannedLoop(Formula):
     def expand(self, *inputs: PyTree) -> PyTree:
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        return run_and_save(self.problem, self.saves, inputs)
+        carry, ys, slots = self.problem.repetition.run(self.problem, self.saves, inputs)
+        last = [] if self.saves is None else self.saves.of_last(carry)
+        return carry, ys, [*slots, *last]
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
         saves = self.saves and self.saves.with_tangents(sum(active.carry))
-        formula = type(self)(problem, saves, with_tangents(self.in_avals, active))
-        return Doubled(
-            formula,
-            uses=(True,) * len(moves),
-            takes=flat(active),
-            ins=tangents_behind(self.in_avals, active),
-            gives=(*active.carry, *y_active, *self._no_slots()),
-            outs=(
-                *tangents_behind(self.out_aval[:2], (active.carry, y_active)),
-                *formula._no_slots(),
-            ),
-        )
+        formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
+        gives = active.carry, y_active, tuple(self._no_slots())
+        return Doubled.of(formula, active, gives)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
@@ -110,7 +108,7 @@ class PlannedLoop(Formula):
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
         planned = problem.planned_for(active, moves)
-        saves = saves_of_gradient(planned, active, y_active, self.saves)
+        saves = self._saves_of_gradient(planned, active, y_active)
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
             settings = problem.step, problem.loop, problem.policy
@@ -122,7 +120,7 @@ class PlannedLoop(Formula):
             if not stands_for_residuals(saves.layout):
                 self._refuse_to_run_again()
             primal = settled_problem(problem, active, reverse=True)
-            run = type(self)(primal, saves.at_primal, self.in_avals)
+            run = PlannedLoop(primal, saves.at_primal, self.in_avals)
             carry, ys, slots = run(*inputs)
             residuals = (inputs, slots)
         asked_for = saves.of_these(slots, self.saves) if self.saves else []
@@ -140,7 +138,7 @@ class PlannedLoop(Formula):
             cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
         else:
             cts = self._reversed(saves, active, y_active, residuals, ct_carry, ct_ys)
-        return spread(cts, active, self.in_avals)
+        return tuple(map(put, self.zero_cts(), active, cts))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = self._activity(moves)
@@ -150,10 +148,6 @@ class PlannedLoop(Formula):
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
         return self.problem.repetition.batched(self, axis_data, args, dims)
-
-    def remade(self, problem: Problem, args: PyTree) -> "PlannedLoop":
-        """The same of another problem, for inputs of other types."""
-        return PlannedLoop(problem, self.saves, jax.tree.map(jax.typeof, args))
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
@@ -219,6 +213,25 @@ class PlannedLoop(Formula):
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
         return activity(self.problem.step, self.in_tree.unflatten(moves))
 
+    def _saves_of_gradient(
+        self, problem: Problem, active: Active, y_active: Flags
+    ) -> Saves:
+        """What the forward sweep of a gradient leaves for the way back.
+
+        If this loop leaves slots for another way back as well, then these are in the
+        same layout, and hold what either of the two reads.
+        """
+        layout = self.saves.layout if self.saves else problem.layout(active)
+        layout = listed(layout, active, problem.still)
+        if layout.stores_residuals:
+            return Saves(layout, Needs((), ()))
+        wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
+        problem = problem.under(layout)
+        needs = needs_of_gradient(problem, active, wanted, layout.block)
+        if self.saves is not None:
+            needs = needs.with_those_of(self.saves.needs)
+        return Saves(layout, needs)
+
     def _refuse_to_run_again(self) -> None:
         """Checks that a gradient may run the steps more than once."""
         instead = self.problem.repetition.instead_of_effects
@@ -247,5 +260,7 @@ class PlannedLoop(Formula):
             for a, ct in zip(y_active, ct_ys, strict=True)
         )
         primal = settled_problem(problem, active, reverse=True)
+        back = gradient_back(problem, active, wanted)
         args = (inputs, slots, ct_carry, pick(ct_ys, wanted))
-        return Reverse.first(type(self), problem, primal, saves, active, wanted, args)
+        way_back = Reverse(PlannedLoop, primal, back, saves.layout, saves.given, args)
+        return way_back(*args)

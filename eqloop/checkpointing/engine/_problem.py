@@ -10,11 +10,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._axes import is_symbolic, refuse_symbolic
-from ..._partition import Flags, pick, put
+from ..._partition import Flags, pick
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
 from ..._typecheck import PyTree
-from ..._types import BatchAxis, Value
+from ..._types import BatchAxis
 from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
 from ._back import Pull
@@ -359,18 +359,3 @@ def _reaching_both_ways(
         if before == carry:
             return carry, ys
         carry, ys = reaching(step, consts, before, x, axis_name=axis_name)
-
-
-# Lists of arrays in threes: consts, carry and xs, as `Active` marks them.
-
-
-def select(groups: PyTree, active: Active) -> tuple[list[Value], ...]:
-    """The leaves that are marked."""
-    return tuple(pick(g, flags) for g, flags in zip(groups, active, strict=True))
-
-
-def merge(groups: PyTree, active: Active, marked: PyTree) -> tuple[list[Value], ...]:
-    """All leaves, with the marked ones replaced."""
-    return tuple(
-        put(g, flags, new) for g, flags, new in zip(groups, active, marked, strict=True)
-    )

@@ -1,7 +1,7 @@
-"""How a loop goes on: for so many steps, or for as long as its carry says so.
+"""How it is decided whether a loop runs another step.
 
-All that the primitive of a loop has to know of it is here; the rest of a derivative is
-the same for both.
+A scan runs as many steps as it is long: `Counted`. Other loops end when their carry
+says so (`whiles`). Here is all that differs between these in a derivative.
 """
 
 import abc
@@ -17,14 +17,13 @@ from ..._types import Aval, BatchAxis, Value
 from ...progress import told_back
 from . import _forward
 from ._by_segments import BySegments
+from ._derived import there_and_back
 from ._forward import Active
 from ._held import Saves
 from ._loop import with_batch_axis
 from ._problem import LoopSpec, Problem, batched_problem
-from ._slim import Way
 from ._step import Step
 from ._sweep import Cotangents, Sweep
-from ._written_out import there_and_back
 
 if TYPE_CHECKING:
     from ._back import Back, Taken
@@ -69,13 +68,16 @@ class AbstractRepetition(abc.ABC):
         """The types of what is saved."""
 
     @abc.abstractmethod
-    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
+    def reverse(
+        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+    ) -> Cotangents:
         """Takes what is carried back to the start of the loop.
 
         Args:
-            way: The way back.
-            inputs: Consts, `xs`, what is carried back and the `zs`.
+            sweep: The way back, past all steps that the loop may have.
+            layout: How the loop was stored.
             saved: What the loop there saved.
+            carried: What is carried back from the end.
         """
 
     @abc.abstractmethod
@@ -90,11 +92,31 @@ class AbstractRepetition(abc.ABC):
     def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Refuses what cannot be batched once it has been differentiated."""
 
-    @abc.abstractmethod
     def batched(
         self, formula: "PlannedLoop", axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        """The loop under `vmap`, see `Formula.batched`."""
+        """The loop under `vmap`, see `Formula.batched`, if all examples run alike.
+
+        What is saved are integers, which are the same for all examples, and then the
+        slots and leaves of the last carry.
+        """
+        dims = tuple(map(tuple, dims))
+        problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
+        consts, init, xs = args
+        init = [
+            with_batch_axis(c, dim, axis_data.size) if flag else c
+            for c, dim, flag in zip(init, dims[1], carry, strict=True)
+        ]
+        args = (list(consts), init, list(xs))
+        batched = type(formula)(problem, formula.saves, args)
+        at = lambda axis, flags: [axis if flag else None for flag in flags]
+        saved = list[int | None]()
+        if formula.saves is not None:
+            held, final = formula.saves.needs
+            known = carry[self.lead :]
+            saved = at(1, pick(known, held)) + at(0, pick(known, final))
+        integers = len(batched.out_aval[2]) - len(saved)
+        return batched, args, [*at(0, carry), *at(1, ys), *[None] * integers, *saved]
 
     @abc.abstractmethod
     def written_out(
@@ -125,12 +147,11 @@ class Counted(AbstractRepetition):
         rows = len(saves.layout.order.by_carries().starts) + 1
         return saves.layout.slots.types(pick(step.carry_types, saves.held), rows)
 
-    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
-        consts, xs, carried, zs = inputs
-        reversal = way.layout.reversal
-        sweep = Sweep(way.step, way.loop, way.back, reversal, consts, xs, zs)
-        run = lambda sweep, carried: sweep.run(way.layout, saved, carried)
-        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *zs])
+    def reverse(
+        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+    ) -> Cotangents:
+        run = lambda sweep, carried: sweep.run(layout, saved, carried)
+        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step
@@ -140,31 +161,6 @@ class Counted(AbstractRepetition):
 
     def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Nothing is refused."""
-
-    def batched(
-        self,
-        formula: "PlannedLoop",
-        axis_data: BatchAxis,
-        args: PyTree,
-        dims: PyTree,
-        lead: int = 0,
-    ) -> tuple[Formula, PyTree, list[int | None]]:
-        """See the base class; `lead` leaves of the carry are never in slots."""
-        dims = tuple(map(tuple, dims))
-        problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
-        consts, init, xs = args
-        init = [
-            with_batch_axis(c, dim, axis_data.size) if flag else c
-            for c, dim, flag in zip(init, dims[1], carry, strict=True)
-        ]
-        args = (list(consts), init, list(xs))
-        at = lambda axis, flags: [axis if flag else None for flag in flags]
-        saved = list[int | None]()
-        if formula.saves:
-            held, final = formula.saves.needs
-            saved += at(1, pick(carry[lead:], held)) + at(0, pick(carry[lead:], final))
-        out_dims = [*at(0, carry), *at(1, ys), *saved]
-        return formula.remade(problem, args), args, out_dims
 
     def written_out(
         self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree

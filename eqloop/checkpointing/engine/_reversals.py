@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax import lax
 
 from ..._partition import Arrays
-from ..._types import Index, Value
+from ..._types import Index
 from ._costs import Rates, StepCost
 from ._pace import residuals_time, reversal_time
 from ._slots import Carries, DeviceSlots, StoredSteps
@@ -155,13 +155,5 @@ def carries_within(
         run: How many of these were run, if that is not all.
     """
     run = count if run is None else run
-
-    def fill(
-        i: Index, state: tuple[list[Value], Carries]
-    ) -> tuple[list[Value], Carries]:
-        carry, carries = state
-        carry = sweep.walk.next(carry, start + i)
-        return carry, carries.write(carry, i + 1)
-
-    carries = DeviceSlots().filled(carry, count)
-    return lax.fori_loop(0, run - 1, fill, (list(carry), carries))[1]
+    move = lambda i, carry: sweep.next(carry, start + i)
+    return DeviceSlots().filled(carry, count).run_on(carry, run, move)

@@ -1,6 +1,6 @@
 """Binomial checkpointing: the fewest evaluations that the slots allow.
 
-The arithmetic is in `_binomial.py`, and the machine that runs it in `_revolve.py`.
+The arithmetic is in `_binomial.py`, and the machine that runs it in `_slot_stack.py`.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ from ..._array_types import axes_of, vary
 from ..._constant import constant
 from ..._types import Index, Value
 from . import _binomial
-from ._block_chain import BlockChain
+from ._binomial import BlockChain
 from ._costs import StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
 from ._pace import AbstractPace
 from ._reversals import AbstractReversal
-from ._revolve import Chain, Stack
+from ._slot_stack import Chain, Stack
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep
 
@@ -80,18 +80,9 @@ class Revolved(AbstractSlotOrder):
 
     @property
     def reach(self) -> list[list[int]]:
-        """For numbers of slots and of ranks the longest chain, cut to fit.
-
-        The columns start at rank -1.
-        """
-        if self.slots == 1:
-            return [[0]]  # nothing is ever split, and the table would be long
+        """The table by which segments are split."""
         _, rank = self.segments[0]  # that of all segments
-        limit = self.blocks.count + 1
-        return [
-            [min(_binomial.reach(k, r), limit) for r in range(-1, rank + 1)]
-            for k in range(self.slots + 1)
-        ]
+        return _binomial.reach_table(self.slots, rank, self.blocks.count + 1)
 
     # How it is run.
 
@@ -160,9 +151,7 @@ class Revolved(AbstractSlotOrder):
         segments = list(zip(self.block_starts, self.segments, strict=True))
         for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
             for event in self.chain_history(first, length, rank, row + 1):
-                yield event._replace(
-                    position=event.position + start, slots=event.slots + besides
-                )
+                yield event.within(start, besides)
 
     def stored_by_primal(self, event: Event) -> int:
         return event.slots

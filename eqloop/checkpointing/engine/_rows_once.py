@@ -145,37 +145,31 @@ def _rows_of(
         counter, offset = indices[0].leaf, min(offsets)
         height = max(write.sizes[axis] for write in after.writes)
         is_clamped = any(write.is_clamped for write in after.writes)
-        block = _RowsOfStep(rows, height, offsets, is_clamped)
-        if block.is_once(counters[counter]):
+        written = rows, height, offsets, is_clamped
+        if _is_once(counters[counter], *written):
             return RowsOnce(axis, counter, offset)
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class _RowsOfStep:
-    """The rows of a buffer that a step may write.
+def _is_once(
+    counter: Counter, rows: int, height: int, offsets: frozenset[int], is_clamped: bool
+) -> bool:
+    """Whether each row of a buffer is written at most once.
 
-    Attributes:
+    Args:
+        counter: What counts.
         rows: How many rows the buffer has.
-        height: How many of them follow one another.
-        offsets: How far behind a counter the first of them may be.
+        height: How many of them, one after the other, a step may write.
+        offsets: How far behind the counter the first of them may be.
         is_clamped: Whether they are moved into the buffer.
     """
-
-    rows: int
-    height: int
-    offsets: frozenset[int]
-    is_clamped: bool
-
-    def is_once(self, counter: Counter) -> bool:
-        """Whether each row is written at most once."""
-        if self.rows >= MOST_ROWS or self.height > counter.stride:
-            return False
-        if counter.start is not None and len(self.offsets) == 1:
-            (offset,) = self.offsets
-            first = counter.start + offset
-            last = first + counter.span + self.height
-            return first >= 0 and (not self.is_clamped or last <= self.rows)
-        same = len({offset % self.rows for offset in self.offsets}) == 1
-        comes_round = counter.span + self.height > self.rows
-        return same and not comes_round and not self.is_clamped
+    if rows >= MOST_ROWS or height > counter.stride:
+        return False
+    if counter.start is not None and len(offsets) == 1:
+        (offset,) = offsets
+        first = counter.start + offset
+        last = first + counter.span + height
+        return first >= 0 and (not is_clamped or last <= rows)
+    same = len({offset % rows for offset in offsets}) == 1
+    comes_round = counter.span + height > rows
+    return same and not comes_round and not is_clamped

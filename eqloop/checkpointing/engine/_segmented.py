@@ -135,23 +135,17 @@ def _fill_segment(
     """The carries that an order starts from, given the first of them."""
     stride, starts = _stride(order), constant(order.starts)
 
-    def body(
-        i: Index, state: tuple[list[Value], Carries]
-    ) -> tuple[list[Value], Carries]:
-        carry, carries = state
+    def move(i: Index, carry: list[Value]) -> list[Value]:
         if stride:
-            carry = sweep.walk.advance(carry, i * stride, stride)
-        else:
-            begin, end = element(starts, i), element(starts, i + 1)
-            carry = sweep.walk.advance_to(carry, begin, end)
-        return carry, carries.write(carry, i + 1)
+            return sweep.advance(carry, i * stride, stride)
+        begin, end = element(starts, i), element(starts, i + 1)
+        return sweep.advance_to(carry, begin, end)
 
     count = run = len(order.starts)
     if sweep.count is not None:
         run = jnp.maximum(jnp.sum(starts < sweep.count), 1)
     # One more row is for carries that find no free slot, as in those of the primal.
-    carries = slots.filled(carry, count + 1)
-    return lax.fori_loop(0, run - 1, body, (list(carry), carries))[1]
+    return slots.filled(carry, count + 1).run_on(carry, run, move)
 
 
 def _stride(order: AbstractSlotOrder) -> int | None:

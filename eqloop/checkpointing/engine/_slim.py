@@ -1,14 +1,14 @@
-"""Steps and reversals that are given no more of a carry than slots hold.
+"""Steps and reversals for carries of which slots hold some leaves only.
 
-What slots do not hold is not read. A buffer whose rows are written once is put together
-from what it is in the end and what it was at first: these are consts, behind those that
-steps have anyway.
+The other leaves are not read (`_held.py`), so they are left out of the programs of the
+step and of its reversal. A buffer whose rows are written once (`_rows_once.py`) is read
+though slots do not hold it: it is put together from the last and the initial carry,
+which are more consts.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -22,23 +22,6 @@ from ._lean import lean
 from ._loop import Loop, stack_type
 from ._rows_once import RowsOnce, rows_once
 from ._step import Step
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """A way back that is given no more of a carry than slots hold.
-
-    Attributes:
-        loop: The loop.
-        step: The step to advance by.
-        back: What is done to a step.
-        layout: How the loop was stored.
-    """
-
-    loop: Loop
-    step: Step
-    back: Back
-    layout: Any  # Layout | AbstractWhileOrder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ own. The slots of inner levels, which are few and soon read, are on the device a
 import abc
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,8 @@ from ..._typecheck import PyTree
 from ..._types import Aval, Index, Value
 from ._by_segments import BySegments
 from ._costs import Rates
-from ._forward import zero
 from ._kept_rows import scan
-from ._loop import element, part, stack_of, stack_type, store
+from ._loop import element, part, stack_of, stack_type, store, zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ class AbstractSlots(abc.ABC):
 
     @abc.abstractmethod
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype in which leaves of a dtype are stored, see `as_stored`."""
+        """The dtype in which leaves of a dtype are stored, see `packed`."""
 
     @abc.abstractmethod
     def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
@@ -84,11 +83,10 @@ class AbstractSlots(abc.ABC):
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
         """An array of them with a leaf in a row, which is on the device."""
 
-    @abc.abstractmethod
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        """Runs a loop and stores the carries that its order starts from.
+        """Runs a loop and stores the carries that its order starts from, by segments.
 
         Args:
             segments: The loop.
@@ -100,11 +98,6 @@ class AbstractSlots(abc.ABC):
             one more for carries that are not kept. The last carry is there if the order
             asks for it.
         """
-
-    def sweep_by_segments(
-        self, segments: BySegments, held: Flags, init: Arrays
-    ) -> tuple[list[Value], list[Value], list[Value]]:
-        """The same, one segment at a time."""
         segments, count = segments.opaque(), len(segments.starts)
 
         def body(
@@ -132,13 +125,13 @@ class AbstractSlots(abc.ABC):
     def packed(self, carry: Arrays) -> list[Value]:
         """A carry in the form in which it is stored."""
         dtypes = [jax.typeof(leaf).dtype for leaf in carry]
-        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        lowered = [_lowered_dtype(dtype, self.precision) for dtype in dtypes]
         carry = list(map(_rounded, carry, lowered))
-        return list(map(as_stored, carry, map(self.stored_dtype, lowered)))
+        return list(map(_as_stored, carry, map(self.stored_dtype, lowered)))
 
     def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
         """A carry as it was, given what was stored of it, and its dtypes."""
-        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        lowered = [_lowered_dtype(dtype, self.precision) for dtype in dtypes]
         return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
     def packed_types(self, carry_types: Arrays) -> list[Aval]:
@@ -186,6 +179,30 @@ class Carries:
             for array, leaf in zip(self.arrays, self.slots.packed(carry), strict=True)
         ]
         return dataclasses.replace(self, arrays=arrays)
+
+    def run_on(
+        self,
+        carry: Arrays,
+        count: Index,
+        move: Callable[[Index, list[Value]], list[Value]],
+        unroll: int | None = None,
+    ) -> "Carries":
+        """The same with so many carries in the first rows, one after the other.
+
+        Args:
+            carry: That in the first row.
+            count: How many rows are filled, the first one included.
+            move: From a row and its carry to the carry of the next row.
+            unroll: How many moves an iteration makes.
+        """
+
+        def fill(i: Index, state: tuple[list[Value], Carries]) -> PyTree:
+            carry, carries = state
+            carry = move(i, carry)
+            return carry, carries.write(carry, i + 1)
+
+        state = list(carry), self
+        return lax.fori_loop(0, count - 1, fill, state, unroll=unroll)[1]
 
 
 jax.tree_util.register_dataclass(
@@ -255,7 +272,7 @@ class DeviceSlots(AbstractSlots):
         # loops, only if all trip counts are static.
         step, loop, order = segments.step, segments.loop, segments.order
         if not step.y_types or (segments.are_static and loop.kept is None):
-            return self.sweep_by_segments(segments, held, init)
+            return super().sweep(segments, held, init)
         # Carries that are not kept are written, too: to the next free row, which is
         # written again before it is read. A branch would have a GPU wait for the host.
         starts = constant([*segments.starts, order.length])
@@ -280,7 +297,7 @@ class DeviceSlots(AbstractSlots):
         return carry, ys, carries.arrays
 
 
-def lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
+def _lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
     """The dtype of a leaf that is stored with so much precision, or its own."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     if precision is None or not is_float or dtype.itemsize <= precision.itemsize:
@@ -298,7 +315,7 @@ def bits_of(dtype: np.dtype) -> np.dtype:
     return jnp.dtype(f"uint{8 * dtype.itemsize}")
 
 
-def as_stored(leaf: Value, dtype: np.dtype) -> Value:
+def _as_stored(leaf: Value, dtype: np.dtype) -> Value:
     """A leaf of the carry in another dtype: the bits of numbers, the data of keys."""
     # A literal of the program is a leaf, too, and has no dtype of its own.
     own = jax.typeof(leaf).dtype

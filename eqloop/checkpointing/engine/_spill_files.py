@@ -86,37 +86,34 @@ class _FilesOfRun:
 
     def write(self, leaf: int, row: int, array: Value) -> None:
         with self._lock:
-            self._write(leaf, row, array)
+            if self._ahead.get(leaf, (None,))[0] == row:
+                del self._ahead[leaf]
+            # A copy, as the memory of the array is not ours once this has returned.
+            job = self._worker.submit(self._files[leaf].put, row, np.array(array))
+            self._waiting.append(job)
+            self._wait_until_left(_MOST_WAITING)
 
     def read(self, leaf: int, row: int) -> Value:
         with self._lock:
-            return self._read(leaf, row)
+            self._wait_until_left(0)
+            at, job = self._ahead.pop(leaf, (None, None))
+            if job is None or at != row:
+                job = self._worker.submit(self._files[leaf].get, row)
+            array = job.result()
+            if row:  # on the way back, the one before it is next
+                ahead = self._worker.submit(self._files[leaf].get, row - 1)
+                self._ahead[leaf] = row - 1, ahead
+            return array
 
     def close(self) -> None:
         self._worker.shutdown(wait=True, cancel_futures=True)
         for file in self._files:
             file.close()
 
-    def _write(self, leaf: int, row: int, array: Value) -> None:
-        if self._ahead.get(leaf, (None,))[0] == row:
-            del self._ahead[leaf]
-        # A copy, as the memory of the array is not ours once this has returned.
-        job = self._worker.submit(self._files[leaf].put, row, np.array(array))
-        self._waiting.append(job)
-        while len(self._waiting) > _MOST_WAITING:
+    def _wait_until_left(self, count: int) -> None:
+        """Waits until no more than so many rows are still to be written."""
+        while len(self._waiting) > count:
             self._waiting.popleft().result()
-
-    def _read(self, leaf: int, row: int) -> Value:
-        while self._waiting:
-            self._waiting.popleft().result()
-        at, job = self._ahead.pop(leaf, (None, None))
-        if job is None or at != row:
-            job = self._worker.submit(self._files[leaf].get, row)
-        array = job.result()
-        if row:  # on the way back, the one before it is next
-            ahead = self._worker.submit(self._files[leaf].get, row - 1)
-            self._ahead[leaf] = row - 1, ahead
-        return array
 
 
 class _LeafFile:

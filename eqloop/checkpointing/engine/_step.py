@@ -7,14 +7,15 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
+from jax.interpreters import partial_eval
 
 from ..._array_types import strongly_typed
-from ..._equations import Rewrite
-from ..._partition import Arrays, Flags, split
+from ..._equations import Rewrite, computed_from
+from ..._opening import Outputs
+from ..._partition import Arrays, Flags, closed_under, pick, split
 from ..._programs import pruned, run
 from ..._reaching import reached
 from ..._types import Aval, Value
-from ...progress import Guarded, Meter, counted, with_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +85,6 @@ def make_step(
 
     jaxpr = jax.make_jaxpr(flat)(*const_types, *carry_types, *x_types)
     return Step(pruned(jaxpr), num_consts, num_carry)
-
-
-def with_bar(step: Step, init: Arrays, meter: Meter) -> tuple[Step, list[Value]]:
-    """The step of a loop that stops, and its initial carry, with a bar that moves."""
-    init = with_count(init)
-    types = list(map(jax.typeof, init))
-    told = make_step(counted(meter, step), step.const_types, types, step.x_types)
-    return told.rewritten(Guarded()), init
 
 
 def with_inverse(
@@ -186,11 +179,62 @@ def reaching(
     Returns:
         The marks of the carry, which hold at every step, and those of `y`.
     """
-    marked = tuple(carry)
-    while True:
-        outs = reached(step.jaxpr, (*consts, *marked, *x), **settings)
-        carry_out, y = split(outs, step.num_carry)
-        merged = tuple(a or b for a, b in zip(marked, carry_out, strict=True))
-        if merged == marked:
-            return merged, tuple(y)
-        marked = merged
+    outs = lambda carry: reached(step.jaxpr, (*consts, *carry, *x), **settings)
+    marked = tuple(closed_under(carry, lambda carry: outs(carry)[: step.num_carry]))
+    return marked, outs(marked)[step.num_carry :]
+
+
+# Outputs that are the same at every step: computed once, beside the loop.
+
+
+def hoist(
+    owner: str, step: Step, consts: Sequence[Value], outputs: Outputs, why: str
+) -> tuple[Step, list[Value]]:
+    """The step without the outputs that are the same each time, and their values.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        step: The step; its `y` are the arrays of `outputs`.
+        consts: What it gets each time.
+        outputs: What is to be the same.
+        why: What to say of outputs that are not, see `Outputs.check_same`.
+
+    Raises:
+        ValueError: If there are some that are not.
+    """
+    same = outputs.same
+    if not any(same):
+        return step, []
+    outputs.check_same(owner, _varying_outputs(step), why)
+    return without_outputs(step, same), _evaluated(step, consts, same)
+
+
+def _varying_outputs(step: Step) -> list[bool]:
+    """For every leaf of `y`, whether it depends on the carry or on `x`."""
+    _, marks = reaching(
+        step,
+        consts=[False] * len(step.const_types),
+        carry=[True] * len(step.carry_types),
+        x=[True] * len(step.x_types),
+    )
+    return list(marks)
+
+
+def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> list:
+    """The values of outputs that depend on consts only.
+
+    Just the equations that they need are evaluated, so that what the step does besides
+    is not done once too often.
+    """
+    jaxpr = step.jaxpr.jaxpr
+    y = jaxpr.outvars[step.num_carry :]
+    outvars = pick(y, which)
+    variables = [var for var in outvars if isinstance(var, jex.Var)]
+    needed = computed_from(jaxpr.eqns, variables)
+    eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
+    # What is left may call functions that return more than is needed of them.
+    left, used = partial_eval.dce_jaxpr(
+        jaxpr.replace(outvars=outvars, eqns=eqns), [True] * len(outvars)
+    )
+    inputs = [const for const, u in zip(consts, used, strict=False) if u]
+    return run(jex.ClosedJaxpr(left, ()), *inputs)

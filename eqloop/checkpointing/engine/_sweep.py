@@ -1,7 +1,8 @@
-"""What all reverse sweeps share: they take cotangents back, one block at a time.
+"""A reverse sweep: takes cotangents back, one block of steps at a time.
 
-What is done to a step is told by a `Back`, and how a block is taken back by a reversal.
-The order of the blocks is not in this file.
+Three others say how. An order decides which steps are run again and which block is next
+(`_order.py`), a reversal how a block is taken back (`_reversals.py`), and a `Back` what
+is done to a step (`_back.py`). A sweep is what they all work with.
 """
 
 import dataclasses
@@ -15,10 +16,10 @@ from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._back import Back, Taken, one
-from ._forward import FROM_START, Walk, shifted, zero
+from ._forward import iterate
 from ._in_place import run_in_place
 from ._layout import Layout
-from ._loop import Loop, element, opaque, part, put_part, stack_of
+from ._loop import Loop, opaque, part, put_part, stack_of, zero
 from ._reversals import AbstractReversal, carries_within, one_by_one
 from ._slots import StoredSteps
 from ._step import Step
@@ -53,7 +54,8 @@ class Sweep:
         count: How many steps were run, if not all that the loop may have.
         own: The same, where each example of a batch ran as many as it needed: then the
             count is that of the one that ran most.
-        first: The position in the loop from which positions count.
+        first: The position in the loop from which positions count; `None` if that is
+            its start.
     """
 
     step: Step
@@ -65,11 +67,7 @@ class Sweep:
     zs: Arrays
     count: Index | None = None
     own: Value = None
-    first: Index | None = FROM_START
-
-    @property
-    def walk(self) -> Walk:
-        return Walk(self.step, self.loop, self.consts, self.xs, self.first)
+    first: Index | None = None
 
     def run(self, layout: Layout, slots: Arrays, ct_carry: Arrays) -> Cotangents:
         """Takes the cotangents of the outputs back to those of the inputs.
@@ -107,7 +105,7 @@ class Sweep:
         left = lambda count: None if count is None else count - start
         return dataclasses.replace(
             self,
-            first=shifted(start, self.first),
+            first=self.position(start),
             count=left(self.count),
             own=left(self.own),
         )
@@ -119,7 +117,39 @@ class Sweep:
 
     def position(self, start: Index) -> Index:
         """Where in the loop a position of these steps is."""
-        return shifted(start, self.first)
+        return start if self.first is None else self.first + start
+
+    # Steps that are run again.
+
+    def advance(self, carry: Arrays, start: Index, count: int) -> list[Value]:
+        """The carry `count` steps after `start`; the count is static."""
+        if count == 1:
+            return self.next(carry, start)
+        body = lambda i, carry: self.next(carry, start + i)
+        unroll = min(self.loop.unroll, count)
+        return lax.fori_loop(0, count, body, list(carry), unroll=unroll)
+
+    def advance_to(self, carry: Arrays, start: Index, stop: Index) -> list[Value]:
+        """The carry at the position `stop`; both positions are dynamic."""
+
+        def move(state: tuple[Value, list[Value]]) -> tuple[Value, list[Value]]:
+            position, carry = state
+            return position + 1, self.next(carry, position)
+
+        left = lambda state: stop - state[0]
+        return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
+
+    def next(self, carry: Arrays, position: Index) -> list[Value]:
+        """The carry after the step at a position."""
+        x = self.loop.x(self.xs, self.position(position))
+        return self.step(self.consts, carry, x)[0]
+
+    def previous(self, carry: Arrays, position: Index) -> list[Value]:
+        """The carry before the step at a position, from the one after it."""
+        x = self.loop.x(self.xs, self.position(position))
+        return self.step.before(self.consts, carry, x)
+
+    # Steps that are reversed.
 
     def pull(
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
@@ -149,10 +179,6 @@ class Sweep:
         if self.own is None:
             return count
         return jnp.clip(_least(self.own) - start, 0, count)
-
-    def pull_each(self, steps: StoredSteps, cts: Cotangents) -> Cotangents:
-        """Reverses steps whose carries are all stored."""
-        return self.reversal.each(self, steps, cts)
 
     def take(
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
@@ -224,12 +250,7 @@ class Sweep:
         """Those of `count` outputs from an index on: zeros for what is not kept."""
         if self.loop.kept is None:
             return [part(z, start, count) for z in self.zs]
-
-        def of_step(index: Index) -> list[Value]:
-            row, is_kept = self.loop.row(index)
-            at = [element(z, row) for z in self.zs]
-            return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]
-
+        of_step = functools.partial(self.loop.z, self.zs)
         if count == 1:
             return [stack_of(z, 1) for z in of_step(start)]
         return jax.vmap(of_step)(start + jnp.arange(count, dtype=jnp.int32))

@@ -14,14 +14,13 @@ import functools
 from typing import TypeAlias
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
 from ..._array_types import where_leading
 from ..._effects import refuse_callbacks
 from ..._partition import Flags, pick, put, split
-from ..._programs import batched_axes
+from ..._programs import batched_axes, batched_types
 from ..._reaching import mixes_examples
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
@@ -115,15 +114,11 @@ def _joint_problem(
     step, one = problem.step, batched.step
     (any_type,) = jax.make_jaxpr(jnp.any)(one.carry_types[0]).out_avals
     guard_types = [*pick(one.carry_types[1:], is_read), *one.x_types]
-    x_types = [
-        aval if dim is None else jex.unmapped_aval(size, dim, aval)
-        for aval, dim in zip(step.x_types, x_dims, strict=True)
-    ]
     joint_step = make_step(
         joint,
         [*one.const_types[:-1], *(guard_types if is_guarded else [])],
         [any_type, *one.carry_types],
-        x_types,
+        batched_types(step.x_types, x_dims, size),
     )
     meter = batched.loop.meter.moved(1)
     loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes, starts=())

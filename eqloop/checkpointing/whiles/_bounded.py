@@ -12,8 +12,7 @@ from ..engine._levels import nests
 from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._until import State, first_state, run_until
-from ._while_order import AbstractWhileOrder
+from ._while_order import AbstractWhileOrder, State, first_state, run_until
 
 
 @dataclasses.dataclass(frozen=True)

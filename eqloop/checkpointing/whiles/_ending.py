@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from ..._across_examples import over_examples
 from ..._formula import Formula, Selected
-from ..._partition import Arrays, split
+from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ...progress import NO_BARS, told_back, told_while
@@ -27,7 +27,6 @@ from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
@@ -81,16 +80,17 @@ class Ending(AbstractStopping):
         slots = Counted().saved_types(step, _of_whole_carry(saves))
         return [step.carry_types[self.count_at], *slots]
 
-    def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
-        consts, xs, carried, zs = inputs
+    def reverse(
+        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+    ) -> Cotangents:
         own, *slots = saved
-        settings = (way.loop, self.back(way), way.layout.reversal)
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
-        sweep = Sweep(way.step, *settings, consts, xs, zs, count=most, own=own)
-        run = lambda sweep, carried: sweep.run(way.layout, slots, carried)
-        return told_back(run, sweep, carried, [*saved, *zs])
+        back = self.written_out_loops(sweep.back)
+        sweep = dataclasses.replace(sweep, back=back, count=most, own=own)
+        run = lambda sweep, carried: sweep.run(layout, slots, carried)
+        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
@@ -98,13 +98,7 @@ class Ending(AbstractStopping):
         dims = tuple(map(tuple, dims))
         has_slots = formula.saves is not None
         if not stops_apart(formula.problem, axis_data, dims):
-            formula, args, out_dims = Counted().batched(
-                formula, axis_data, args, dims, lead=1
-            )
-            # Saved before the slots is the count of steps, which is not batched.
-            slots = max(len(formula.out_aval[2]) - 1, 0)
-            shown, slot_dims = split(out_dims, len(out_dims) - slots)
-            return formula, args, [*shown, *[None] * has_slots, *slot_dims]
+            return super().batched(formula, axis_data, args, dims)
         if has_slots:
             self.check_batched(formula, axis_data)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
@@ -113,7 +107,7 @@ class Ending(AbstractStopping):
         args = (consts, init, list(args[2]))
         # Slots do not hold whether any example goes on, nor whether one's own does.
         saves = formula.saves and _of_whole_carry(formula.saves)
-        joint = PlannedLoop(problem, saves, jax.tree.map(jax.typeof, args))
+        joint = PlannedLoop(problem, saves, args)
         # Whether any example goes on is not one's own.
         carry, ys, saved = joint.out_aval
         shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(saved)))

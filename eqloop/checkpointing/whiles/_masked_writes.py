@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import CALLS, close, is_through
-from ..._equations import aval_of, formula_of
+from ..._equations import aval_of, formula_of, renamed
 from ..._partition import Flags, split
 from ..._programs import run
 from ..._typecheck import PyTree
@@ -245,7 +245,7 @@ class _Masking:
         self.buffers.update(
             eqn.outvars[end] for end in ends.values() if end is not None
         )
-        atoms = [self._name(x) for x in eqn.invars]
+        atoms = [renamed(x, self.names) for x in eqn.invars]
         if not at or is_through(eqn):
             self.eqns.append(eqn.replace(invars=atoms))
         elif eqn.primitive.name.startswith("scatter"):
@@ -266,13 +266,10 @@ class _Masking:
             constvars=[*jaxpr.constvars, *self.consts],
             invars=[*jaxpr.invars, self.mask],
             eqns=self.eqns,
-            outvars=[self._name(x) for x in jaxpr.outvars],
+            outvars=[renamed(x, self.names) for x in jaxpr.outvars],
             debug_info=unnamed,
         )
         return jex.ClosedJaxpr(masked, [*program.consts, *self.consts.values()])
-
-    def _name(self, atom: jax.core.Atom) -> Value:
-        return atom if isinstance(atom, jex.Literal) else self.names.get(atom, atom)
 
     def _put_in(
         self, f: Callable[..., PyTree], atoms: Sequence[jax.core.Atom]
@@ -280,7 +277,7 @@ class _Masking:
         """Puts in the equations of a function of some variables."""
         traced = jax.make_jaxpr(f)(*[aval_of(x) for x in atoms])
         names = dict(zip(traced.jaxpr.invars, atoms, strict=True))
-        name = lambda x: x if isinstance(x, jex.Literal) else names.get(x, x)
+        name = lambda x: renamed(x, names)
         self.consts.update(zip(traced.jaxpr.constvars, traced.consts, strict=True))
         self.eqns += [
             eqn.replace(invars=[*map(name, eqn.invars)]) for eqn in traced.jaxpr.eqns
@@ -303,14 +300,14 @@ def _masked_call(
         inner = close(eqn.params[CALLS[eqn.primitive.name]])
         return run(_masked(inner, places), *operands, mask)
     loop = formula_of(eqn)
-    assert loop is not None
+    assert isinstance(loop, PlannedLoop)
     problem, step = loop.problem, loop.problem.step
     written = [step.num_consts + i in places for i in range(step.num_carry)]
     masked = with_masked_writes(step, tuple(written))
     consts, init, xs = loop.in_tree.unflatten(operands)
     args = ([*consts, mask], init, xs)
     problem = dataclasses.replace(problem, step=masked)
-    loop = loop.remade(problem, args)
+    loop = PlannedLoop(problem, loop.saves, args)
     return loop.flat_out(loop(*args))
 
 

@@ -1,6 +1,7 @@
 """Slots that are moved on as the loop turns out to be longer."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,19 +11,27 @@ from jax import lax
 
 from ..._array_types import axes_of, vary
 from ..._constant import constant
+from ..._equations import equations
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Index, Value
 from ..engine import _binomial
 from ..engine._loop import element
-from ..engine._revolve import Chain, Stack
+from ..engine._short_loops import numbers_after, with_known
+from ..engine._slot_stack import Chain, Stack
 from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._later_steps import past_later_steps
 from ._spread import Spread, appended, full, move_on
-from ._until import State, first_state, goes_on, next_carry, run_until
-from ._while_order import UNLIMITED, AbstractWhileOrder
+from ._while_order import (
+    UNLIMITED,
+    AbstractWhileOrder,
+    State,
+    first_state,
+    goes_on,
+    next_carry,
+    run_until,
+)
 
 # No step is run again more often than this, however long the loop and few the slots;
 # with two slots it is enough for a million steps.
@@ -53,16 +62,8 @@ class Online(AbstractWhileOrder):
 
     @property
     def reach(self) -> list[list[int]]:
-        """For numbers of slots and of ranks the longest chain, cut to fit.
-
-        The columns start at rank -1.
-        """
-        if self.checkpoints == 1:
-            return [[0], [0]]  # nothing is ever split
-        return [
-            [min(_binomial.reach(k, r), UNLIMITED) for r in range(-1, self.ranks + 1)]
-            for k in range(self.checkpoints + 1)
-        ]
+        """The table by which segments are merged, and split on the way back."""
+        return _binomial.reach_table(self.checkpoints, self.ranks, UNLIMITED)
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
@@ -170,3 +171,27 @@ class Online(AbstractWhileOrder):
         top = jnp.clip(count - 1, 0, self.checkpoints - 1)
         first, rank = table[top]
         return Stack(top, first, rank, table, carries)
+
+
+def past_later_steps(sweep: Sweep) -> Sweep:
+    """A sweep past any step but the first; the very same if no more is known of them.
+
+    Many a carry holds a flag that tells the first step from the others: a solver that
+    uses what the step before has evaluated has nothing to use there. After it the flag
+    is known, and so are branches that depend on it.
+    """
+    back = sweep.back.mapped(_later)
+    return sweep if back == sweep.back else dataclasses.replace(sweep, back=back)
+
+
+@functools.lru_cache(maxsize=128)
+def _later(step: Step) -> Step:
+    """The step as it is if there was one before; the same if that decides no branch."""
+    if not _count_branches(step):
+        return step
+    later = with_known(step, numbers_after(step))
+    return later if _count_branches(later) < _count_branches(step) else step
+
+
+def _count_branches(step: Step) -> int:
+    return sum(eqn.primitive.name == "cond" for eqn in equations(step.jaxpr))

@@ -1,22 +1,37 @@
-"""What loops that end when their carry says so cannot do, and what to do instead."""
+"""Loops that end when their carry says so, and what they cannot do.
+
+A while loop is `UntilStopped`, and has an order for loops of which the length is not
+known. A scan that may end before its length is in `_ending.py`.
+"""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NoReturn
 
+import jax.extend.core as jex
+from jax import lax
+from jax.interpreters import partial_eval
+
 from ..._array_types import axes_of
-from ..._formula import Formula
-from ..._partition import pick
+from ..._formula import Formula, Selected
+from ..._loop_markers import is_watched
+from ..._partition import Arrays, pick
 from ..._reaching import names_axis
 from ..._typecheck import PyTree
-from ..._types import BatchAxis
+from ..._types import Aval, BatchAxis, Value
+from ..._vmapped import mapped
+from ...progress import told_back, told_while
 from ..engine._back import Back
 from ..engine._forward import Active
+from ..engine._held import Saves
+from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition
 from ..engine._short_loops import without_short_loops
-from ..engine._slim import Way
 from ..engine._step import Step
-from ._until import unconditional
+from ..engine._sweep import Cotangents, Sweep
+from ._batch import joint_loop, stops_apart
+from ._while_order import UNLIMITED, first_state, next_carry, run_until
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +55,15 @@ class AbstractStopping(AbstractRepetition):
     lead: ClassVar[int] = 1
 
     def reversed_step(self, step: Step) -> Step:
-        return unconditional(step)
+        return _unconditional(step)
 
-    def back(self, way: Way) -> Back:
+    def written_out_loops(self, back: Back) -> Back:
         """What the way back does to a step, with short loops in it written out.
 
         Not in the joint loop of a batch: branches that depend on the example are
         selections there, and stay. Written out, such a step takes longer.
         """
-        return way.back if self.is_joint else way.back.mapped(without_short_loops)
+        return back if self.is_joint else back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.
@@ -91,3 +106,76 @@ class AbstractStopping(AbstractRepetition):
             "derivatives in forward mode (`jax.jacfwd(jax.grad(f))`), or run the steps "
             "with `el.Scan`."
         )
+
+
+@functools.lru_cache(maxsize=128)
+def _unconditional(step: Step) -> Step:
+    """The step without the first leaf of its carry, and without what it is made by."""
+    kept = [True] * len(step.jaxpr.in_avals)
+    kept[step.num_consts] = False
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        step.jaxpr.jaxpr,
+        [False] + [True] * (len(step.jaxpr.out_avals) - 1),
+        instantiate=kept,
+    )
+    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
+    return Step(closed, step.num_consts, step.num_carry - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class UntilStopped(AbstractStopping):
+    """Another step is run if the first leaf of the carry says so.
+
+    There are neither `xs` nor `ys`, and an `AbstractWhileOrder` is the layout. Under
+    `vmap` each example stops at its own time.
+    """
+
+    def run(
+        self, problem: Problem, saves: Saves | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], list[Value]]:
+        (consts, init, _), step, loop = inputs, problem.step, problem.loop
+
+        def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
+            if saves is None:
+                return _run_plain(step, loop.length, consts, init), []
+            return saves.layout.forward(step, saves.held, consts, init)
+
+        carry, saved = told_while(forward, loop.meter, consts, init)
+        return carry, [], saved
+
+    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+        return saves.layout.saved_types(step.carry_types, saves.held)
+
+    def reverse(
+        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+    ) -> Cotangents:
+        back = self.written_out_loops(sweep.back)
+        sweep = dataclasses.replace(sweep, back=back, count=saved[0])
+        run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
+        return told_back(run, sweep, carried, saved)
+
+    def batched(
+        self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        given, dims = dims, tuple(map(tuple, dims))
+        if not stops_apart(formula.problem, axis_data, dims):
+            return super().batched(formula, axis_data, args, dims)
+        if formula.saves is not None:
+            self.check_batched(formula, axis_data)
+            return mapped(formula, axis_data, args, given)
+        problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
+        repetition = dataclasses.replace(self, is_joint=True)
+        problem = dataclasses.replace(problem, repetition=repetition)
+        args = (list(consts), list(init), [])
+        joint = PlannedLoop(problem, None, args)
+        is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
+        selected = Selected.of(joint, is_of_example)
+        return selected, args, [0] * len(selected.out_avals_flat)
+
+
+def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
+    """Runs the loop and saves nothing. Returns the final carry."""
+    if max_steps == UNLIMITED and not is_watched():
+        again = lambda carry: carry[0]
+        return lax.while_loop(again, next_carry(step, consts), list(init))
+    return run_until(step, consts, first_state(init), max_steps)[1]

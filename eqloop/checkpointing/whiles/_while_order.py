@@ -1,15 +1,23 @@
-"""Orders for loops of unknown length: which carries are stored as the loop goes on."""
+"""Orders for loops of unknown length: which carries are stored as the loop goes on.
+
+At the end is what an order runs a loop by: steps until the carry says stop, or up to
+some position.
+"""
 
 import abc
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..._array_types import axes_of, vary
+from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
-from ..._types import Aval, Value
+from ..._types import Aval, Index, Value
+from ..engine._loop import zero
 from ..engine._problem import LoopSpec
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
@@ -18,6 +26,9 @@ from ..engine._sweep import Cotangents, Sweep
 
 # The most that a counter of 32 bits can hold; no loop is as long.
 UNLIMITED = 2**31 - 1
+
+# How many steps have been run, and the carry.
+State: TypeAlias = tuple[Any, list[Any]]
 
 
 class AbstractWhileOrder(abc.ABC):
@@ -111,3 +122,46 @@ class AbstractWhileOrder(abc.ABC):
         integers = jax.make_jaxpr(zeros)().out_avals
         stored = pick(carry_types[1:], held)
         return [*integers, *self.slots.types(stored, self.rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardOnly:
+    """A loop that has no reverse mode, since it may have any number of steps."""
+
+    max_steps: int = UNLIMITED
+
+    def layout(self, loop: "LoopSpec") -> NoReturn:
+        raise ValueError(
+            "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
+            "`jax.vjp`), as that needs memory for a number of steps that is unknown. "
+            "Use `el.BoundedWhileLoop(cond, body, max_steps=...)` if there is a bound "
+            "on the number of steps, `el.CheckpointedWhileLoop(cond, body)` if there "
+            "is none, or forward mode (`jax.jvp`, `jax.jacfwd`)."
+        )
+
+
+def first_state(init: Arrays) -> State:
+    """Before the first step."""
+    return vary(zero(), axes_of(init[0])), list(init)
+
+
+def run_until(step: Step, consts: Arrays, state: State, stop: Index) -> State:
+    """Runs up to a position, or until the carry says stop."""
+    move = next_carry(step, consts)
+
+    def body(state: State) -> State:
+        mark(state[0])
+        return state[0] + 1, move(state[1])
+
+    return lax.while_loop(lambda state: goes_on(state, stop), body, state)
+
+
+def goes_on(state: State, stop: Index) -> jax.Array:
+    """Whether another step is run before a position."""
+    position, carry = state
+    return carry[0] & (position < stop)
+
+
+def next_carry(step: Step, consts: Arrays) -> Callable[[list[Value]], list[Value]]:
+    """The step as a function from carry to carry."""
+    return lambda carry: step(consts, carry, [])[0]

@@ -16,12 +16,11 @@ from eqloop.checkpointing.engine._forward import Active
 from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._primitive import PlannedLoop
 from eqloop.checkpointing.engine._reversals import ByResiduals
-from eqloop.checkpointing.engine._slim import Way
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
 from eqloop.checkpointing.whiles._ending import Ending
-from eqloop.checkpointing.whiles._later_steps import past_later_steps
-from eqloop.checkpointing.whiles._until_stopped import UntilStopped
+from eqloop.checkpointing.whiles._online import past_later_steps
+from eqloop.checkpointing.whiles._stopping import UntilStopped
 
 from ...marks import slow
 
@@ -189,7 +188,6 @@ def test_short_loops_of_a_joint_loop_stay(repetition):
 
     move = make_step(move, [jax.typeof(W)], [jax.typeof(Y)], [])
     back = Pull(move, None, Active((True,), (True,), ()), ())
-    way = Way(Loop(3), move, back, None)
-    assert repetition(is_joint=True).back(way) is back
-    written_out = repetition().back(way).base.step.jaxpr
+    assert repetition(is_joint=True).written_out_loops(back) is back
+    written_out = repetition().written_out_loops(back).base.step.jaxpr
     assert "scan" not in [eqn.primitive.name for eqn in equations(written_out)]

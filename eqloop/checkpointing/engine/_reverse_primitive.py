@@ -1,7 +1,9 @@
-"""The way back of a loop, which takes cotangents past its steps, as a primitive.
+"""The reverse sweep of a loop, as a primitive of its own.
 
-Its derivatives are a loop there and a loop back, so they are a `PlannedLoop` and a
-`Reverse` again (see `_back.py`): all of them keep to the schedule's memory.
+It is a primitive so that a second derivative keeps to the schedule's memory as well. If
+JAX differentiated the reverse sweep as it is, it would store residuals of all its
+steps. Here, its derivative is a forward loop and a reverse loop again: a `PlannedLoop`
+and a `Reverse`, which are planned anew.
 """
 
 import dataclasses
@@ -12,10 +14,17 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import jax.extend.core as jex
 
+from ..._array_types import type_of
 from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
-from ..._tangents import inexact_only, instantiated, zero_cotangent
+from ..._programs import behind, joined
+from ..._tangents import (
+    inexact_only,
+    instantiated,
+    with_tangent_types,
+    zero_cotangent,
+)
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
@@ -23,7 +32,6 @@ from ...progress import Again, BarChange
 from ._back import Back, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._groups import flat, spread, tangents_behind, with_tangents
 from ._held import Needs, Saves, needs_of
 from ._layout import Layout
 from ._problem import (
@@ -31,15 +39,12 @@ from ._problem import (
     activity,
     again,
     all_active,
-    gradient_back,
-    merge,
-    select,
     settled_problem,
     tangent_problem,
 )
-from ._saved import run_and_save
-from ._slim import Known, Way, narrowed, slim
+from ._slim import Known, narrowed, slim
 from ._step import Step, without_outputs
+from ._sweep import Sweep
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop
@@ -48,19 +53,22 @@ if TYPE_CHECKING:
 class Reverse(Formula):
     """`(inputs, slots, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
 
-    The inputs are those of the loop there. Without slots that loop is run before. What
-    is carried back starts as given; the `zs` are what each step gets besides. For a
-    gradient these are cotangents of the carry and of the `ys`, and what is returned are
-    the cotangents of active consts, carry and `xs`.
+    For a gradient, it takes the inputs of the forward loop, the slots that this has
+    filled, the cotangents of the final carry, and the cotangents of `ys`. It gives the
+    cotangents of those consts, leaves of the initial carry and `xs` that are active.
+
+    In a derivative of a gradient, `carried` is whatever is carried back, and `zs`
+    whatever else each step is given (see `_back.py`).
 
     Attributes:
-        there: The primitive of a loop there. Its file needs this one.
-        problem: The loop there.
-        back: What the way back does to a block.
-        layout: Which carries are slots.
+        there: The class `PlannedLoop`, of which the forward loops are. It cannot be
+            imported, as its file imports this one.
+        problem: The forward loop.
+        back: What is done to a step.
+        layout: Which carries are in slots.
         given: Which leaves of a carry the given slots hold, and which leaves of the
-            last carry follow upon them. `None` if the loop there has to be run: nothing
-            is given, or not what is read.
+            last carry follow upon them. `None` if the forward loop has to be run first,
+            because no slots are given, or they lack something that is read.
     """
 
     there: "type[PlannedLoop]"
@@ -78,8 +86,9 @@ class Reverse(Formula):
         back: Back,
         layout: Layout,
         given: Needs | None,
-        in_avals: PyTree,
+        inputs: PyTree,
     ):
+        in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
         self.there = there
@@ -93,32 +102,6 @@ class Reverse(Formula):
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
-    @classmethod
-    def first(
-        cls,
-        there: "type[PlannedLoop]",
-        problem: Problem,
-        primal: Problem,
-        saves: Saves,
-        active: Active,
-        wanted: Flags,
-        args: PyTree,
-    ) -> PyTree:
-        """The cotangents of a loop.
-
-        Args:
-            there: Its primitive.
-            problem: The loop that is differentiated.
-            primal: The same as it was run.
-            saves: What it has left.
-            active: Which inputs are differentiated.
-            wanted: Which of the `ys` have a cotangent.
-            args: Its inputs, the slots, and the cotangents of carry and `ys`.
-        """
-        back = gradient_back(problem, active, wanted)
-        in_avals = _types_of(args)
-        return cls(there, primal, back, saves.layout, saves.given, in_avals)(*args)
-
     def expand(
         self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
     ) -> PyTree:
@@ -130,10 +113,10 @@ class Reverse(Formula):
         slots, last = split(slots, len(slots) - sum(given.final))
         last = put(given.final, given.final, last)
         consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
-        given = (consts, xs, carried, zs)
         step, back = narrowed(self.again, known), slim(self.back, known)
-        way = Way(problem.loop, step, back, self.layout)
-        cts = self.problem.repetition.reverse(way, given, slots)
+        settings = step, problem.loop, back, self.layout.reversal
+        sweep = Sweep(*settings, consts, xs, zs)
+        cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
         return cts.consts, cts.carry, cts.xs
 
     def doubled(self, moves: Flags) -> Doubled:
@@ -143,7 +126,7 @@ class Reverse(Formula):
             return self._doubled_ends()
         problem = tangent_problem(self.problem, active, y_active)
         inputs, _, carried, zs = self.in_avals
-        in_avals = (with_tangents(inputs, active), [], carried * 2, zs * 2)
+        in_avals = (with_tangent_types(inputs, active), [], carried * 2, zs * 2)
         formula = self._derived(problem, Pushed, active, in_avals)
         return self._as_doubled(formula, active, uses_slots=False)
 
@@ -161,31 +144,29 @@ class Reverse(Formula):
     def _as_doubled(
         self, formula: "Reverse", active: Active, uses_slots: bool
     ) -> Doubled:
-        inputs, slots, carried, zs = self.in_avals
-        ends = [True] * (len(carried) + len(zs))
-        used = [uses_slots] * len(slots)
-        twice = lambda avals: [False] * len(avals) + [True] * len(avals)
-        return Doubled(
-            formula,
-            uses=(*[True] * sum(map(len, inputs)), *used, *ends),
-            takes=(*flat(active), *[False] * len(slots), *ends),
-            ins=(
-                *tangents_behind(inputs, active),
-                *[False] * sum(used),
-                *twice(carried),
-                *twice(zs),
-            ),
-            gives=(True,) * len(self.out_avals_flat),
-            outs=tuple(mark for group in self.out_aval for mark in twice(group)),
+        _, slots, *ends = self.in_avals
+        all_of = lambda groups: tuple((True,) * len(group) for group in groups)
+        no_slots, moving_ends = (False,) * len(slots), all_of(ends)
+        moves = (*active, no_slots, *moving_ends)
+        doubled = Doubled.of(formula, moves, all_of(self.out_aval))
+        if uses_slots:
+            return doubled
+        uses = joined((*all_of(active), no_slots, *moving_ends))
+        return dataclasses.replace(
+            doubled, uses=uses, ins=behind((*active, *moving_ends))
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        """A loop there, with the cotangents of what is carried back, and one back."""
+        """Reverse mode of the reverse sweep: a forward loop, and a reverse loop.
+
+        The cotangents of what was carried back go through the steps from the first to
+        the last, along with the carry.
+        """
         (primals, slots, carried, zs), problem = inputs, self.problem
         active, _ = activity(problem.step, perturbed[0])
         cts = instantiated(cts)
         try:
-            # On this way there is what is left of both once they are differentiated.
+            # Both have been differentiated, so custom rules in them have been used up.
             primal = settled_problem(problem, active, reverse=True)
             back = left_of(self.back, self.again, self._known(active), reverse=True)
             step = onward(back, primal.step.rewritten(Again()))
@@ -199,29 +180,26 @@ class Reverse(Formula):
         problem = dataclasses.replace(problem, step=step, loop=loop)
         args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
         count = len(primals[1])
-        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
+        zeros, zero_slots, *_ = self.zero_cts()
         if not any(map(any, active)):
-            carry, ct_zs, _ = self.there(problem, None, _types_of(args))(*args)
-            zeros = spread(([], [], []), active, self.in_avals[0])
+            carry, ct_zs, _ = self.there(problem, None, args)(*args)
             return zeros, zero_slots, carry[count:], ct_zs
         ct_carry = [
             instantiated(zero_cotangent(c))
             for c in pick(self.in_avals[0][1], active.carry)
         ]
         ends = ([*carried, *ct_carry], zs)
-        in_avals = (_types_of(args), [], *_types_of(ends))
-        formula = self._derived(problem, Pulled, active, in_avals)
+        formula = self._derived(problem, Pulled, active, (args, [], *ends))
         saves = Saves(formula.layout, formula.needed)
-        there = self.there(problem, saves.at_primal, in_avals[0])
-        carry, ct_zs, slots = there(*args)
-        in_avals = (in_avals[0], _types_of(slots), *in_avals[2:])
+        carry, ct_zs, slots = self.there(problem, saves.at_primal, args)(*args)
+        given = (args, slots, *ends)
         formula = Reverse(
-            self.there, problem, formula.back, saves.layout, saves.given, in_avals
+            self.there, problem, formula.back, saves.layout, saves.given, given
         )
-        sums, carried_on, ct_xs = formula(args, slots, *ends)
+        sums, carried_on, ct_xs = formula(*given)
         ct_init = carried_on[len(carried) :]
-        ct_primals = spread((sums, ct_init, ct_xs), active, self.in_avals[0])
-        return ct_primals, zero_slots, carry[count:], ct_zs
+        ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
+        return tuple(ct_primals), zero_slots, carry[count:], ct_zs
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
@@ -230,7 +208,7 @@ class Reverse(Formula):
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
-        """The same, which has the loop there run if too little of it is given."""
+        """The same, which runs the forward loop first if its slots lack anything."""
         if self.given is None or self.given.serves(self.needed):
             return self
         return self.with_params(given=None)
@@ -239,7 +217,7 @@ class Reverse(Formula):
     def reads(self) -> Flags:
         reads = jax.tree.map(lambda _: True, self.in_avals)
         if self.given is not None:
-            # The way back starts from slots. That there is from the initial carry.
+            # It starts from slots, which hold the initial carry as well.
             inputs, *others = reads
             consts, _, xs = inputs
             known = Known.of(self.given, self.again, self.problem.loop_back)
@@ -273,7 +251,7 @@ class Reverse(Formula):
 
     @property
     def again(self) -> Step:
-        """The step to advance by: the loop there, and the bars in it, were shown."""
+        """The step to advance by, without bars: the forward loop has shown them."""
         return again(self.problem)
 
     def _known(self, active: Active) -> Active:
@@ -287,16 +265,17 @@ class Reverse(Formula):
         active: Active,
         in_avals: PyTree,
     ) -> "Reverse":
-        """A derivative, of which the loop there is this one."""
+        """A derivative, with this forward loop."""
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
         return Reverse(self.there, problem, back, layout, None, in_avals)
 
     def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
-        """What is saved, from running the loop there."""
+        """Runs the forward loop, for what it saves."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-        return run_and_save(problem, Saves(self.layout, needs), inputs)[2]
+        there = self.there(problem, Saves(self.layout, needs), inputs)
+        return there.expand(*inputs)[2]
 
     def _pull_written_out(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
@@ -306,12 +285,8 @@ class Reverse(Formula):
         written_out = self.problem.repetition.written_out
         run = functools.partial(written_out, self.problem, self.back, self.again)
         marks = Active(*map(inexact_only, perturbed[0], primals))
-        marked = lambda m, ends: run(merge(primals, marks, m), ends)
-        _, pull = jax.vjp(marked, select(primals, marks), tuple(ends))
+        of_marked = lambda m, ends: run(tuple(map(put, primals, marks, m)), ends)
+        _, pull = jax.vjp(of_marked, tuple(map(pick, primals, marks)), tuple(ends))
         ct_marked, ct_ends = pull(Taken(*cts))
-        zero_slots = [zero_cotangent(aval) for aval in self.in_avals[1]]
-        return (spread(ct_marked, marks, self.in_avals[0]), zero_slots, *ct_ends)
-
-
-def _types_of(inputs: PyTree) -> PyTree:
-    return jax.tree.map(jax.typeof, inputs)
+        zeros, zero_slots, *_ = self.zero_cts()
+        return (tuple(map(put, zeros, marks, ct_marked)), zero_slots, *ct_ends)

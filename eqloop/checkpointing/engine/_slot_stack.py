@@ -99,7 +99,7 @@ class Chain:
             stop = start + jnp.minimum(near, length - self._reach_below(free, rank))
             carry = carries.read(self._row(top))
             begin, end = self.position(start), self.position(stop)
-            carry = self.sweep.walk.advance_to(carry, begin, end)
+            carry = self.sweep.advance_to(carry, begin, end)
             table = store(table, jnp.stack([start, rank - 1]), top)
             carries = carries.write(carry, self._row(top + 1))
             return Stack(top + 1, stop, rank, table, carries)
@@ -161,8 +161,8 @@ class Chain:
         """The carry after a block."""
         start = self.position(block)
         if self.missing:
-            return self.sweep.walk.advance_to(carry, start, self.position(block + 1))
-        return self.sweep.walk.advance(carry, start, self.block)
+            return self.sweep.advance_to(carry, start, self.position(block + 1))
+        return self.sweep.advance(carry, start, self.block)
 
     def _row(self, place: Index) -> Index:
         """The row of the slot at a place on the stack."""
