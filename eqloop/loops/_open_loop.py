@@ -175,8 +175,6 @@ class LoopOpener:
         if self.kept is not None:
             self._refuse_symbolic(inputs, "a slice of the outputs", "Keep all of them")
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
-        kept = kept_indices(inputs.length, self.kept)
-        loop = Loop(inputs.length, self.reverse, max(unroll, 1), inputs.axes, kept)
         refuse_refs(self.name, init, self.words.path)
         settled = trace_settled(
             lambda carry, x: self._call(carry, *inputs.rest.join(x)),
@@ -189,8 +187,15 @@ class LoopOpener:
         if self.undo is not None:
             self._refuse_cuts()
             step, consts = self._with_inverse(step, consts, carry, inputs)
-        loop = dataclasses.replace(
-            loop, carry_paths=carry.paths, starts=carry.starts(init)
+        loop = Loop(
+            inputs.length,
+            self.reverse,
+            max(unroll, 1),
+            inputs.axes,
+            # Without outputs there are no rows that a slice could keep.
+            kept_indices(inputs.length, self.kept) if step.y_types else None,
+            carry_paths=carry.paths,
+            starts=carry.starts(init),
         )
         head = self._steps_before_reversal(loop, step)
 

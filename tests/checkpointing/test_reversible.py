@@ -223,6 +223,29 @@ def test_an_inverse_in_another_schedule_is_checked_on_the_values():
         jax.grad(functools.partial(run, lambda _: wrong))(*ARGS)
 
 
+def test_64_bits_are_compared_where_they_are_enabled_in_one_thread():
+    """An inverse that is off by less than numbers of 32 bits can tell."""
+
+    def step(carry, x):
+        q, p = carry
+        p = p - jnp.sin(w @ q) + x
+        return (q + p, p), None
+
+    def undo(carry, x):
+        q, p = carry
+        q = q - p
+        return q, p + jnp.sin(w @ q) - x + 1e-10
+
+    def last(h):
+        scan = el.Scan(step, schedule=el.Reversible(undo))
+        return jnp.sum(scan((h, h), jnp.ones(3))[0][0])
+
+    with jax.enable_x64(True):
+        w = jnp.ones((300, 300)) / 300
+        with pytest.raises(jax.errors.JaxRuntimeError, match="off by 1e-10"):
+            jax.block_until_ready(jax.jit(jax.grad(last))(jnp.ones((300, 300))))
+
+
 class Coupling(eqx.Module):
     w: jax.Array
 

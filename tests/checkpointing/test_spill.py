@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import eqloop as el
 from eqloop.checkpointing.engine import _spill_files
@@ -233,6 +234,38 @@ def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with pytest.raises(PermissionError, match="no file can be made"):
         el.Spill(el.Chunked(4), tmp_path)
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_64_bits_where_they_are_enabled_in_one_thread(is_batched, tmp_path):
+    """JAX calls back in another one, if the program takes long enough."""
+
+    def mixed_step(carry, x):
+        h, z, count = carry
+        z = lax.complex(jnp.cos(jnp.mean(h)), jnp.sin(jnp.mean(h))) * z
+        h = jnp.sin(h + h @ h / 200 + 0.1 * x * (count % 7).astype(h.dtype) * z.real)
+        return (h, z, count * 3), None
+
+    def last(schedule, h):
+        carry = (h, lax.complex(1.0, 0.5), jnp.array(2**40))
+        return jnp.sum(
+            jnp.square(el.Scan(mixed_step, schedule=schedule)(carry, xs)[0][0])
+        )
+
+    with jax.enable_x64(True):
+        xs = jnp.linspace(0, 1, 12)
+        h = jnp.sin(jnp.arange(200.0**2)).reshape(200, 200) / 20
+        if is_batched:
+            h = jnp.stack([h, h / 2])
+        run = lambda schedule: jax.grad(functools.partial(last, schedule))
+        across = jax.vmap if is_batched else lambda f: f
+        schedule = el.Spill(el.Chunked(3), tmp_path)
+        found, expected = (
+            jax.jit(across(run(s)))(h) for s in (schedule, el.StoreAll())
+        )
+        assert found.dtype == jnp.float64
+        assert np.max(np.abs(expected)) > 1e-3
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 LARGE = """

@@ -64,13 +64,17 @@ def _is_refused(case: Case, error: Exception) -> bool:
     from its own last step do not meet where collectives would join them. JAX 0.10 does
     not transpose a scan that hands on integers on the host, which offloaded slots are.
     A carry is differentiated if it starts so, as that of `lax.scan` is, whether or not
-    steps keep to it; then a rule without a forward mode may be asked for one. And
-    `jax.checkpoint` cannot save complex residuals.
+    steps keep to it; then a rule without a forward mode may be asked for one.
+    `jax.checkpoint` cannot save complex residuals. And the backward pass of a loop that
+    stops is not stored, which reversing a cotangent's clipping would need.
     """
     if not isinstance(error, ValueError | TypeError):
         return False
     if "reduce_precision does not accept dtype complex" in str(error):
         return True
+    if "cannot be differentiated twice in reverse mode" in str(error):
+        clips = case.program.transform.get("backward") is not None
+        return clips or "damped" in case.program.names()
     if not hasattr(hijax, "HiPrim") and "type float0<host>" in str(error):
         return True
     if "forward-mode autodiff (jvp) to a custom_vjp" in str(error):

@@ -7,6 +7,7 @@ from .buffers import buffered
 from .endings import ended
 from .grow import Features
 from .programs import Program
+from .undone import undone
 
 KINDS = {
     programs.scanned: 8,
@@ -15,6 +16,7 @@ KINDS = {
     programs.looped: 4,
     buffered: 4,
     ended: 2,
+    undone: 2,
     programs.layers: 2,
     programs.prefixes: 1,
 }

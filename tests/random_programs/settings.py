@@ -1,6 +1,7 @@
 """Random settings of transforms."""
 
 import random
+import tempfile
 from typing import Any
 
 import eqloop as el
@@ -8,7 +9,7 @@ import eqloop as el
 from .transforms import Transform
 
 SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget")
-AROUND = ("Offload", "Cast")
+AROUND = ("Offload", "Cast", "Spill")
 POLICIES = ("save_nothing", "save_everything", "save_dots", "save_dots_without_batch")
 
 
@@ -28,8 +29,18 @@ def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
     if kind == "Budget":
         return el.Budget(rng.choice(["64KiB", "1MiB"]))
     inner = schedule(rng, length, rng.choice(["Recursive", "Chunked", "Binomial"]))
+    if kind == "Offload":
+        return el.Offload(inner)
+    if kind == "Spill":
+        return el.Spill(inner, tempfile.gettempdir())
     # No number has more bits than this: none is rounded.
-    return el.Offload(inner) if kind == "Offload" else el.Cast(inner, "float64")
+    return el.Cast(inner, "float64")
+
+
+def backward(rng: random.Random, length: int) -> Any:
+    if rng.random() < 0.5:
+        return el.Truncate(rng.randint(1, length + 1))
+    return el.ClipCotangent(rng.choice([0.3, 1.0, 5.0]))
 
 
 def policy(rng: random.Random) -> Any:
@@ -53,7 +64,7 @@ def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
     if rng.random() < 0.25:
         settings["policy"] = policy(rng)
     if rng.random() < 0.15:
-        settings["backward"] = el.Truncate(rng.randint(1, length + 1))
+        settings["backward"] = backward(rng, length)
     if name == "SlicedScan":
         settings["start"] = rng.choice([None, None, rng.randint(-length, length)])
         settings["stop"] = rng.choice([None, None, rng.randint(-length, length)])
@@ -74,7 +85,7 @@ def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Tra
     if name == "ScanWhile":
         settings = {"max_steps": most, "schedule": schedule(rng, most)}
         if rng.random() < 0.15:
-            settings["backward"] = el.Truncate(rng.randint(1, most))
+            settings["backward"] = backward(rng, most)
     return Transform(name, tuple(settings.items()), most)
 
 

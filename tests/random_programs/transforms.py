@@ -90,12 +90,23 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
 
 
 def _cut(carry: Any, position: int, transform: Transform) -> Any:
-    """The carry before a step, without a derivative if there is a cut."""
+    """The carry before a step, with what happens to its cotangent there."""
     backward = transform.get("backward")
-    if backward is None or position % backward.every:
+    if backward is None:
         return carry
-    stop = lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x
-    return jax.tree.map(stop, carry)
+    inexact, others = eqx.partition(carry, eqx.is_inexact_array)
+    if not isinstance(backward, el.Truncate):
+        return eqx.combine(_changed(backward, inexact), others)
+    if position % backward.every == 0:
+        inexact = lax.stop_gradient(inexact)
+    return eqx.combine(inexact, others)
+
+
+def _changed(backward: Callable[[Any], Any], tree: Any) -> Any:
+    """An identity whose cotangent is changed."""
+    identity = jax.custom_vjp(lambda tree: tree)
+    identity.defvjp(lambda tree: (tree, None), lambda _, ct: (backward(ct),))
+    return identity(tree)
 
 
 def rows(xs: Any, axes: Any, i: int) -> Any:

@@ -7,6 +7,7 @@ batch there are: the whole batch is one row of the file.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,9 @@ from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, Index, Value
 from ._costs import Rates
-from ._slots import AbstractSlots, Carries, bits_of
+from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
 from ._spill_files import SpillFiles
+from ._words import of_words, to_words
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -57,6 +59,14 @@ class FileSlots(AbstractSlots):
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jnp.dtype(jnp.uint32)
         return bits_of(dtype) if is_widened(dtype) else dtype
+
+    def packed(self, carry: Arrays) -> list[Value]:
+        return list(map(to_words, super().packed(carry)))
+
+    def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        kept = map(self.stored_dtype, lowered)
+        return super().unpacked(list(map(of_words, stored, kept)), dtypes)
 
     def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
         return [_NUMBER for _ in carry_types]

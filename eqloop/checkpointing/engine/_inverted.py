@@ -21,6 +21,7 @@ from ._reversals import AbstractReversal
 from ._slots import Carries
 from ._step import Step
 from ._sweep import Cotangents, Sweep
+from ._words import read_words, to_words
 
 # How far the inverse of a step may be off, in units of its last place: relative to the
 # leaf, and to the largest number in the carry, as what cancels may have been as large.
@@ -95,11 +96,18 @@ class Inverted(AbstractSlotOrder):
         paths = loop.carry_paths
         names = pick(paths, held) if len(paths) == len(held) else None
         carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
-        compare = lambda *carries: _compare(names, *carries)
         is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
         if not any(map(is_traced, jax.tree.leaves(carries))):
-            compare(*carries)  # an error from here is shorter than one from a callback
+            # An error from here is shorter than one from a callback.
+            _compare(names, *(list(map(np.asarray, carry)) for carry in carries))
             return inputs
+        dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
+
+        def compare(*carries: Arrays) -> Value:
+            read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
+            return _compare(names, *map(read, carries))
+
+        carries = [list(map(to_words, carry)) for carry in carries]
         told = jax.ShapeDtypeStruct((), jnp.int32)
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
         return consts, tied(checked, list(init)), xs
@@ -181,7 +189,6 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
     Raises:
         ValueError: If they differ.
     """
-    carries = tuple([np.asarray(leaf) for leaf in carry] for carry in carries)
     sizes = [max(map(_largest, pair)) for pair in zip(*carries[:2], strict=True)]
     for i, (before, _, again) in enumerate(zip(*carries, strict=True)):
         off = _largest(np.subtract(again, before, dtype=_wide(before)))
