@@ -193,7 +193,7 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
     active = all_active(step)
     layout = problem.layout(active)
     layout = layout.by_carries() if loop.stops else layout
-    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
+    how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
     return plan_of(problem, active, layout, how_long)
 
 
