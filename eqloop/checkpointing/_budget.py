@@ -52,10 +52,11 @@ class Budget(AbstractSchedule):
     example in the `vmap` of a gradient.
 
     Time is estimated from the work of a step if measuring would not pay, as for loops
-    of a few milliseconds, or if a step cannot be run by itself. That is so if it has
-    effects or callbacks, communicates with other devices, or has a `while` loop, which
-    might not end on other numbers. [`measurements`][eqloop.measurements] keeps the
-    measured times in a file.
+    of a few milliseconds, or of some more where the step has hundreds of operations and
+    takes long to compile. It is also estimated if a step cannot be run by itself. That
+    is so if it has effects or callbacks, communicates with other devices, or has a
+    `while` loop, which might not end on other numbers.
+    [`measurements`][eqloop.measurements] keeps the measured times in a file.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans that store carries in both, where they save the most time. How

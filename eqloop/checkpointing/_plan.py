@@ -188,7 +188,7 @@ class Plan:
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
-    how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
+    how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
     return plan_of(problem, active, layout, how_long)
 
 

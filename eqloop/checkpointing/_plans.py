@@ -246,7 +246,7 @@ def _plan_of(
     )
     layout = layout.by_carries() if problem.loop.stops else layout
     measured = measures(problem.planner)
-    how_long = pace(counted, active, measured, pieces=[layout.piece])
+    how_long = pace(counted, active, measured, pieces=lambda: [layout.piece])
     return plan_of(counted, active, layout, how_long)
 
 

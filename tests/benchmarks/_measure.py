@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import eqloop as el
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
@@ -146,6 +148,8 @@ def _forget() -> None:
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
+    # The times of steps are no cache of a function, and are taken anew as well.
+    el.measurements(None)
 
 
 def _seconds(program: Callable[..., Any], *args: Any) -> float:

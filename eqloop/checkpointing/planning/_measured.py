@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Hashable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -30,7 +30,7 @@ from ..engine._problem import Problem
 from ..engine._repetition import Counted
 from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots
-from ..engine._step import without_outputs
+from ..engine._step import Step, without_outputs
 from ..engine._together import Together, can_join
 from ._cost import step_cost
 from ._measurements import key_of, lookup, remember
@@ -38,13 +38,20 @@ from ._stopwatch import nanoseconds
 from ._trial import Fixed, gradient_of, input_types, of_length
 from ._work import rates
 
+# To find out of which pieces it will be asked takes a while, too.
+PiecesAsked: TypeAlias = Callable[[], Collection[Piece]]
+
 # How long one run of a short loop should take, in nanoseconds, so that calling it does
 # not count; and how many steps it has at least, so that it has whole blocks.
 _RUN_TIME = 4e6
 _FEWEST_STEPS = 128
 _MOST_BYTES = 2**26
-# Loops whose gradient takes less than this are not worth it.
+# Loops whose gradient takes less than this are not worth it. To measure is mostly to
+# compile, and of a step with more equations than this, that takes long: for 50 leaves a
+# hundred times what it takes to trace it, or on JAX 0.12 nearly a thousand times. In
+# the number of equations it grows by about the square.
 _WORTH_MEASURING = 2e6
+_QUICKLY_COMPILED = 64
 # The blocks that are tried. What others take is told from these.
 _BLOCKS = (1, 8, 64)
 _BATCHES = (8, 64)
@@ -117,7 +124,7 @@ def pace(
     active: Active,
     measure: bool,
     kept: tuple[str, ...] | None = None,
-    pieces: Collection[Piece] | None = None,
+    pieces: PiecesAsked | None = None,
 ) -> AbstractPace:
     """How long the pieces of a loop's gradient take.
 
@@ -127,7 +134,8 @@ def pace(
         measure: Whether to find out by running them. What cannot be run, and what
             takes less time than that, is estimated nevertheless.
         kept: What a step keeps where its residuals are stored, if that is chosen.
-        pieces: Of which blocks it will be asked; by default of all. No others are run.
+        pieces: Gives the blocks of which it will be asked, if these are not all. No
+            others are run.
     """
     keeping = problem if kept is None else problem.keeping(kept)
     estimated = Estimated(step_cost(keeping, active), rates())
@@ -169,7 +177,14 @@ def move_time(
 
 def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:
     takes = problem.loop.length * estimated.everything
-    return takes >= _WORTH_MEASURING and _can_be_run(problem)
+    return takes >= _least_time(problem.step) and _can_be_run(problem)
+
+
+@functools.lru_cache(maxsize=512)
+def _least_time(step: Step) -> float:
+    """How long a loop of a step has to take for measuring to pay, in nanoseconds."""
+    count = sum(1 for _ in equations(step.jaxpr))
+    return _WORTH_MEASURING * max(count / _QUICKLY_COMPILED, 1) ** 2
 
 
 @functools.lru_cache(maxsize=512)
@@ -191,13 +206,13 @@ def _timed(
     active: Active,
     estimated: Estimated,
     kept: tuple[str, ...] | None,
-    pieces: Collection[Piece] | None,
+    pieces: PiecesAsked | None,
 ) -> Measured | None:
     length = _trial_length(problem, estimated)
     layouts: list[Layout | None] = [None, Layout(AllAtOnce(length), kept=kept)]
     samples = _tried(problem, length, kept is not None)
     if pieces is not None:
-        samples = _asked_for(samples, pieces)
+        samples = _asked_for(samples, pieces())
     for reversal, count in samples:
         order = Nested((Nest((length // count,), count),))
         names = kept if count > 1 else None

@@ -75,7 +75,7 @@ def paces(
     """
     pieces = None
     if measure and nbytes is not None:
-        pieces = _pieces_within(problem, active, nbytes)
+        pieces = functools.partial(_pieces_within, problem, active, nbytes)
     base = pace(problem, active, measure, pieces=pieces)
     entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
     # The derivative of a loop for which it was chosen has the policy already, and

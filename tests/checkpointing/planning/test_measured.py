@@ -134,6 +134,26 @@ def test_nothing_is_run_where_it_would_not_pay(runs):
     assert not runs
 
 
+def test_a_large_program_is_run_only_for_long_loops(runs):
+    """To compile it takes longer than in proportion, and so must the loop."""
+
+    def plan_of_terms(count, length):
+        def step(h, x):
+            for _ in range(count):
+                h = jnp.sin(h)  # one equation
+            return h + x, None
+
+        scan = el.Scan(step, schedule=BUDGET)
+        return scan.plan(jnp.zeros(32), jnp.ones((length, 32)))
+
+    assert plan_of_terms(15, 4 * LENGTH).is_measured
+    runs.clear()
+    # As many operations altogether, with sixteen times as many equations to compile.
+    assert not plan_of_terms(255, LENGTH // 4).is_measured
+    assert not runs
+    assert plan_of_terms(255, 4 * LENGTH).is_measured
+
+
 def test_several_processes_measure_nothing(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert not plan().is_measured
