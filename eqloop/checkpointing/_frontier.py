@@ -15,6 +15,7 @@ from .engine._step import Step
 from .planning._alike import alike
 from .planning._choice import pareto
 from .planning._paces import paces
+from .whiles._ending import Ending
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,8 +76,8 @@ def frontier_of(
         only = plan(step, loop, schedule, policy)
         return Frontier((only,), only)
     active = all_active(step)
-    all_of_it = dataclasses.replace(loop, stops=False)
-    problem = Problem(step, all_of_it, policy, schedule, Counted())
+    repetition = Ending() if loop.stops else Counted()
+    problem = Problem(step, loop, policy, schedule, repetition).planned
     chooses = chooses_policy(schedule)
     planned = problem if chooses else alike(problem)
     times = paces(planned, active, measure=True, chooses=chooses)
@@ -90,6 +91,5 @@ def frontier_of(
             plan_of(problem, active, layout, how_long, size), schedule=budget(size)
         )
         for layout, size in pareto(planned, active, times)
-        if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

@@ -21,6 +21,7 @@ from .planning._alike import alike
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
+from .whiles._ending import Ending
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -187,12 +188,11 @@ class Plan:
 
 def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
-    # That of a loop which may stop is made for all of its steps.
-    all_of_it = dataclasses.replace(loop, stops=False)
-    problem = Problem(step, all_of_it, policy, schedule, Counted())
+    repetition = Ending() if loop.stops else Counted()
+    problem = Problem(step, loop, policy, schedule, repetition)
     active = all_active(step)
     layout = problem.layout(active)
-    layout = layout.by_carries() if loop.stops else layout
+    problem = problem.planned
     how_long = pace(problem, active, measures(schedule), pieces=[layout.piece])
     return plan_of(problem, active, layout, how_long)
 
