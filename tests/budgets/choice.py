@@ -95,9 +95,7 @@ def _differentiated(rng: random.Random, program: Program) -> tuple[int, ...]:
     return tuple(sorted(rng.sample(fits, count)))
 
 
-def _with_budget(
-    rng: random.Random, program: Program, length: int
-) -> Program | None:
+def _with_budget(rng: random.Random, program: Program, length: int) -> Program | None:
     """The program with a loop or map that can have a budget, which it has not yet."""
     transform = program.transform
     name = {
@@ -144,7 +142,7 @@ def _has_its_size(program: Program, width: int) -> bool:
     steps = [_bytes(t) for body in program.bodies for t in _types(body)]
     if max(steps, default=0) > _LARGEST:
         return False
-    if not _LEAST <= sum(steps) or sum(steps) * length > _ALL:
+    if sum(steps) < _LEAST or sum(steps) * length > _ALL:
         return False
     ops = [op for body in program.bodies for op in _operations(body)]
     products = {"matmul": 3, "solve": 3, "matvec": 2, "convolve": 2}

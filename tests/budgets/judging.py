@@ -31,9 +31,11 @@ def judge(case: Case) -> Finding | None:
             return Finding(case, kind_of(error), "".join(traceback.format_exc()))
 
 
-def compiled(run: Any, args: Any) -> Any:
-    """The program as users compile it."""
-    return jax.jit(run).lower(*args).compile(AS_USED)
+# The reference is run three times, on little data, and its memory does not matter.
+_QUICK: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 
 def least(case: Budgeted) -> int | None:
@@ -69,13 +71,11 @@ def _reference(case: Budgeted) -> tuple[Any, Any]:
     """The gradient by plain JAX, and how far rounding takes it."""
     try:
         run, args = case.reference()
-        program = compiled(run, args)
+        program = jax.jit(run).lower(*args).compile(_QUICK)
         found = program(*args)
-        changed = []
-        for by in (case.precision.nudge, -case.precision.nudge):
-            changed.append(program(case.values(by), args[1]))
-        sensitivity = max(distance(found, other) for other in changed)
-        return found, sensitivity
+        nudges = case.precision.nudge, -case.precision.nudge
+        changed = [program(case.values(by), args[1]) for by in nudges]
+        return found, max(distance(found, other) for other in changed)
     except Exception as error:
         raise Skipped(kind_of(error)) from error
 
@@ -87,7 +87,7 @@ def _judged(case: Budgeted, expected: Any) -> Finding | None:
     name = case.program.transform.name
     for nbytes in dict.fromkeys((smallest, round(case.more * smallest))):
         run, args = case.within(budget(nbytes))
-        program = compiled(run, args)
+        program = jax.jit(run).lower(*args).compile(AS_USED)
         taken = program.memory_analysis().temp_size_in_bytes
         if taken > nbytes:
             detail = f"{taken} of {nbytes} bytes, {taken / nbytes:.3f} times as much"

@@ -1,4 +1,4 @@
-"""What a loop or a map with a budget is beside: the same in `lax.scan` or `jax.vmap`."""
+"""What a loop or a map with a budget is beside: the same in `lax.scan` or `vmap`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,9 +41,7 @@ def _scan(transform: Transform, step: Any) -> Callable[..., Any]:
         def body(carry: Any, element: Any) -> Any:
             position, rows, key = element
             rows = iter(rows)
-            x = tree.unflatten(
-                [x if axis is None else next(rows) for x, axis in pairs]
-            )
+            x = tree.unflatten([x if axis is None else next(rows) for x, axis in pairs])
             keyword = {} if key is None else {"key": key}
             return step(_cut(carry, position, transform), x, **keyword)
 
