@@ -84,6 +84,5 @@ def frontier_of(
             plan_of(problem, active, layout, how_long, size), schedule=budget(size)
         )
         for layout, size in pareto(known, active, times)
-        if not (loop.stops and layout.stores_residuals)
     )
     return Frontier(tuple(plans), chosen)

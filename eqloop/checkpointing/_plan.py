@@ -21,6 +21,7 @@ from .planning._alike import alike
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
+from .whiles._ending import Ending
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -199,11 +200,10 @@ def planned(
 
     That of a loop which may stop is made for all of its steps.
     """
-    all_of_it = dataclasses.replace(loop, stops=False)
-    problem = Problem(step, all_of_it, policy, schedule, Counted())
+    repetition = Ending() if loop.stops else Counted()
+    problem = Problem(step, loop, policy, schedule, repetition)
     active = all_active(step)
-    layout = problem.layout(active)
-    return problem, active, layout.by_carries() if loop.stops else layout
+    return problem.planned, active, problem.layout(active)
 
 
 def plan_of(

@@ -26,7 +26,6 @@ from .engine._layout import Layout
 from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
 from .engine._problem import Problem, activity, all_active
-from .engine._repetition import Counted
 from .planning._measured import pace
 from .planning._memory import Maps
 from .whiles._while_order import AbstractWhileOrder
@@ -239,11 +238,7 @@ def _plan_of(
 ) -> Plan | WhilePlan:
     if isinstance(layout, AbstractWhileOrder):
         return while_plan_of(problem, active, layout, maps)
-    counted = dataclasses.replace(
-        problem,
-        loop=dataclasses.replace(problem.loop, stops=False),
-        repetition=Counted(),
-    )
+    counted = problem.planned
     layout = layout.by_carries() if problem.loop.stops else layout
     measured = measures(problem.planner)
     how_long = pace(counted, active, measured, pieces=lambda: [layout.piece])

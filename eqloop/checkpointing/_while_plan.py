@@ -6,12 +6,11 @@ import math
 from .._bytes import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
-from .engine._loop import nbytes
 from .engine._problem import Problem
 from .engine._repetition import Counted
 from .planning._cost import step_cost
 from .planning._guess import working_set
-from .planning._memory import Maps, loop_bytes, with_a_little_more
+from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
 from .whiles._while_order import AbstractWhileOrder
 
 
@@ -99,6 +98,5 @@ def while_plan_of(
         counted = dataclasses.replace(problem, step=step, repetition=Counted())
         cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
         size = batch * (order.rows * cost.held + working_set(cost))
-    # Within another program, what the loop starts from there and back may be copied.
-    ends = 2 * batch * nbytes(problem.step.carry_types)
-    return WhilePlan(order, with_a_little_more(size + ends))
+    size += batch * bytes_of_ends(problem)
+    return WhilePlan(order, with_a_little_more(size))

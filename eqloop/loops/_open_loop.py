@@ -12,6 +12,7 @@ from typing import SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .._axes import (
@@ -267,8 +268,11 @@ class LoopOpener:
                 key, key_axis = jax.random.split(key, length), 0
         cuts, cut_axis = None, None
         if isinstance(self.backward, Truncate):
-            cuts, cut_axis = jnp.arange(length) % self.backward.every == 0, 0
-            cuts = jnp.flip(cuts) if self.reverse else cuts
+            # Of a length that is known they are a constant, for which no program has
+            # to make room while it runs.
+            xp = jnp if is_symbolic(length) else np
+            cuts, cut_axis = xp.arange(length) % self.backward.every == 0, 0
+            cuts = xp.flip(cuts) if self.reverse else cuts
         axes = [*f_axes, *x_axes, key_axis, cut_axis]
         return AlongAxes.of((f, xs, key, cuts), axes, length)
 

@@ -12,6 +12,7 @@ from jax import lax
 
 import eqloop as el
 
+from ..checkpointing.memory import temp_bytes
 from ..marks import slow
 
 
@@ -259,6 +260,26 @@ def test_a_budget_is_kept_to():
 
     lowered = jax.jit(jax.grad(loss)).lower(h, xs).compile()
     assert lowered.memory_analysis().temp_size_in_bytes <= 64 * 1024
+
+
+def test_a_budget_is_kept_to_where_residuals_are_small():
+    """None are stored in such a loop, and carries are what its plan is made for."""
+    step = lambda h, _: (h + 0.1 * jnp.sin(h[0] * h[1]), None)
+
+    def gradient(schedule):
+        settings = dict(max_steps=100, schedule=schedule)
+        loop = el.ScanWhile(lambda h: h[0] < 9, step, **settings)
+        return jax.grad(lambda h: jnp.sum(loop(h)[0] ** 2))
+
+    h = jnp.linspace(0.0, 1.0, 1000)
+    with pytest.raises(ValueError, match="The least that would do") as error:
+        el.plans(gradient(el.Budget(1)))(h)
+    least = int(re.search(r"which is (\d+) bytes", str(error.value))[1])
+    assert least < 100 * h.nbytes / 4
+    for nbytes in (least, 4 * least):
+        (found,) = el.plans(gradient(el.Budget(nbytes)))(h)
+        taken = temp_bytes(gradient(el.Budget(nbytes)), h)
+        assert taken <= found.plan.peak_bytes <= nbytes
 
 
 WRONG = {

@@ -47,13 +47,13 @@ def judge(case: Case) -> Finding | None:
         try:
             expected = case.evaluate(is_written_out=True)
         except Exception as error:
-            raise Skipped(_kind(error)) from error
+            raise Skipped(kind_of(error)) from error
         try:
             found = case.evaluate(is_written_out=False, is_jitted=case.is_jitted)
         except Exception as error:
             if _is_refused(case, error) or _is_theirs(case, error):
                 return None
-            return Finding(case, _kind(error), "".join(traceback.format_exc()))
+            return Finding(case, kind_of(error), "".join(traceback.format_exc()))
         return _compared(case, expected, found)
 
 
@@ -97,11 +97,11 @@ def _is_theirs(case: Case, error: Exception) -> bool:
     try:
         case.evaluate(is_written_out=True, is_jitted=False)
     except Exception as other:
-        return _kind(other) == _kind(error)
+        return kind_of(other) == kind_of(error)
     return False
 
 
-def _kind(error: Exception) -> str:
+def kind_of(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0]
     first = re.sub(r"call \w+ under", "call it under", re.sub(r"[0-9]+", "#", first))
     return f"{type(error).__name__}: {first[:100]}"
@@ -120,7 +120,7 @@ def _compared(case: Case, expected: Result, found: Result) -> Finding | None:
         want, got = (getattr(result, log) for result in (expected, found))
         if len(want) != len(got) or not np.allclose(want, got, 1e-3, 1e-3):
             return Finding(case, f"{log} effects differ", f"{got}\nfor\n{want}")
-    worst = _distance(expected.arrays, found.arrays)
+    worst = distance(expected.arrays, found.arrays)
     if worst <= case.precision.tolerance:
         return None
     if worst <= 100 * _sensitivity(case, expected):
@@ -140,10 +140,10 @@ def _sensitivity(case: Case, expected: Result) -> float:
         case.evaluate(is_written_out=True, nudge=by).arrays for by in (nudge, -nudge)
     ]
     results.append(case.evaluate(is_written_out=True, is_jitted=False).arrays)
-    return max(_distance(expected.arrays, arrays) for arrays in results)
+    return max(distance(expected.arrays, arrays) for arrays in results)
 
 
-def _distance(one: Any, other: Any) -> float:
+def distance(one: Any, other: Any) -> float:
     """The largest difference, beside the numbers that it is among."""
     worst = 0.0
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):

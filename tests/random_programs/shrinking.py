@@ -1,7 +1,7 @@
 """Makes a finding smaller: whatever can be left out of its case is."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .bodies import Body, Op
 from .cases import Case
@@ -10,15 +10,18 @@ from .judging import Finding, Skipped, judge
 _MOST = 60
 
 
-def shrink(finding: Finding) -> Finding:
-    """The same kind of finding of a smaller case."""
+Judge = Callable[[Case], Finding | None]
+
+
+def shrink(finding: Finding, judge: Judge = judge) -> Finding:
+    """The same kind of finding of a smaller case, by whoever found it."""
     tries = 0
     is_smaller = True
     while is_smaller and tries < _MOST:
         is_smaller = False
         for case in _smaller(finding.case):
             tries += 1
-            again = _again(case, finding.kind)
+            again = _again(case, finding.kind, judge)
             if again is not None:
                 finding, is_smaller = again, True
                 break
@@ -27,7 +30,7 @@ def shrink(finding: Finding) -> Finding:
     return finding
 
 
-def _again(case: Case, kind: str) -> Finding | None:
+def _again(case: Case, kind: str, judge: Judge) -> Finding | None:
     try:
         finding = judge(case)
     except Skipped:

@@ -62,6 +62,16 @@ class Problem:
     repetition: "AbstractRepetition"
     still: Flags = ()
 
+    @property
+    def planned(self) -> "Problem":
+        """The same loop, as whoever plans it sees it."""
+        return self.repetition.planned(self)
+
+    @property
+    def run(self) -> "Problem":
+        """The loop that is run where this one is planned."""
+        return self.repetition.run_as_planned(self)
+
     def layout(self, active: Active) -> Layout:
         """How its planner has it stored and reversed."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:

@@ -47,6 +47,14 @@ class AbstractRepetition(abc.ABC):
         """How a loop is stored and reversed, as its planner has it."""
         return problem.planner.layout(LoopSpec(problem, active))
 
+    def planned(self, problem: Problem) -> Problem:
+        """The loop as a planner sees it, see `Problem.planned`."""
+        return problem
+
+    def run_as_planned(self, problem: Problem) -> Problem:
+        """The loop that is run where this one is planned, see `Problem.run`."""
+        return problem
+
     @abc.abstractmethod
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree
@@ -127,10 +135,23 @@ class AbstractRepetition(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Counted(AbstractRepetition):
-    """So many steps, which are known beforehand."""
+    """So many steps, which are known beforehand.
+
+    Attributes:
+        ending: How a loop goes on that may end before, if this one stands for it while
+            it is planned: by all of its steps.
+    """
+
+    ending: AbstractRepetition | None = None
 
     instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     lead: ClassVar[int] = 0
+
+    def run_as_planned(self, problem: Problem) -> Problem:
+        if self.ending is None:
+            return problem
+        loop = dataclasses.replace(problem.loop, stops=True)
+        return dataclasses.replace(problem, loop=loop, repetition=self.ending)
 
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree

@@ -139,6 +139,8 @@ def _bytes_learned(
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
     every = layouts(length, can_join(problem.step), rows, times.sets)
+    if problem.run.loop.stops:
+        every = iter(dict.fromkeys(layout.by_carries() for layout in every))
     return sorted(
         ((times.duration(layout), layout) for layout in every),
         key=lambda item: item[0],

@@ -11,6 +11,7 @@ from ..._programs import batched_types, vmap
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._listing import unlisted
+from ..engine._loop import nbytes
 from ..engine._problem import Problem
 from ._alike import alike
 from ._cost import step_cost
@@ -36,7 +37,8 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
     if measured is None:
         cost = step_cost(problem, active)
         measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
-    return with_a_little_more(measured + extra)
+    ends = bytes_of_ends(problem) if problem.run.loop.stops else 0
+    return with_a_little_more(measured + extra + ends)
 
 
 def loop_bytes(
@@ -53,9 +55,17 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(alike(problem), planner=Fixed(layout))
+    fixed = dataclasses.replace(alike(problem).run, planner=Fixed(layout))
     platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
     return _temporary(fixed, active, maps, platform)
+
+
+def bytes_of_ends(problem: Problem) -> int:
+    """What a loop that may stop starts from, there and back.
+
+    Within another program these may be copied.
+    """
+    return 2 * nbytes(problem.step.carry_types)
 
 
 def with_a_little_more(size: int) -> int:

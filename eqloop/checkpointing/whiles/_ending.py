@@ -52,9 +52,11 @@ class Ending(AbstractStopping):
 
     def layout(self, problem: Problem, active: Active) -> Any:
         # JAX differentiates no loop that stops, so there are no residuals to store.
+        return self.planned(problem).layout(active).by_carries()
+
+    def planned(self, problem: Problem) -> Problem:
         loop = dataclasses.replace(problem.loop, stops=False)
-        counted = dataclasses.replace(problem, loop=loop, repetition=Counted())
-        return counted.layout(active).by_carries()
+        return dataclasses.replace(problem, loop=loop, repetition=Counted(self))
 
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree

@@ -1,0 +1,100 @@
+"""Whether a budget is kept, and its gradient right."""
+
+import re
+import traceback
+from typing import Any
+
+import jax
+
+import eqloop as el
+
+from ..compiling import AS_USED
+from ..random_programs.cases import Case
+from ..random_programs.judging import Finding, Skipped, distance, kind_of
+from .budgeted import Budgeted
+
+
+def judge(case: Case) -> Finding | None:
+    """What is wrong with a case, if anything is.
+
+    Raises:
+        Skipped: If plain JAX cannot evaluate it, or there is nothing to plan.
+    """
+    assert isinstance(case, Budgeted)
+    with case.environment():
+        expected = _reference(case)
+        try:
+            return _judged(case, expected)
+        except Skipped:
+            raise
+        except Exception as error:
+            return Finding(case, kind_of(error), "".join(traceback.format_exc()))
+
+
+# The reference is run three times, on little data, and its memory does not matter.
+_QUICK: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+def least(case: Budgeted) -> int | None:
+    """The least budget that will do, as errors say it; `None` if any does.
+
+    A map's gradient is another map than the one of its value, and may need more.
+    """
+    nbytes = None
+    for _ in range(3 if case.program.transform.name == "ChunkedVmap" else 1):
+        try:
+            _trace(case, nbytes or 1)
+        except ValueError as error:
+            said = re.search(r"which is (\d+) bytes", str(error))
+            if said is None:
+                raise
+            nbytes = int(said[1])
+        else:
+            break
+    return nbytes
+
+
+def _trace(case: Budgeted, nbytes: int) -> None:
+    run, args = case.within(budget(nbytes))
+    jax.jit(run).trace(*args)
+
+
+def budget(nbytes: int) -> el.Budget:
+    """It measures no times, so that the plan of a seed is the same again."""
+    return el.Budget(nbytes, measure=False)
+
+
+def _reference(case: Budgeted) -> tuple[Any, Any]:
+    """The gradient by plain JAX, and how far rounding takes it."""
+    try:
+        run, args = case.reference()
+        program = jax.jit(run).lower(*args).compile(_QUICK)
+        found = program(*args)
+        nudges = case.precision.nudge, -case.precision.nudge
+        changed = [program(case.values(by), args[1]) for by in nudges]
+        return found, max(distance(found, other) for other in changed)
+    except Exception as error:
+        raise Skipped(kind_of(error)) from error
+
+
+def _judged(case: Budgeted, expected: Any) -> Finding | None:
+    smallest = least(case)
+    if smallest is None:
+        raise Skipped("nothing to plan")
+    name = case.program.transform.name
+    for nbytes in dict.fromkeys((smallest, round(case.more * smallest))):
+        run, args = case.within(budget(nbytes))
+        program = jax.jit(run).lower(*args).compile(AS_USED)
+        taken = program.memory_analysis().temp_size_in_bytes
+        if taken > nbytes:
+            detail = f"{taken} of {nbytes} bytes, {taken / nbytes:.3f} times as much"
+            plans = el.plans(run)(*args)
+            return Finding(case, f"more than its budget: {name}", f"{detail}\n{plans}")
+    found, sensitivity = expected
+    worst = distance(found, program(*args))
+    if worst <= max(case.precision.tolerance, 100 * sensitivity):
+        return None
+    return Finding(case, f"another gradient: {name}", f"off by {worst:.2g}")
