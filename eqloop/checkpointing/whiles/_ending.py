@@ -31,6 +31,7 @@ from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
+from ._early_ends import with_early_ends
 from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
@@ -60,7 +61,8 @@ class Ending(AbstractStopping):
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        (consts, init, xs), step = inputs, problem.step
+        consts, init, xs = inputs
+        step = with_early_ends(problem.step)
         # Steps tell of themselves here.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
@@ -88,7 +90,8 @@ class Ending(AbstractStopping):
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
-        sweep = Sweep(way.step, *settings, consts, xs, zs, count=most, own=own)
+        step = with_early_ends(way.step)
+        sweep = Sweep(step, *settings, consts, xs, zs, count=most, own=own)
         run = lambda sweep, carried: sweep.run(way.layout, slots, carried)
         return told_back(run, sweep, carried, [*saved, *zs])
 

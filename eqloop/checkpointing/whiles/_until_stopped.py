@@ -16,6 +16,7 @@ from ..engine._slim import Way
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
+from ._early_ends import with_early_ends
 from ._stopping import AbstractStopping
 from ._until import run_plain
 
@@ -31,7 +32,8 @@ class UntilStopped(AbstractStopping):
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        (consts, init, _), step, loop = inputs, problem.step, problem.loop
+        (consts, init, _), loop = inputs, problem.loop
+        step = with_early_ends(problem.step)
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
@@ -47,7 +49,8 @@ class UntilStopped(AbstractStopping):
     def reverse(self, way: Way, inputs: PyTree, saved: Arrays) -> Cotangents:
         (consts, _, carried, _), layout = inputs, way.layout
         settings = (way.loop, self.back(way), layout.reversal)
-        sweep = Sweep(way.step, *settings, consts, [], [], count=saved[0])
+        step = with_early_ends(way.step)
+        sweep = Sweep(step, *settings, consts, [], [], count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
 
