@@ -238,7 +238,7 @@ class WrapsByProperty(diffrax.AbstractWrappedSolver):
 
     term_structure = diffrax.AbstractTerm
     interpolation_cls = diffrax.LocalLinearInterpolation
-    term_compatible_contr_kwargs = {}
+    term_compatible_contr_kwargs = property(lambda self: {})
 
     @property
     def solver(self):
