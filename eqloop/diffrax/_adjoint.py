@@ -179,6 +179,11 @@ def _inner_loop(
 
 def _differentiable(solver: PyTree) -> PyTree:
     """The solver whose stages are in a loop that is differentiable in every mode."""
+    if isinstance(solver, diffrax.AbstractWrappedSolver):
+        # It passes for the solver that it wraps, and has none of its settings.
+        if not any(field.name == "solver" for field in dataclasses.fields(solver)):
+            return solver
+        return dataclasses.replace(solver, solver=_differentiable(solver.solver))
     # By default it is one of Equinox's that has reverse mode alone. "bounded" is known
     # to Runge-Kutta solvers, and "lax" to those of stochastic equations.
     kinds = {diffrax.AbstractRungeKutta: "bounded", diffrax.AbstractSRK: "lax"}

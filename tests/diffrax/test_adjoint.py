@@ -213,6 +213,7 @@ SOLVERS = {
     "implicit": diffrax.Kvaerno3(),
     "fixed": diffrax.Euler(),
     "long": diffrax.Dopri8(),
+    "wrapped": diffrax.HalfSolver(diffrax.Bosh3()),
 }
 
 
@@ -230,6 +231,44 @@ def test_solvers(solver):
     grads = gradients(ours)[1]
     along = sum(jnp.vdot(g, x) for g, x in zip(grads, inputs(), strict=True))
     assert_same(push(ours), along)
+
+
+class WrapsByProperty(diffrax.AbstractWrappedSolver):
+    """It passes for the solver that it wraps, which is no field of it."""
+
+    term_structure = diffrax.AbstractTerm
+    interpolation_cls = diffrax.LocalLinearInterpolation
+    term_compatible_contr_kwargs = property(lambda self: {})
+
+    @property
+    def solver(self):
+        return diffrax.Heun()
+
+    def order(self, terms):
+        return self.solver.order(terms)
+
+    def init(self, *inputs):
+        return self.solver.init(*inputs)
+
+    def step(self, *inputs):
+        *_, state, result = outs = self.solver.step(*inputs)
+        dense = dict(y0=inputs[3], y1=outs[0])
+        return outs[0], outs[1], dense, state, result
+
+    def func(self, *inputs):
+        return self.solver.func(*inputs)
+
+
+@pytest.mark.parametrize(
+    "solver", [diffrax.HalfSolver(diffrax.Heun()), WrapsByProperty()]
+)
+def test_solvers_that_wrap_others(solver):
+    """Neither has the settings of a Runge-Kutta method, which both pass for."""
+    ours, theirs = (
+        solution(adjoint, controller="constant", solver=solver)
+        for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
+    )
+    assert_same(gradients(ours), gradients(theirs))
 
 
 @pytest.mark.slow

@@ -84,6 +84,7 @@ SUITES = {
             "test_integrate.py",
             "test_progress_meter.py",
             "test_saveat_solution.py",
+            "test_sde2.py",
             "test_vmap.py",
         ),
         variants=("adjoint", "theirs"),

@@ -11,6 +11,7 @@ other, and the program would be larger.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -160,10 +161,15 @@ def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
     """What a scan gives, without a loop."""
     program, indices = close(params["jaxpr"]), range(params["length"])
     consts, carry, xs = split(inputs, *scan_counts(params))
+    most = max(map(_count_entries, carry), default=0)
     rows: dict[int, list[Any]] = {}
     for i in reversed(indices) if params["reverse"] else indices:
         x = [_Value(lax.index_in_dim(x.array, i, keepdims=False)) for x in xs]
-        outs = _values_of(program, [*consts, *map(_computed_once, carry), *x])
+        # The cotangent of a const is a sum over all iterations, too. XLA would keep the
+        # terms of all of them for that one sum. Not so with a large const, a matrix of
+        # weights: each term is a product, which is better added than kept.
+        own = [_computed_once(c) if _count_entries(c) <= most else c for c in consts]
+        outs = _values_of(program, [*own, *map(_computed_once, carry), *x])
         carry, y = split(outs, len(carry))
         rows[i] = [value.array for value in y]
     ys = zip(*(rows[i] for i in indices), strict=True)
@@ -181,6 +187,12 @@ def _computed_once(value: _Value) -> _Value:
     if not is_inexact(value.array):
         return value
     return value._replace(array=lax.optimization_barrier(value.array))
+
+
+def _count_entries(value: _Value) -> float:
+    """How many entries an array has; more than any number if that is not known."""
+    shape = jnp.shape(value.array)
+    return math.inf if any(map(is_symbolic, shape)) else math.prod(shape)
 
 
 def _is_short_loop(eqn: jex.JaxprEqn) -> bool:

@@ -125,13 +125,13 @@ class AbstractSlots(abc.ABC):
     def packed(self, carry: Arrays) -> list[Value]:
         """A carry in the form in which it is stored."""
         dtypes = [jax.typeof(leaf).dtype for leaf in carry]
-        lowered = [_lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         carry = list(map(_rounded, carry, lowered))
         return list(map(_as_stored, carry, map(self.stored_dtype, lowered)))
 
     def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
         """A carry as it was, given what was stored of it, and its dtypes."""
-        lowered = [_lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
     def packed_types(self, carry_types: Arrays) -> list[Aval]:
@@ -297,7 +297,7 @@ class DeviceSlots(AbstractSlots):
         return carry, ys, carries.arrays
 
 
-def _lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
+def lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
     """The dtype of a leaf that is stored with so much precision, or its own."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     if precision is None or not is_float or dtype.itemsize <= precision.itemsize:

@@ -168,9 +168,16 @@ class Sweep:
 
     def pull_first(self, carry: Arrays, count: int, cts: Cotangents) -> Cotangents:
         """Reverses the first `count` steps, given the initial carry, if any was run."""
-        pull = lambda _, cts: self.pull(carry, zero(), count, cts)
+
+        def pull(i: Index, cts: Cotangents) -> Cotangents:
+            # Behind a barrier with the index the carry is not the same in each
+            # iteration, as far as XLA can see. So it evaluates the steps in the loop,
+            # and does not keep all that their reversal needs from before it.
+            start, *held = lax.optimization_barrier([i, *carry])
+            return self.pull(held, start, count, cts)
+
         if self.count is None:
-            return pull(0, cts)
+            return self.pull(carry, zero(), count, cts)
         # A loop, as a branch would copy the cotangents.
         return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
 

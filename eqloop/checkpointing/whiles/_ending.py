@@ -30,6 +30,7 @@ from ..engine._repetition import Counted
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
+from ._early_ends import with_early_ends
 from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
@@ -61,7 +62,8 @@ class Ending(AbstractStopping):
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        (consts, init, xs), step = inputs, problem.step
+        consts, init, xs = inputs
+        step = with_early_ends(problem.step)
         # Steps tell of themselves here.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
@@ -89,8 +91,8 @@ class Ending(AbstractStopping):
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
-        back = self.written_out_loops(sweep.back)
-        sweep = dataclasses.replace(sweep, back=back, count=most, own=own)
+        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
         run = lambda sweep, carried: sweep.run(layout, slots, carried)
         return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 

@@ -31,6 +31,7 @@ from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
+from ._early_ends import with_early_ends
 from ._while_order import UNLIMITED, first_state, next_carry, run_until
 
 
@@ -133,7 +134,8 @@ class UntilStopped(AbstractStopping):
     def run(
         self, problem: Problem, saves: Saves | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        (consts, init, _), step, loop = inputs, problem.step, problem.loop
+        (consts, init, _), loop = inputs, problem.loop
+        step = with_early_ends(problem.step)
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
@@ -149,8 +151,8 @@ class UntilStopped(AbstractStopping):
     def reverse(
         self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        back = self.written_out_loops(sweep.back)
-        sweep = dataclasses.replace(sweep, back=back, count=saved[0])
+        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
 

@@ -136,3 +136,19 @@ def test_effects_are_kept():
 
     step = step_of(told, W, True, Y)
     assert without_short_loops(step) is step
+
+
+def test_cotangents_of_small_consts_are_added_in_each_iteration():
+    """The carry of the loop and its initial value, but not the matrix."""
+
+    def f(w, y):
+        stage = lambda slope, _: (jnp.tanh(w @ (y + slope)), None)
+        return [lax.scan(stage, y * 0, None, length=4)[0]], []
+
+    step = without_short_loops(step_of(f, W, Y))
+    barriers = [
+        eqn.invars[0].aval.shape
+        for eqn in equations(step.jaxpr)
+        if eqn.primitive.name == "optimization_barrier"
+    ]
+    assert barriers == [(3,)] * 8
