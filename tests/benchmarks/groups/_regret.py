@@ -74,7 +74,7 @@ def _comparison(title: str, args: tuple[Any, ...]) -> Comparison:
         [one.case(gradient, args) for one in (*others, *budgets)],
         claims,
         tolerance=2e-3,
-        rounds=3,
+        rounds=9,
     )
 
 
