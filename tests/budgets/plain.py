@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..random_programs.transforms import Transform
+from ..random_programs.transforms import Transform, before_step
 
 
 class Plain(Transform):
@@ -43,7 +43,7 @@ def _scan(transform: Transform, step: Any) -> Callable[..., Any]:
             rows = iter(rows)
             x = tree.unflatten([x if axis is None else next(rows) for x, axis in pairs])
             keyword = {} if key is None else {"key": key}
-            return step(_cut(carry, position, transform), x, **keyword)
+            return step(before_step(carry, position, transform), x, **keyword)
 
         positions = positions[::-1] if is_reverse else positions
         carry, ys = lax.scan(body, init, (positions, moved, keys), reverse=is_reverse)
@@ -53,27 +53,13 @@ def _scan(transform: Transform, step: Any) -> Callable[..., Any]:
     return run
 
 
-def _cut(carry: Any, position: Any, transform: Transform) -> Any:
-    """The carry before a step, without a derivative if there is a cut."""
-    backward = transform.get("backward")
-    if backward is None:
-        return carry
-    is_cut = position % backward.every == 0
-
-    def cut(x: Any) -> Any:
-        is_real = jnp.issubdtype(x.dtype, jnp.inexact)
-        return jnp.where(is_cut, lax.stop_gradient(x), x) if is_real else x
-
-    return jax.tree.map(cut, carry)
-
-
 def _scan_while(transform: Transform, cond: Any, step: Any) -> Callable[..., Any]:
     def run(init: Any, xs: Any = None) -> Any:
         def body(state: Any, element: Any) -> Any:
             carry, steps, goes_on = state
             position, x = element
             goes_on = goes_on & cond(carry)
-            after, y = step(_cut(carry, position, transform), x)
+            after, y = step(before_step(carry, position, transform), x)
             select = lambda new, old: jnp.where(goes_on, new, old)
             y = jax.tree.map(lambda y: jnp.where(goes_on, y, jnp.zeros_like(y)), y)
             carry = jax.tree.map(select, after, carry)

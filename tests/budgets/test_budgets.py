@@ -1,6 +1,6 @@
 """Some of the random budgets; the weekly run has an hour of others.
 
-A seed that fails: `python -m tests.budgets --only SEED` shows its program, smaller.
+A seed that fails: `python -m tests.budgets SEED` shows its program, smaller.
 """
 
 import dataclasses
@@ -74,8 +74,11 @@ def case():
     )
 
 
-def test_nothing_is_found_where_a_budget_is_kept(case):
-    assert judge(case) is None
+@pytest.mark.parametrize("backward", [None, el.Truncate(7), el.ClipCotangent(0.5)])
+def test_nothing_is_found_where_a_budget_is_kept(case, backward):
+    transform = Transform("Scan", (("reverse", True), ("backward", backward)), 50)
+    program = dataclasses.replace(case.program, transform=transform)
+    assert judge(dataclasses.replace(case, program=program)) is None
 
 
 @pytest.fixture

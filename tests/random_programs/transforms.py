@@ -72,7 +72,7 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
         order = range(length)
         for n, i in enumerate(reversed(order) if transform.get("reverse") else order):
             x, keyword = at(i)
-            carry, y = step(_cut(carry, n, transform), x, **keyword)
+            carry, y = step(before_step(carry, n, transform), x, **keyword)
             ys.append(y)
         if transform.get("reverse"):
             ys.reverse()
@@ -89,17 +89,23 @@ def scan(transform: Transform, is_written_out: bool, step: Any) -> Callable[...,
     return run
 
 
-def _cut(carry: Any, position: int, transform: Transform) -> Any:
-    """The carry before a step, with what happens to its cotangent there."""
+def before_step(carry: Any, position: Any, transform: Transform) -> Any:
+    """The carry before a step, with what happens to its cotangent there.
+
+    Args:
+        carry: The carry.
+        position: How many steps were run before, which may be traced.
+        transform: The loop.
+    """
     backward = transform.get("backward")
     if backward is None:
         return carry
     inexact, others = eqx.partition(carry, eqx.is_inexact_array)
     if not isinstance(backward, el.Truncate):
         return eqx.combine(_changed(backward, inexact), others)
-    if position % backward.every == 0:
-        inexact = lax.stop_gradient(inexact)
-    return eqx.combine(inexact, others)
+    is_cut = position % backward.every == 0
+    cut = lambda x: jnp.where(is_cut, lax.stop_gradient(x), x)
+    return eqx.combine(jax.tree.map(cut, inexact), others)
 
 
 def _changed(backward: Callable[[Any], Any], tree: Any) -> Any:
@@ -184,7 +190,7 @@ def scan_while(
         for i in range(transform.length):
             goes_on = goes_on & cond(carry)
             x = rows(xs, eqx.if_array(0), i)
-            after, y = step(_cut(carry, i, transform), x)
+            after, y = step(before_step(carry, i, transform), x)
             carry = select(goes_on, after, carry)
             rows_.append(select(goes_on, y, map(jnp.zeros_like, y)))
             steps = steps + goes_on

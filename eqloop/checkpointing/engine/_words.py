@@ -23,7 +23,7 @@ def to_words(leaf: Value) -> Value:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         parts = jnp.stack([lax.real(leaf), lax.imag(leaf)], axis=-1)
         words = lax.bitcast_convert_type(parts, _WORD)
-        return words.reshape(*leaf.shape, 4)
+        return words.reshape(*parts.shape[:-1], 4)
     return lax.bitcast_convert_type(leaf, _WORD)
 
 
@@ -46,5 +46,4 @@ def read_words(words: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _is_long(dtype: np.dtype) -> bool:
-    is_number = isinstance(dtype, np.dtype) and dtype != np.complex64
-    return is_number and dtype.itemsize >= 8
+    return dtype.itemsize >= 8 and dtype != np.complex64
