@@ -9,20 +9,27 @@ Inside `jax.shard_map`, the type of an array says along which axes of the mesh i
 differ between devices. If devices stop a loop at different times, everything that
 depends on the number of steps differs, even if it is computed from nothing that does;
 the number itself is an example.
+
+On a mesh with explicit axes, the type of an array also says how it is split over
+devices. JAX refuses to mix arrays that are split differently, so what a loop makes of a
+type, such as a buffer or a zero, has to be split like it. Types with one more axis are
+made here and nowhere else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.core
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ._partition import is_dynamic
 from ._typecheck import PyTree
-from ._types import Aval, Value
+from ._types import Aval, BatchAxis, Value
 
 
 def is_type(leaf: object) -> bool:
@@ -87,3 +94,52 @@ def vary(x: Value, axes: frozenset[str]) -> Value:
     """An array as one that may differ along some axes."""
     missing = axes - axes_of(x)
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def sharding_of(x: Value) -> NamedSharding | None:
+    """How an array, or one of this type, is split over explicit axes of a mesh.
+
+    `None` if it is not: an operation that is told of no sharding is the same program
+    with a mesh as without one.
+    """
+    sharding = type_of(x).sharding
+    return sharding if any(sharding.spec) else None
+
+
+def stack_type(
+    aval: Aval, size: int, axis: int = 0, mesh_axis: Hashable = None
+) -> Aval:
+    """The type of `size` values of one type along a new axis.
+
+    Args:
+        aval: The type of each.
+        size: How many.
+        axis: Where the new axis is.
+        mesh_axis: The explicit axes of the mesh that the new axis is split over.
+    """
+    return jex.unmapped_aval(size, axis, aval, mesh_axis)
+
+
+def batch_type(aval: Aval, axis_data: BatchAxis, dim: int | None = 0) -> Aval:
+    """The type of a batch of values of one type; the same if it is not batched."""
+    if dim is None:
+        return aval
+    mesh_axis, mesh = axis_data.explicit_mesh_axis, jax.sharding.get_abstract_mesh()
+    if mesh_axis is not None and aval.sharding.mesh.empty:
+        # What depends on no array with a mesh is on none by itself.
+        spec = PartitionSpec(*[None] * aval.ndim)
+        aval = aval.update(sharding=NamedSharding(mesh, spec))
+    return stack_type(aval, axis_data.size, dim, mesh_axis)
+
+
+def stack_of(x: Value, size: int) -> Value:
+    """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
+    return lax.broadcast(x, (size,))
+
+
+def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
+    """`x` with its batch axis in front, or with one if it has none."""
+    if dim is not None:
+        return jnp.moveaxis(x, dim, 0)
+    sharding = sharding_of(batch_type(jax.typeof(x), axis_data))
+    return lax.broadcast(x, (axis_data.size,), out_sharding=sharding)

@@ -133,12 +133,11 @@ def batched_function(
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(f.x_axes, x_dims)
-    size = axis_data.size
     grown = dataclasses.replace(
         f,
         trace=batch,
-        const_types=tuple(batched_types(f.const_types, const_dims, size)),
-        x_types=tuple(batched_types(f.x_types, of_row, size)),
+        const_types=tuple(batched_types(f.const_types, const_dims, axis_data)),
+        x_types=tuple(batched_types(f.x_types, of_row, axis_data)),
         x_axes=x_axes,
         y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
     )

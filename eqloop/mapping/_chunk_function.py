@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from .._array_types import stack_type
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
@@ -155,8 +156,7 @@ def visits_type(size: int) -> Aval:
 def stacked(types: Sequence[Aval], size: int, axes: Sequence[int]) -> list[Aval]:
     """The types of so many rows, from those of one."""
     return [
-        jex.unmapped_aval(size, axis, aval)
-        for aval, axis in zip(types, axes, strict=True)
+        stack_type(aval, size, axis) for aval, axis in zip(types, axes, strict=True)
     ]
 
 

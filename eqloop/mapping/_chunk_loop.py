@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import axes_of, vary
+from .._array_types import axes_of, sharding_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
+from .._tangents import zero_array
 from .._typecheck import PyTree
 from .._types import Aval, Index, Value
 from ..progress import tied
@@ -57,8 +58,8 @@ class ChunkLoop:
 
         sum_types, y_types = self.f.out_types
         state = (
-            [zeros(aval) for aval in sum_types],
-            [vary(lax.empty(y.shape, y.dtype), axes_of(y)) for y in y_types],
+            [zero_array(aval) for aval in sum_types],
+            [_buffer(y) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
@@ -107,9 +108,10 @@ class ChunkLoop:
         ]
 
 
-def zeros(aval: Aval) -> jax.Array:
-    """What a sum starts with."""
-    return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
+def _buffer(aval: Aval) -> jax.Array:
+    """Room for rows, all of which will be written."""
+    empty = lax.empty(aval.shape, aval.dtype, out_sharding=sharding_of(aval))
+    return vary(empty, axes_of(aval))
 
 
 def _repeat(

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
+from ..._array_types import axes_of, stack_of, stack_type, vary
 from ..._axes import is_symbolic
 from ..._partition import Arrays
 from ..._tangents import zero_array
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import told_scan
-from ._loop import Loop, opaque, stack_of, stack_type, store
+from ._loop import Loop, opaque, store
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 ScanBody = Callable[[PyTree, list[Value]], tuple[PyTree, list[Value]]]

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
@@ -200,21 +199,6 @@ def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
     )
 
 
-def stack_type(aval: Aval, size: int) -> Aval:
-    """The type of `size` values of one type along a new leading axis."""
-    return jex.unmapped_aval(size, 0, aval)
-
-
 def nbytes(types: Iterable[Aval]) -> int:
     """The bytes of arrays of these types."""
     return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
-
-
-def stack_of(x: Value, size: int) -> Value:
-    """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
-    return lax.broadcast(x, (size,))
-
-
-def with_batch_axis(x: Value, dim: int | None, size: int) -> Value:
-    """`x` with its batch axis in front, or with one if it has none."""
-    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.core
 
+from ..._array_types import stack_type
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import run, traced
 from ..._types import Aval, Value
 from ._back import Around, Back, Ends, Inputs, Taken
 from ._held import Needs, taking, without_leaves
 from ._lean import lean
-from ._loop import Loop, stack_type
+from ._loop import Loop
 from ._rows_once import RowsOnce, rows_once
 from ._step import Step
 
