@@ -106,6 +106,11 @@ def sharding_of(x: Value) -> NamedSharding | None:
     return sharding if any(sharding.spec) else None
 
 
+def mesh_axis_of(x: Value, axis: int) -> Hashable:
+    """The explicit axes of a mesh that one axis of an array is split over, if any."""
+    return type_of(x).sharding.spec[axis]
+
+
 def stack_type(
     aval: Aval, size: int, axis: int = 0, mesh_axis: Hashable = None
 ) -> Aval:

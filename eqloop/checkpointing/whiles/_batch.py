@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import where_leading, with_batch_axis
+from ..._array_types import sharding_of, where_leading, with_batch_axis
 from ..._effects import refuse_callbacks
 from ..._partition import Flags, pick, put, split
 from ..._programs import batched_axes, batched_types
 from ..._reaching import mixes_examples
 from ..._typecheck import PyTree
-from ..._types import BatchAxis, Value
+from ..._types import BatchAxis, Index, Value
 from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step
@@ -134,5 +134,21 @@ def _not_written(step: Step) -> Flags:
 
 def _borrow(runs: Value, x: Value) -> Value:
     """`x` in which the examples that never run have that of one which does."""
-    lender = lax.dynamic_index_in_dim(x, jnp.argmax(runs), 0)
+    lender = _example(x, jnp.argmax(runs))
     return where_leading(runs, x, lax.stop_gradient(lender))
+
+
+def _example(batch: Value, index: Index) -> Value:
+    """One example of a batch, as a batch of one."""
+    sharding = sharding_of(batch)
+    if sharding is None or sharding.spec[0] is None:
+        return lax.dynamic_index_in_dim(batch, index, 0)
+    if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):
+        data = _example(jax.random.key_data(batch), index)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(batch))
+    # JAX does not slice along an axis that is split over devices. To collect all of the
+    # examples on each device would take the memory of the batch.
+    is_it = jnp.arange(batch.shape[0]) == index
+    others = jnp.zeros_like(batch)
+    only = where_leading(is_it, batch, others)
+    return jnp.sum(only, 0, keepdims=True).astype(batch.dtype)
