@@ -80,6 +80,13 @@ def _weakly_typed(leaf: jax.Array) -> Value:
 
 def where_leading(mask: Value, x: Value, other: Value) -> Value:
     """`x` where a mask of its leading axes holds, and elsewhere the other."""
+    if (sharding := sharding_of(x)) is not None:
+        # JAX does not split what it repeats as what it is compared with.
+        mask = jax.sharding.reshard(mask, PartitionSpec(*sharding.spec[: mask.ndim]))
+        axes = tuple(range(mask.ndim))
+        mask = lax.broadcast_in_dim(mask, x.shape, axes, out_sharding=sharding)
+        other = jnp.broadcast_to(other, x.shape, out_sharding=sharding)
+        return jnp.where(mask, x, other)
     shape = mask.shape + (1,) * (x.ndim - mask.ndim)
     return jnp.where(mask.reshape(shape), x, other)
 
