@@ -80,15 +80,28 @@ def _weakly_typed(leaf: jax.Array) -> Value:
 
 def where_leading(mask: Value, x: Value, other: Value) -> Value:
     """`x` where a mask of its leading axes holds, and elsewhere the other."""
-    if (sharding := sharding_of(x)) is not None:
-        # JAX does not split what it repeats as what it is compared with.
-        mask = jax.sharding.reshard(mask, PartitionSpec(*sharding.spec[: mask.ndim]))
-        axes = tuple(range(mask.ndim))
-        mask = lax.broadcast_in_dim(mask, x.shape, axes, out_sharding=sharding)
-        other = jnp.broadcast_to(other, x.shape, out_sharding=sharding)
-        return jnp.where(mask, x, other)
+    if sharding_of(x) is not None:
+        mask = along(mask, range(mask.ndim), x)
+        return jnp.where(mask, x, along(other, range(x.ndim), x))
     shape = mask.shape + (1,) * (x.ndim - mask.ndim)
     return jnp.where(mask.reshape(shape), x, other)
+
+
+def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
+    """An array whose axes are some of those of another one, repeated along the rest.
+
+    It is split over devices as the other is: JAX does not select by a mask that is not.
+
+    Args:
+        entries: The array, each axis of which is as long as that of the other, or 1.
+        axes: Which axes of the other these are.
+        like: The other.
+    """
+    if (sharding := sharding_of(like)) is not None:
+        pairs = zip(entries.shape, axes, strict=True)
+        spec = [None if size == 1 else sharding.spec[axis] for size, axis in pairs]
+        entries = jax.sharding.reshard(entries, PartitionSpec(*spec))
+    return lax.broadcast_in_dim(entries, like.shape, axes, out_sharding=sharding)
 
 
 def axes_of(x: Value) -> frozenset[str]:

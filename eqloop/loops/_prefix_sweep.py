@@ -19,7 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import with_batch_axis
+from .._array_types import along, with_batch_axis
 from .._doubled import Doubled, recall
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put, split
@@ -163,7 +163,7 @@ class PrefixSweep:
         index = start + jnp.arange(self.size, dtype=start.dtype)
         own = index >= end if self.reverse else index <= end
         return [
-            jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)
+            jnp.where(along(own, (axis,), ct), ct, 0)
             for ct, axis in zip(cts, self.axes, strict=True)
         ]
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax import lax
 
 from .._array_types import stack_type
 from .._partition import Arrays, Flags, split
@@ -163,8 +162,3 @@ class ChunkTracer:
 def visits_type(size: int) -> Aval:
     """The type of `visits` for so many rows."""
     return jax.ShapeDtypeStruct((size,), jnp.int8)
-
-
-def along(entries: PyTree, axis: int, like: PyTree) -> PyTree:
-    """A vector of one entry a row, to broadcast against arrays with rows at an axis."""
-    return lax.broadcast_in_dim(entries, like.shape, (axis,))

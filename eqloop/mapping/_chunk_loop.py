@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import axes_of, sharding_of, vary
+from .._array_types import along, axes_of, sharding_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
 from .._tangents import zero_array
 from .._typecheck import PyTree
 from .._types import Aval, Index, Value
 from ..progress import tied
-from ._chunk_function import ChunkFunction, along
+from ._chunk_function import ChunkFunction
 from ._chunks import Chunks
 
 _State = tuple[list[Any], list[Any]]
@@ -138,7 +138,7 @@ def _write(y: Value, part: Value, start: Index, axis: int, visits: PyTree) -> Va
     """Writes rows, or adds them where they have been written before."""
     if visits is not None:
         before = _read(y, start, part.shape[axis], axis)
-        part = part + jnp.where(along(visits == 2, axis, part), before, 0)
+        part = part + jnp.where(along(visits == 2, (axis,), part), before, 0)
     return lax.dynamic_update_slice_in_dim(
         y, part, start, axis, allow_negative_indices=False
     )

@@ -1,6 +1,7 @@
 """Loops on a mesh with explicit axes, where JAX checks how each array is split."""
 
 import functools
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
-BATCH, WIDTH, LENGTH = 8, 4, 6
+BATCH, WIDTH, LENGTH = 8, 4, 7
 
 
 @functools.cache
@@ -137,6 +138,42 @@ def sum_reference(w: Any, h: Any, xs: Any) -> Any:
     return jnp.sum(for_loop_reference(w, h, xs), 0)
 
 
+def buffered(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """A loop that writes a row of a buffer at each step."""
+
+    def loop(w: Any, h: Any, xs: Any) -> Any:
+        def f(carry: Any, x: Any) -> Any:
+            i, rows, h = carry
+            h = jnp.sin(w * h + x)
+            return (i + 1, rows.at[i].set(h), h), None
+
+        return scan(f, (0, jnp.zeros_like(xs), h), xs)[0][1:]
+
+    return loop
+
+
+def buffered_while(make: Callable[..., Any]) -> Callable[..., Any]:
+    def loop(w: Any, h: Any, xs: Any) -> Any:
+        def body(carry: Any) -> Any:
+            i, rows, h = carry
+            h = jnp.sin(w * h + xs[i])
+            return i + 1, rows.at[i].set(h), h
+
+        cond = lambda carry: (carry[0] < LENGTH) & (jnp.sum(carry[2]) < 3.0)
+        return make(cond, body)((0, jnp.zeros_like(xs), h))[1:]
+
+    return loop
+
+
+def buffered_while_reference(w: Any, h: Any, xs: Any) -> Any:
+    def masked(h: Any, x: Any) -> Any:
+        goes_on = jnp.sum(h) < 3.0
+        new = jnp.sin(w * h + x)
+        return jnp.where(goes_on, new, h), jnp.where(goes_on, new, 0)
+
+    return lax.scan(masked, h, xs)[::-1]
+
+
 class _Layer(eqx.Module):
     w: Any
     x: Any
@@ -218,6 +255,34 @@ LOOPS = {
     "chunked_sum": (chunked_sum, sum_reference),
     "layers": (stacked_layers(el.Recursive(2)), stacked_reference),
     "layers_together": (stacked_layers(el.Recursive(2, block=2)), stacked_reference),
+    "sliced_together": (
+        lambda w, h, xs: el.SlicedScan(
+            step(w), start=1, step=2, schedule=el.Recursive(2, block=2)
+        )(h, xs),
+        sliced_reference,
+    ),
+    "buffer": (
+        buffered(lambda f, *args: el.CheckpointedScan(f, 2)(*args)),
+        buffered(lax.scan),
+    ),
+    "buffer_binomial": (
+        buffered(lambda f, *args: el.Scan(f, schedule=el.Binomial(2))(*args)),
+        buffered(lax.scan),
+    ),
+    "buffer_while": (
+        buffered_while(lambda *f: el.CheckpointedWhileLoop(*f, checkpoints=2)),
+        buffered_while_reference,
+    ),
+    "buffer_bounded": (
+        buffered_while(lambda *f: el.BoundedWhileLoop(*f, max_steps=LENGTH, base=2)),
+        buffered_while_reference,
+    ),
+    "spill": (
+        lambda w, h, xs: el.Scan(
+            step(w), schedule=el.Spill(el.Recursive(2), tempfile.mkdtemp())
+        )(h, xs),
+        reference,
+    ),
     "associative": (associative, associative_reference),
 }
 
