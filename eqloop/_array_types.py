@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._partition import is_dynamic
 from ._typecheck import PyTree
@@ -126,6 +126,28 @@ def sharding_of(x: Value) -> NamedSharding | None:
     return sharding if any(sharding.spec) else None
 
 
+def on_mesh(aval: Aval) -> Aval:
+    """The type of what is on the explicit mesh that is set, if there is one.
+
+    A number that is made from nothing has no mesh in its type, and JAX refuses to batch
+    what starts from one.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if AxisType.Explicit not in mesh.axis_types or not aval.sharding.mesh.empty:
+        return aval
+    spec = PartitionSpec(*[None] * aval.ndim)
+    return aval.update(sharding=NamedSharding(mesh, spec))
+
+
+def placed_as(x: Value, like: Value) -> Value:
+    """An array that is on no mesh or not split, as another one of its shape is."""
+    here, there = type_of(x).sharding, type_of(like).sharding
+    if AxisType.Explicit not in there.mesh.axis_types or any(here.spec):
+        return x
+    same = here.mesh.empty == there.mesh.empty and not any(there.spec)
+    return x if same else jax.sharding.reshard(x, there.spec)
+
+
 def mesh_axis_of(x: Value, axis: int) -> Hashable:
     """The explicit axes of a mesh that one axis of an array is split over, if any."""
     return type_of(x).sharding.spec[axis]
@@ -149,12 +171,7 @@ def batch_type(aval: Aval, axis_data: BatchAxis, dim: int | None = 0) -> Aval:
     """The type of a batch of values of one type; the same if it is not batched."""
     if dim is None:
         return aval
-    mesh_axis, mesh = axis_data.explicit_mesh_axis, jax.sharding.get_abstract_mesh()
-    if mesh_axis is not None and aval.sharding.mesh.empty:
-        # What depends on no array with a mesh is on none by itself.
-        spec = PartitionSpec(*[None] * aval.ndim)
-        aval = aval.update(sharding=NamedSharding(mesh, spec))
-    return stack_type(aval, axis_data.size, dim, mesh_axis)
+    return stack_type(on_mesh(aval), axis_data.size, dim, axis_data.explicit_mesh_axis)
 
 
 def stack_of(x: Value, size: int) -> Value:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from ..._array_types import placed_as, sharding_of
 from ..._compat import is_widened
 from ..._partition import Arrays
 from ..._typecheck import PyTree
@@ -85,9 +86,10 @@ class FileSlots(AbstractSlots):
             return self.files.read(_one(number), array.leaf, _one(row))
 
         aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
-        return jax.pure_callback(
+        loaded = jax.pure_callback(
             load, aval, array.number, row, vmap_method="broadcast_all"
         )
+        return placed_as(loaded, array.aval)
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
         def save(number: np.ndarray, row: np.ndarray, leaf: np.ndarray) -> np.ndarray:
@@ -107,7 +109,7 @@ class FileSlots(AbstractSlots):
             self.files.close(_one(number))
 
         # When all that the sweep gives is there.
-        ends = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(outputs)]
+        ends = list(map(_end, jax.tree.leaves(outputs)))
         io_callback(closed, None, arrays[0].number, *ends)
         return outputs
 
@@ -130,6 +132,13 @@ class _Handle:
 jax.tree_util.register_dataclass(
     _Handle, data_fields=["number"], meta_fields=["leaf", "aval"]
 )
+
+
+def _end(leaf: Value) -> Value:
+    """A number that is there when a leaf is."""
+    if sharding_of(leaf) is not None:
+        return jnp.sum(leaf)  # an axis that is split over devices is not sliced
+    return leaf.reshape(-1)[:1]
 
 
 def _one(numbers: np.ndarray) -> int:
