@@ -139,6 +139,12 @@ def on_mesh(aval: Aval) -> Aval:
     return aval.update(sharding=NamedSharding(mesh, spec))
 
 
+def put_on_mesh(x: Value) -> Value:
+    """A number that is made from nothing, for a loop that may be batched."""
+    aval = jax.typeof(x)
+    return placed_as(x, on_mesh(aval))
+
+
 def placed_as(x: Value, like: Value) -> Value:
     """An array that is on no mesh or not split, as another one of its shape is."""
     here, there = type_of(x).sharding, type_of(like).sharding

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import put_on_mesh
 from ..._compat import is_widened
 from ..._loop_markers import mark
 from ..._partition import Arrays
@@ -146,7 +147,7 @@ class Loop:
 
 def zero() -> jax.Array:
     """Where a traced counter starts."""
-    return jnp.zeros((), jnp.int32)
+    return put_on_mesh(jnp.zeros((), jnp.int32))
 
 
 def element(x: Value, index: Index, axis: int = 0) -> Value:
