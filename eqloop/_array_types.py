@@ -80,7 +80,7 @@ def _weakly_typed(leaf: jax.Array) -> Value:
 
 def where_leading(mask: Value, x: Value, other: Value) -> Value:
     """`x` where a mask of its leading axes holds, and elsewhere the other."""
-    if sharding_of(x) is not None:
+    if explicit_sharding(x) is not None:
         mask = along(mask, range(mask.ndim), x)
         return jnp.where(mask, x, along(other, range(x.ndim), x))
     shape = mask.shape + (1,) * (x.ndim - mask.ndim)
@@ -97,7 +97,7 @@ def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
         axes: Which axes of the other these are.
         like: The other.
     """
-    if (sharding := sharding_of(like)) is not None:
+    if (sharding := explicit_sharding(like)) is not None:
         pairs = zip(entries.shape, axes, strict=True)
         spec = [None if size == 1 else sharding.spec[axis] for size, axis in pairs]
         entries = jax.sharding.reshard(entries, PartitionSpec(*spec))
@@ -116,7 +116,7 @@ def vary(x: Value, axes: frozenset[str]) -> Value:
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
-def sharding_of(x: Value) -> NamedSharding | None:
+def explicit_sharding(x: Value) -> NamedSharding | None:
     """How an array, or one of this type, is split over explicit axes of a mesh.
 
     `None` if it is not: an operation that is told of no sharding is the same program
@@ -189,5 +189,5 @@ def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
     """`x` with its batch axis in front, or with one if it has none."""
     if dim is not None:
         return jnp.moveaxis(x, dim, 0)
-    sharding = sharding_of(batch_type(jax.typeof(x), axis_data))
+    sharding = explicit_sharding(batch_type(jax.typeof(x), axis_data))
     return lax.broadcast(x, (axis_data.size,), out_sharding=sharding)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import along, axes_of, sharding_of, vary
+from .._array_types import along, axes_of, explicit_sharding, vary
 from .._loop_markers import mark
 from .._partition import Arrays
 from .._tangents import zero_array
@@ -110,7 +110,7 @@ class ChunkLoop:
 
 def _buffer(aval: Aval) -> jax.Array:
     """Room for rows, all of which will be written."""
-    empty = lax.empty(aval.shape, aval.dtype, out_sharding=sharding_of(aval))
+    empty = lax.empty(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
     return vary(empty, axes_of(aval))
 
 

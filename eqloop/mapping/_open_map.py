@@ -200,7 +200,8 @@ def _mesh_axis(
         return None
     sizes = jax.sharding.get_abstract_mesh().shape
     names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
-    is_even = set(found) == {mesh_axis} and not size % math.prod(map(sizes.get, names))
+    parts = math.prod(sizes.get(name, 1) for name in names)
+    is_even = set(found) == {mesh_axis} and size % parts == 0
     if not is_even:
         listing = "\n".join(
             f"  {aval.str_short(True)} along axis {axis}"

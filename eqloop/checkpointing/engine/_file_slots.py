@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..._array_types import placed_as, sharding_of
+from ..._array_types import explicit_sharding, placed_as
 from ..._compat import is_widened
 from ..._partition import Arrays
 from ..._typecheck import PyTree
@@ -109,7 +109,7 @@ class FileSlots(AbstractSlots):
             self.files.close(_one(number))
 
         # When all that the sweep gives is there.
-        ends = list(map(_end, jax.tree.leaves(outputs)))
+        ends = list(map(_proof, jax.tree.leaves(outputs)))
         io_callback(closed, None, arrays[0].number, *ends)
         return outputs
 
@@ -134,9 +134,9 @@ jax.tree_util.register_dataclass(
 )
 
 
-def _end(leaf: Value) -> Value:
-    """A number that is there when a leaf is."""
-    if sharding_of(leaf) is not None:
+def _proof(leaf: Value) -> Value:
+    """A number that is there once a leaf is."""
+    if explicit_sharding(leaf) is not None:
         return jnp.sum(leaf)  # an axis that is split over devices is not sliced
     return leaf.reshape(-1)[:1]
 

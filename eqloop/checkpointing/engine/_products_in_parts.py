@@ -18,7 +18,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
-from ..._array_types import sharding_of
+from ..._array_types import explicit_sharding
 from ..._axes import is_symbolic
 from ..._equations import aval_of
 from ..._typecheck import PyTree
@@ -179,7 +179,8 @@ def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
     # An axis that is split over devices cannot be cut.
     is_sharded = eqn.params.get("out_sharding") is not None or any(
-        sharding_of(aval_of(var)) is not None for var in (*eqn.invars, *eqn.outvars)
+        explicit_sharding(aval_of(var)) is not None
+        for var in (*eqn.invars, *eqn.outvars)
     )
     if not own or is_sharded or any(map(is_symbolic, out.shape)):
         return None

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import along, sharding_of
+from ..._array_types import along, explicit_sharding
 from ..._axes import is_symbolic
 from ..._equations import equations
 from ..._types import Aval, Value
@@ -82,7 +82,7 @@ class RowsOnce:
         first, count = first.astype(signed), count.astype(signed)
         row = lax.broadcasted_iota(signed, shape, self.axis)
         is_written = (row - (first + self.offset)) % rows < count - first
-        if sharding_of(final) is not None:
+        if explicit_sharding(final) is not None:
             is_written = along(is_written, range(final.ndim), final)
         return jnp.where(is_written, final, initial)
 

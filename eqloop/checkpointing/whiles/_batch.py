@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import sharding_of, where_leading, with_batch_axis
+from ..._array_types import explicit_sharding, where_leading, with_batch_axis
 from ..._effects import refuse_callbacks
 from ..._partition import Flags, pick, put, split
 from ..._programs import batched_axes, batched_types
@@ -140,7 +140,7 @@ def _borrow(runs: Value, x: Value) -> Value:
 
 def _example(batch: Value, index: Index) -> Value:
     """One example of a batch, as a batch of one."""
-    sharding = sharding_of(batch)
+    sharding = explicit_sharding(batch)
     if sharding is None or sharding.spec[0] is None:
         return lax.dynamic_index_in_dim(batch, index, 0)
     if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):
