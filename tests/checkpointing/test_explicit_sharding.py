@@ -1,6 +1,7 @@
 """Loops on a mesh with explicit axes, where JAX checks how each array is split."""
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import eqloop as el
+
+from ..marks import slow
 
 BATCH, WIDTH, LENGTH = 8, 4, 7
 
@@ -109,7 +112,7 @@ def while_(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def while_reference(w: Any, h: Any, xs: Any) -> Any:
-    repeated = jnp.zeros_like(xs)[:5] + xs[0]
+    repeated = jnp.zeros_like(xs)[:5] + xs[:1]
     return scan_while_reference(w, h, repeated)[0]
 
 
@@ -363,11 +366,78 @@ WRAPS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("wrap", WRAPS)
-@pytest.mark.parametrize("loop", LOOPS)
-def test_all(loop, wrap, mode):
-    if wrap in ("carry", "width", "xs") and mode == "of_each":
-        pytest.skip("There are no examples.")
+# JAX does not batch loops whose examples stop apart on the way back, too.
+NOT_OF_EACH = {"bounded_while", "checkpointed_while", "buffer_while", "buffer_bounded"}
+
+QUICK = {
+    ("recursive", "batch", "gradient"),
+    ("together", "batch_of_split", "gradient"),
+    ("checkpointed_while", "batch_of_split", "value"),
+    ("chunked_vmap", "carry", "gradient"),
+}
+
+
+# What takes long to trace is tried for one loop of each kind.
+WITH_HESSIAN = {"binomial", "chunked_vmap", "recursive", "reversible", "scan_while"}
+
+
+def is_tried(loop: str, wrap: str, mode: str) -> bool:
+    if wrap not in ("batch_of_split", "carry"):
+        return mode == "gradient"
+    if mode == "of_each":
+        return wrap != "carry" and loop not in NOT_OF_EACH
+    return mode != "hessian" or loop in WITH_HESSIAN
+
+
+def cases() -> list[Any]:
+    found = [c for c in itertools.product(LOOPS, WRAPS, MODES) if is_tried(*c)]
+    return [case if case in QUICK else slow(*case) for case in found]
+
+
+@pytest.mark.parametrize(("loop", "wrap", "mode"), cases())
+def test_numbers_and_shardings_are_those_of_jax(loop, wrap, mode):
     check(loop, mode, *WRAPS[wrap])
+
+
+def test_an_axis_that_is_looped_over_is_not_split():
+    with jax.set_mesh(mesh()):
+        xs = placed("batch")[2]
+        x = {"x": xs[:, 0]}
+        for scan in (el.CheckpointedScan, el.Scan):
+            with pytest.raises(ValueError, match=r"xs\['x'\]: .*8@batch.*axis 0"):
+                scan(lambda h, x: (h + jnp.sum(x["x"]), None))(jnp.zeros(()), x)
+        # JAX refuses it, too, though not by name.
+        with pytest.raises(ValueError, match="replicated"):
+            lax.scan(lambda h, x: (h + jnp.sum(x), None), jnp.zeros(()), xs[:, 0])
+
+
+def test_chunks_of_rows_that_are_split():
+    f = lambda x: jnp.sin(x) * 2
+    with jax.set_mesh(mesh()):
+        rows = placed("batch")[2]
+        mapped = jax.jit(lambda rows: el.ChunkedVmap(f, 4)(rows))
+        total = lambda rows: jnp.sum(mapped(rows) ** 2)
+        out, ct = mapped(rows), jax.grad(total)(rows)
+        with pytest.raises(ValueError, match="each chunk, which has 3 rows"):
+            el.ChunkedVmap(f, 3)(rows)
+    assert jax.typeof(out) == jax.typeof(ct) == jax.typeof(rows)
+    np.testing.assert_allclose(out, f(arrays()[2]), rtol=1e-6)
+    expected = jax.grad(lambda rows: jnp.sum(f(rows) ** 2))(arrays()[2])
+    np.testing.assert_allclose(ct, expected, rtol=1e-5)
+
+
+def test_a_carry_that_starts_on_every_device_is_split():
+    f = lambda h, x: (h + x, None)
+    with jax.set_mesh(mesh()):
+        xs = jnp.moveaxis(placed("batch")[2], 1, 0)
+        last, _ = el.CheckpointedScan(f)(jnp.zeros((BATCH, WIDTH), "f4"), xs)
+    assert jax.typeof(last).sharding.spec == P("batch", None)
+    np.testing.assert_allclose(last, arrays()[2].sum(1), rtol=1e-5)
+
+
+def test_a_carry_that_is_split_otherwise_is_refused():
+    f = lambda h: jax.sharding.reshard(h, P(None, "width"))
+    with jax.set_mesh(mesh()):
+        _, h, _ = placed("batch")
+        with pytest.raises(TypeError, match=r"carry: f.*8@batch,4.*8,4@width"):
+            el.CheckpointedScan(lambda h, _: (f(h), None))(h, length=3)
