@@ -366,7 +366,7 @@ WRAPS = {
 }
 
 
-# JAX does not batch loops whose examples stop apart on the way back, too.
+# JAX does not batch loops whose examples stop apart on the way back as well.
 NOT_OF_EACH = {"bounded_while", "checkpointed_while", "buffer_while", "buffer_bounded"}
 
 QUICK = {
@@ -441,3 +441,18 @@ def test_a_carry_that_is_split_otherwise_is_refused():
         _, h, _ = placed("batch")
         with pytest.raises(TypeError, match=r"carry: f.*8@batch,4.*8,4@width"):
             el.CheckpointedScan(lambda h, _: (f(h), None))(h, length=3)
+
+
+def test_while_loops_that_are_reversed_apart_are_refused():
+    loop, _ = LOOPS["checkpointed_while"]
+    with jax.set_mesh(mesh()):
+        args = placed("batch")
+        with pytest.raises(ValueError, match="Take the gradient of the batch instead"):
+            of_batch(gradients(loop))(*args)
+        rows = el.ParallelMap(
+            gradients(loop), mesh=mesh(), axis_name="batch", in_axes=(None, 0, 0)
+        )
+        found = rows(*args)
+    expected = jax.jit(of_batch(gradients(loop)))(*arrays())
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
