@@ -11,6 +11,7 @@ from ..._partition import Arrays, Flags, pick, put, split
 from ..._typecheck import PyTree
 from ..._types import Value
 from ...progress import tied, watched_step
+from ._block_reversals import AbstractReversal
 from ._costs import StepCost
 from ._forward import Active, Saveable, stored
 from ._levels import Nest
@@ -18,7 +19,6 @@ from ._loop import Loop
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal
 from ._step import Step
 
 

@@ -1,4 +1,4 @@
-"""What a reverse sweep does to a step, differentiated: a forward and a reverse loop.
+"""The backward step, differentiated: a forward and a reverse loop.
 
 - In forward mode, the forward loop carries the tangents of the carry along, and the
   reverse loop the tangents of what is carried back.
@@ -27,7 +27,16 @@ from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import cotangent_types, instantiated, zero_tangent
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
-from ._back import Around, Back, Ends, Inputs, Taken, indices, one, single
+from ._backward_step import (
+    Around,
+    BackwardStep,
+    Ends,
+    Inputs,
+    Taken,
+    indices,
+    one,
+    single,
+)
 from ._forward import Active
 from ._loop import Loop, stack_of
 from ._step import Step, make_step
@@ -181,7 +190,9 @@ class Left(Derived):
         return Taken(*split(outs, *counts))
 
 
-def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
+def left_of(
+    back: BackwardStep, forward: Step, active: Active, reverse: bool
+) -> BackwardStep:
     """What is left of a reversal when it has been differentiated."""
     if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
         return back
@@ -189,7 +200,7 @@ def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
 
 
 @functools.lru_cache(maxsize=128)
-def onward(back: Back, step: Step) -> Step:
+def onward(back: BackwardStep, step: Step) -> Step:
     """The step of the loop that takes the cotangents of a reversal there.
 
     Args:
@@ -225,7 +236,7 @@ def onward(back: Back, step: Step) -> Step:
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 
 
-def _given(back: Back) -> tuple[list[Aval], list[Aval], list[Aval]]:
+def _given(back: BackwardStep) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a reversal gives, by what they follow upon in `Pulled`."""
     consts, _, xs = back.types
     sums = [consts[i] for i in back.const_of]
@@ -242,7 +253,7 @@ def _zeros(types: PyTree) -> PyTree:
 
 
 def there_and_back(
-    back: Back, step: Step, loop: Loop, inputs: Inputs, ends: Ends
+    back: BackwardStep, step: Step, loop: Loop, inputs: Inputs, ends: Ends
 ) -> Taken:
     """What a way back gives in the end: two loops for JAX to differentiate.
 

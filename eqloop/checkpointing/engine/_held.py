@@ -26,7 +26,7 @@ from jax.interpreters import partial_eval
 from ..._partition import Flags, closed_under, pick, split, union
 from ..._programs import called, inputs_read
 from ..._types import Value
-from ._back import Back, program_of
+from ._backward_step import BackwardStep, program_of
 from ._lean import lean
 from ._loop import Loop, stack_type
 from ._rows_once import rows_once
@@ -117,7 +117,7 @@ class Saves:
         return self.of_leaves(lambda flags: (*flags, *[False] * count))
 
 
-def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
+def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
     """The leaves of a carry without which a block of steps cannot be reversed.
 
     Args:
@@ -129,7 +129,7 @@ def leaves_read(back: Back, loop: Loop, block: int = 1) -> Flags:
 
 
 @functools.lru_cache(maxsize=256)
-def _leaves_read_by(back: Back, loop: Loop) -> Flags:
+def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
     """The same for the loop over a block."""
     (consts, carry, x), block = back.types, loop.length
     at = slice(len(consts), len(consts) + len(carry))
@@ -149,7 +149,7 @@ def _leaves_read_by(back: Back, loop: Loop) -> Flags:
 
 
 @functools.lru_cache(maxsize=256)
-def needs_of(back: Back, step: Step, loop: Loop, block: int = 1) -> Needs:
+def needs_of(back: BackwardStep, step: Step, loop: Loop, block: int = 1) -> Needs:
     """The leaves of a carry that a slot must hold, and those that are saved once.
 
     Args:

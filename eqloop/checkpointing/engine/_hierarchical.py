@@ -20,12 +20,12 @@ from ..._typecheck import PyTree
 from ..._types import Index, Value
 from . import _binomial, _hierarchy
 from ._binomial import BlockChain
+from ._block_reversals import AbstractReversal
 from ._costs import StepCost
 from ._hierarchy import Leaf, Leaves
 from ._loop import element, zero
 from ._order import AbstractSlotOrder, Event
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal
 from ._revolved import Revolved
 from ._slot_stack import Chain, Stack
 from ._slots import Carries

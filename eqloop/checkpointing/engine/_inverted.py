@@ -13,11 +13,11 @@ from ..._partition import Arrays, Flags, pick
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import tied
+from ._block_reversals import AbstractReversal
 from ._costs import StepCost
 from ._loop import Loop
 from ._order import AbstractSlotOrder, Event
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal
 from ._slots import Carries
 from ._step import Step
 from ._sweep import Cotangents, Sweep

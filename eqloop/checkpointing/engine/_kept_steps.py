@@ -20,7 +20,7 @@ from ..._partition import Arrays, pick, split
 from ..._programs import parted, run
 from ..._reaching import reached
 from ..._types import Aval, Index
-from ._back import Back, Taken, program_of
+from ._backward_step import BackwardStep, Taken, program_of
 from ._slots import AbstractSlots, Carries
 from ._sweep import Cotangents, Sweep
 from ._together import can_join
@@ -115,7 +115,7 @@ class StepParts:
 
 
 @functools.lru_cache(maxsize=128)
-def parts_of(back: Back) -> StepParts:
+def parts_of(back: BackwardStep) -> StepParts:
     """The reversal of a step, taken apart."""
     consts, carry, x = map(len, back.types)
     program = program_of(back)
@@ -234,7 +234,7 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     return KeptResiduals(sweep, parts, places, pick(ahead, is_fixed))
 
 
-def rows_per_step(back: Back, slots: AbstractSlots) -> int | None:
+def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:
     """How many slots the residuals of a step take, if slots can hold them.
 
     Args:
@@ -249,7 +249,7 @@ def rows_per_step(back: Back, slots: AbstractSlots) -> int | None:
 
 
 @functools.lru_cache(maxsize=512)
-def _comes_apart(back: Back) -> bool:
+def _comes_apart(back: BackwardStep) -> bool:
     """Whether residuals and the next carry take no longer than the carry alone.
 
     They are computed by two programs, next to each other. What both compute XLA does

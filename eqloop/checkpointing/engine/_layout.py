@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Hashable
 from typing import TypeAlias
 
+from ._block_reversals import AbstractReversal, ByResiduals
 from ._costs import StepCost
 from ._loop import nbytes
 from ._order import AbstractOrder
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal, ByResiduals
 from ._slots import AbstractSlots, DeviceSlots
 
 # A kind of reversal, and of how many steps at once.

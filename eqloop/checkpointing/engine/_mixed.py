@@ -16,13 +16,13 @@ from ..._array_types import axes_of, vary
 from ..._constant import constant
 from ..._typecheck import PyTree
 from ..._types import Index, Value
+from ._block_reversals import AbstractReversal
 from ._costs import StepCost
 from ._kept_steps import AbstractKept, kept_of
 from ._loop import element, store
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep
 

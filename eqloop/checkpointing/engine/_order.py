@@ -17,8 +17,8 @@ from ._costs import StepCost
 from ._pace import AbstractPace
 
 if TYPE_CHECKING:
+    from ._block_reversals import AbstractReversal
     from ._loop import Loop
-    from ._reversals import AbstractReversal
     from ._slots import Carries
     from ._step import Step
     from ._sweep import Cotangents, Sweep

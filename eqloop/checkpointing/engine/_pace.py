@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from ._costs import Rates, StepCost
 
 if TYPE_CHECKING:
-    from ._reversals import AbstractReversal
+    from ._block_reversals import AbstractReversal
 
 
 class AbstractPace(abc.ABC):

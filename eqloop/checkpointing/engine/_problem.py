@@ -17,14 +17,14 @@ from ..._typecheck import PyTree
 from ..._types import BatchAxis
 from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
-from ._back import Pull
+from ._backward_step import Pull
+from ._block_reversals import ByResiduals
 from ._forward import Active, Saveable
 from ._held import Needs, needs_of
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import Layout
 from ._listing import unlisted
 from ._loop import Loop, nbytes
-from ._reversals import ByResiduals
 from ._segmented import Segmented
 from ._step import Step, reaching, without_outputs
 

@@ -26,7 +26,7 @@ from ._step import Step
 from ._sweep import Cotangents, Sweep
 
 if TYPE_CHECKING:
-    from ._back import Back, Taken
+    from ._backward_step import BackwardStep, Taken
     from ._primitive import PlannedLoop
 
 
@@ -128,7 +128,12 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
+        self,
+        problem: Problem,
+        back: "BackwardStep",
+        step: Step,
+        inputs: PyTree,
+        ends: PyTree,
     ) -> "Taken":
         """What a way back gives that is not linear in what it carries back."""
 
@@ -184,6 +189,11 @@ class Counted(AbstractRepetition):
         """Nothing is refused."""
 
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
+        self,
+        problem: Problem,
+        back: "BackwardStep",
+        step: Step,
+        inputs: PyTree,
+        ends: PyTree,
     ) -> "Taken":
         return there_and_back(back, step, problem.loop, inputs, ends)

@@ -29,7 +29,7 @@ from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
 from ...progress import Again, BarChange
-from ._back import Back, Taken
+from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
 from ._held import Needs, Saves, needs_of
@@ -58,7 +58,7 @@ class Reverse(Formula):
     cotangents of those consts, leaves of the initial carry and `xs` that are active.
 
     In a derivative of a gradient, `carried` is whatever is carried back, and `zs`
-    whatever else each step is given (see `_back.py`).
+    whatever else each step is given (see `_backward_step.py`).
 
     Attributes:
         there: The class `PlannedLoop`, of which the forward loops are. It cannot be
@@ -73,7 +73,7 @@ class Reverse(Formula):
 
     there: "type[PlannedLoop]"
     problem: Problem
-    back: Back
+    back: BackwardStep
     layout: Any  # Layout | AbstractWhileOrder
     given: Needs | None
     unit = "iteration"
@@ -83,7 +83,7 @@ class Reverse(Formula):
         self,
         there: "type[PlannedLoop]",
         problem: Problem,
-        back: Back,
+        back: BackwardStep,
         layout: Layout,
         given: Needs | None,
         inputs: PyTree,
@@ -261,7 +261,7 @@ class Reverse(Formula):
     def _derived(
         self,
         problem: Problem,
-        kind: Callable[..., Back],
+        kind: Callable[..., BackwardStep],
         active: Active,
         in_avals: PyTree,
     ) -> "Reverse":

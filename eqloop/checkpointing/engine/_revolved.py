@@ -13,11 +13,11 @@ from ..._constant import constant
 from ..._types import Index, Value
 from . import _binomial
 from ._binomial import BlockChain
+from ._block_reversals import AbstractReversal
 from ._costs import StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
 from ._pace import AbstractPace
-from ._reversals import AbstractReversal
 from ._slot_stack import Chain, Stack
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep

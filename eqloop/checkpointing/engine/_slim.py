@@ -16,7 +16,7 @@ import jax.core
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import run, traced
 from ..._types import Aval, Value
-from ._back import Around, Back, Ends, Inputs, Taken
+from ._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from ._held import Needs, taking, without_leaves
 from ._lean import lean
 from ._loop import Loop, stack_type
@@ -178,6 +178,6 @@ class Slim(Around):
         return jax.tree.unflatten(jax.tree.structure(out), outs)
 
 
-def slim(back: Back, known: Known) -> Back:
+def slim(back: BackwardStep, known: Known) -> BackwardStep:
     """A reversal that is given no more of a carry than slots hold."""
     return back if all(known.held) else Slim(back, known)

@@ -32,10 +32,10 @@ from ..._reaching import reached
 from ..._tangents import is_inexact
 from ..._typecheck import PyTree
 from ..._types import Index, Value
-from ._back import Back, Taken, program_of
+from ._backward_step import BackwardStep, Taken, program_of
+from ._block_reversals import AbstractReversal, ByResiduals, carries_within
 from ._costs import Rates, StepCost
 from ._products_in_parts import added_in_parts
-from ._reversals import AbstractReversal, ByResiduals, carries_within
 from ._slots import StoredSteps
 from ._step import Step
 
@@ -191,7 +191,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
 
 
 @functools.lru_cache(maxsize=128)
-def _parts(back: Back) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
+def _parts(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
     """What is carried back past one step, in two programs.
 
     Returns:

@@ -4,7 +4,7 @@ import functools
 
 from ..._partition import Flags, pick, union
 from ..._tangents import is_inexact
-from ..engine._back import Back
+from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._held import leaves_read
@@ -79,7 +79,7 @@ def _wanted(problem: Problem) -> Flags:
     return tuple(has_rows and is_inexact(y) for y in problem.step.y_types)
 
 
-def _residuals(back: Back, loop: Loop) -> int:
+def _residuals(back: BackwardStep, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
     consts, carry, x = back.types
     parts, first = parts_of(back), len(consts) + len(carry)

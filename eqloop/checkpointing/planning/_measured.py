@@ -18,6 +18,7 @@ import jax.extend.core as jex
 from ..._equations import equations, formula_of
 from ...progress import Again
 from ..engine._all_at_once import AllAtOnce
+from ..engine._block_reversals import AbstractReversal, ByResiduals
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
@@ -28,7 +29,6 @@ from ..engine._pace import AbstractPace, Estimated, residuals_time
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots
 from ..engine._step import Step, without_outputs
 from ..engine._together import Together, can_join

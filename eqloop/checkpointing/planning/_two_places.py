@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from ..engine._block_reversals import AbstractReversal, ByResiduals
 from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._hierarchical import Hierarchical
@@ -13,7 +14,6 @@ from ..engine._layout import Layout
 from ..engine._loop import nbytes
 from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
-from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots
 from ..engine._together import Together, can_join
 from ._choice import WORTHWHILE

@@ -21,7 +21,7 @@ from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ..._vmapped import mapped
 from ...progress import told_back, told_while
-from ..engine._back import Back
+from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
@@ -58,7 +58,7 @@ class AbstractStopping(AbstractRepetition):
     def reversed_step(self, step: Step) -> Step:
         return _unconditional(step)
 
-    def written_out_loops(self, back: Back) -> Back:
+    def written_out_loops(self, back: BackwardStep) -> BackwardStep:
         """What the way back does to a step, with short loops in it written out.
 
         Not in the joint loop of a batch: branches that depend on the example are

@@ -17,9 +17,9 @@ from ..._array_types import axes_of, vary
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
+from ..engine._block_reversals import AbstractReversal, ByResiduals
 from ..engine._loop import zero
 from ..engine._problem import LoopSpec
-from ..engine._reversals import AbstractReversal, ByResiduals
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._reversals import ByResiduals
+from eqloop.checkpointing.engine._block_reversals import ByResiduals
 from eqloop.checkpointing.engine._together import Together
 
 from ...marks import slow, slow_if

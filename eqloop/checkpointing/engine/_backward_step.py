@@ -1,12 +1,13 @@
-"""What a reverse sweep does to a step.
+"""The backward step: what the reverse sweep does to one step.
 
 A gradient takes two loops. The forward loop runs the step, from each carry to the next.
-The reverse loop goes through the same steps from the last to the first: a `Back` is
-given the carry before a step, and takes the cotangents of the carry after the step to
-those of the carry before it.
+The reverse loop goes through the same steps from the last to the first: a
+`BackwardStep` is given the carry before a step, and takes the cotangents of the carry
+after the step to those of the carry before it.
 
 The reverse loop is differentiated again for a Hessian, and then more than cotangents is
-carried back (`_derived.py`). So `Back` speaks of *what is carried back* in general.
+carried back (`_derived.py`). So `BackwardStep` speaks of *what is carried back* in
+general.
 """
 
 import abc
@@ -49,7 +50,7 @@ class Taken(NamedTuple):
     xs: list[Value]
 
 
-class Back(abc.ABC):
+class BackwardStep(abc.ABC):
     """Takes what is carried back past a block of steps: a frozen dataclass."""
 
     @property
@@ -113,7 +114,7 @@ class Back(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pull(Back):
+class Pull(BackwardStep):
     """Cotangents of active inputs: what JAX makes of a block of steps.
 
     Attributes:
@@ -190,14 +191,14 @@ class Pull(Back):
 
 
 @dataclasses.dataclass(frozen=True)
-class Around(Back):
+class Around(BackwardStep):
     """What wraps another one; it is given and gives the same, if not said otherwise.
 
     Attributes:
         of: The other one.
     """
 
-    of: Back
+    of: BackwardStep
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
@@ -232,7 +233,7 @@ def single(
     return carry, [stack_of(leaf, 1) for leaf in y]
 
 
-def one(back: Back, inputs: Inputs, ends: Ends) -> Taken:
+def one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
     """A reversal of one step, of which all is given without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
     outs = run(program_of(back), *consts, *carry, *x, *z, *carried)
@@ -240,7 +241,7 @@ def one(back: Back, inputs: Inputs, ends: Ends) -> Taken:
 
 
 @functools.lru_cache(maxsize=256)
-def program_of(back: Back) -> jex.ClosedJaxpr:
+def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
     """The reversal of one step as a program.
 
     To differentiate a step takes longer than all else that is traced for a gradient. So
