@@ -9,11 +9,10 @@ from .._partition import pick
 from .._tangents import is_inexact
 from ._schedule import Pinned, measures
 from .engine._all_at_once import AllAtOnce
-from .engine._costs import StepCost
+from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._pace import AbstractPace
 from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step

@@ -12,13 +12,12 @@ from ..._typecheck import PyTree
 from ..._types import Value
 from ...progress import tied, watched_step
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._forward import Active, Saveable, stored
 from ._levels import Nest
 from ._loop import Loop
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event
-from ._pace import AbstractPace
 from ._step import Step
 
 

@@ -12,8 +12,7 @@ from jax import lax
 
 from ..._partition import Arrays
 from ..._types import Index
-from ._costs import Rates, StepCost
-from ._pace import residuals_time, reversal_time
+from ._costs import Rates, StepCost, residuals_time, reversal_time
 from ._slots import Carries, DeviceSlots, StoredSteps
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from ..._types import Index, Value
 from . import _binomial, _hierarchy
 from ._binomial import BlockChain
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._hierarchy import Leaf, Leaves
 from ._loop import element, zero
 from ._order import AbstractSlotOrder, Event
-from ._pace import AbstractPace
 from ._revolved import Revolved
 from ._slot_stack import Chain, Stack
 from ._slots import Carries

@@ -14,10 +14,9 @@ from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import tied
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._loop import Loop
 from ._order import AbstractSlotOrder, Event
-from ._pace import AbstractPace
 from ._slots import Carries
 from ._step import Step
 from ._sweep import Cotangents, Sweep

@@ -5,10 +5,9 @@ from collections.abc import Hashable
 from typing import TypeAlias
 
 from ._block_reversals import AbstractReversal, ByResiduals
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._loop import nbytes
 from ._order import AbstractOrder
-from ._pace import AbstractPace
 from ._slots import AbstractSlots, DeviceSlots
 
 # A kind of reversal, and of how many steps at once.

@@ -17,12 +17,11 @@ from ..._constant import constant
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._kept_steps import AbstractKept, kept_of
 from ._loop import element, store
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
-from ._pace import AbstractPace
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep
 

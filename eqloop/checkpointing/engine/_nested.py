@@ -12,10 +12,9 @@ from jax import lax
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
-from ._pace import AbstractPace
 from ._slots import Carries, DeviceSlots, StoredSteps
 from ._sweep import Cotangents, Sweep
 

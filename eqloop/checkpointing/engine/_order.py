@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ..._bytes import format_bytes
 from ..._partition import Arrays, Flags
 from ..._typecheck import PyTree
-from ._costs import StepCost
-from ._pace import AbstractPace
+from ._costs import AbstractPace, StepCost
 
 if TYPE_CHECKING:
     from ._block_reversals import AbstractReversal

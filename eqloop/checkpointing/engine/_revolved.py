@@ -14,10 +14,9 @@ from ..._types import Index, Value
 from . import _binomial
 from ._binomial import BlockChain
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
-from ._pace import AbstractPace
 from ._slot_stack import Chain, Stack
 from ._slots import Carries
 from ._sweep import Cotangents, Sweep

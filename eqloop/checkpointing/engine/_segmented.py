@@ -11,10 +11,9 @@ from ..._constant import constant
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._block_reversals import AbstractReversal
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._loop import element
 from ._order import AbstractSlotOrder, Event
-from ._pace import AbstractPace
 from ._slots import Carries, DeviceSlots
 from ._sweep import Cotangents, Sweep
 

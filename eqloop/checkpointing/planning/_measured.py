@@ -19,13 +19,12 @@ from ..._equations import equations, formula_of
 from ...progress import Again
 from ..engine._all_at_once import AllAtOnce
 from ..engine._block_reversals import AbstractReversal, ByResiduals
-from ..engine._costs import Rates, StepCost
+from ..engine._costs import AbstractPace, Estimated, Rates, StepCost, residuals_time
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
 from ..engine._levels import Nest
 from ..engine._loop import nbytes
 from ..engine._nested import Nested
-from ..engine._pace import AbstractPace, Estimated, residuals_time
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted

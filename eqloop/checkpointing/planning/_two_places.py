@@ -7,12 +7,11 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from ..engine._block_reversals import AbstractReversal, ByResiduals
-from ..engine._costs import StepCost
+from ..engine._costs import AbstractPace, StepCost
 from ..engine._forward import Active
 from ..engine._hierarchical import Hierarchical
 from ..engine._layout import Layout
 from ..engine._loop import nbytes
-from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
 from ..engine._slots import AbstractSlots
 from ..engine._together import Together, can_join
