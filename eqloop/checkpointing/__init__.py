@@ -27,8 +27,8 @@ from .engine._forward import Saveable
 from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
+from .engine._loop_spec import LoopSpec
 from .engine._normal_form import normal_form
-from .engine._problem import LoopSpec
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded

@@ -16,7 +16,8 @@ from .engine._file_slots import FileSlots
 from .engine._forward import Active
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._problem import LoopSpec, Problem
+from .engine._loop_spec import LoopSpec
+from .engine._problem import Problem
 from .engine._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest

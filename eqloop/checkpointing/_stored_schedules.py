@@ -15,7 +15,7 @@ from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
 from .engine._file_slots import FileSlots
 from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._problem import LoopSpec
+from .engine._loop_spec import LoopSpec
 from .engine._slots import AbstractSlots
 from .engine._spill_files import SpillFiles
 

@@ -21,7 +21,8 @@ from ._derived import there_and_back
 from ._forward import Active
 from ._held import Saves
 from ._loop import with_batch_axis
-from ._problem import LoopSpec, Problem, batched_problem
+from ._loop_spec import LoopSpec
+from ._problem import Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
 

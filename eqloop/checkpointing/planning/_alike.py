@@ -9,7 +9,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from ..engine._problem import LoopSpec, Problem
+from ..engine._loop_spec import LoopSpec
+from ..engine._problem import Problem
 from ..engine._step import Step
 
 

@@ -9,8 +9,8 @@ from ..engine._costs import Estimated
 from ..engine._layout import Layout
 from ..engine._levels import Nest, nests
 from ..engine._loop import nbytes
+from ..engine._loop_spec import LoopSpec
 from ..engine._nested import Nested
-from ..engine._problem import LoopSpec
 from ..engine._together import Together, can_join
 from ._cost import step_cost
 from ._work import rates

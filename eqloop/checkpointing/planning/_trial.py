@@ -12,8 +12,9 @@ from ..._typecheck import PyTree
 from ..._types import Aval, Value
 from ..engine._forward import Active
 from ..engine._loop import Loop, stack_type
+from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
-from ..engine._problem import LoopSpec, Problem
+from ..engine._problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

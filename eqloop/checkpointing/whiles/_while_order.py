@@ -19,7 +19,7 @@ from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
 from ..engine._block_reversals import AbstractReversal, ByResiduals
 from ..engine._loop import zero
-from ..engine._problem import LoopSpec
+from ..engine._loop_spec import LoopSpec
 from ..engine._slots import AbstractSlots, DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
