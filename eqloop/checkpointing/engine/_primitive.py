@@ -25,7 +25,7 @@ from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
-from ._held import Needs, Saves, leaves_computed, without_leaves
+from ._held import leaves_computed, without_leaves
 from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
 from ._problem import (
@@ -37,6 +37,7 @@ from ._problem import (
     tangent_problem,
 )
 from ._reverse_primitive import Reverse
+from ._saves import Needs, Saves
 from ._step import reaching
 
 

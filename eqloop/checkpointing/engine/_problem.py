@@ -18,11 +18,12 @@ from ...progress import Again, BarChange
 from ._all_at_once import AllAtOnce
 from ._backward_step import Pull
 from ._forward import Active, Saveable
-from ._held import Needs, needs_of
+from ._held import needs_of
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import Layout
 from ._listing import unlisted
 from ._loop import Loop
+from ._saves import Needs
 from ._step import Step, reaching, without_outputs
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from . import _forward
 from ._by_segments import BySegments
 from ._derived import there_and_back
 from ._forward import Active
-from ._held import Saves
 from ._loop import with_batch_axis
 from ._loop_spec import LoopSpec
 from ._problem import Problem, batched_problem
+from ._saves import Saves
 from ._step import Step
 from ._sweep import Cotangents, Sweep
 

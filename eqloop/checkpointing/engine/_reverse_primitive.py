@@ -32,7 +32,7 @@ from ...progress import Again, BarChange
 from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._held import Needs, Saves, needs_of
+from ._held import needs_of
 from ._layout import Layout
 from ._problem import (
     Problem,
@@ -42,6 +42,7 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
+from ._saves import Needs, Saves
 from ._slim import Known, narrowed, slim
 from ._step import Step, without_outputs
 from ._sweep import Sweep

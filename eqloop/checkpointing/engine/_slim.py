@@ -17,10 +17,11 @@ from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import run, traced
 from ..._types import Aval, Value
 from ._backward_step import Around, BackwardStep, Ends, Inputs, Taken
-from ._held import Needs, taking, without_leaves
+from ._held import taking, without_leaves
 from ._lean import lean
 from ._loop import Loop, stack_type
 from ._rows_once import RowsOnce, rows_once
+from ._saves import Needs
 from ._step import Step
 
 

@@ -23,10 +23,10 @@ from ..._types import Aval, BatchAxis, Value
 from ...progress import NO_BARS, told_back, told_while
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
-from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
+from ..engine._saves import Saves
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart

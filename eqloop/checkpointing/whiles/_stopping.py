@@ -23,10 +23,10 @@ from ..._vmapped import mapped
 from ...progress import told_back, told_while
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
-from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition
+from ..engine._saves import Saves
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
