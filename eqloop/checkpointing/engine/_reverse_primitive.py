@@ -43,7 +43,7 @@ from ._problem import (
     tangent_problem,
 )
 from ._saves import Needs, Saves
-from ._slim import Known, narrowed, slim
+from ._slim import Known, Slim, narrowed
 from ._step import Step, without_outputs
 from ._sweep import Sweep
 
@@ -110,11 +110,13 @@ class Reverse(Formula):
             given = self.needed
             slots = self._forward(inputs, given)
         (consts, init, xs), problem = inputs, self.problem
-        known = Known.of(given, self.again, problem.loop_back)
         slots, last = split(slots, len(slots) - sum(given.final))
-        last = put(given.final, given.final, last)
-        consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
-        step, back = narrowed(self.again, known), slim(self.back, known)
+        step, back = self.again, self.back
+        if not all(given.held):
+            known = self._known_of_carry(given)
+            last = put(given.final, given.final, last)
+            consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
+            step, back = narrowed(step, known), Slim(back, known)
         settings = step, problem.loop, back, self.layout.reversal
         sweep = Sweep(*settings, consts, xs, zs)
         cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
@@ -221,7 +223,7 @@ class Reverse(Formula):
             # It starts from slots, which hold the initial carry as well.
             inputs, *others = reads
             consts, _, xs = inputs
-            known = Known.of(self.given, self.again, self.problem.loop_back)
+            known = self._known_of_carry(self.given)
             init = [False] * self.problem.repetition.lead + known.firsts
             reads = (consts, init, xs), *others
         return tuple(jax.tree.leaves(reads))
@@ -258,6 +260,10 @@ class Reverse(Formula):
     def _known(self, active: Active) -> Active:
         """Of the active inputs those that the way back knows of."""
         return active._replace(carry=active.carry[self.problem.repetition.lead :])
+
+    def _known_of_carry(self, given: Needs) -> Known:
+        """What is known of a carry before a step, from what is given of some."""
+        return Known.of(given, self.again, self.problem.loop_back)
 
     def _derived(
         self,

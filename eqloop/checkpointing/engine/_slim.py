@@ -93,8 +93,6 @@ class Known:
 @functools.lru_cache(maxsize=256)
 def narrowed(step: Step, known: Known) -> Step:
     """A step without outputs for the leaves that slots hold: it needs no others."""
-    if all(known.held):
-        return step
     if not known.more:
         return without_leaves(step, known.held)
     program = lean(step.jaxpr, known.held)
@@ -177,8 +175,3 @@ class Slim(Around):
         program = taking(lean(traced, (True,) * len(traced.out_avals)), marks)
         outs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *pick(flat, marks))
         return jax.tree.unflatten(jax.tree.structure(out), outs)
-
-
-def slim(back: BackwardStep, known: Known) -> BackwardStep:
-    """A reversal that is given no more of a carry than slots hold."""
-    return back if all(known.held) else Slim(back, known)

@@ -18,7 +18,7 @@ from ..engine._problem import (
     settled_problem,
 )
 from ..engine._products_in_parts import product_bytes
-from ..engine._slim import Known, slim
+from ..engine._slim import Known, Slim
 from ..engine._slots import DeviceSlots
 from ._alike import alike
 from ._work import outer_products, rates, work
@@ -43,6 +43,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
     held_types = tuple(pick(step.carry_types, needs.held))
+    slim = back if all(needs.held) else Slim(back, known)
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -60,7 +61,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
-        rows=rows_per_step(slim(back, known), DeviceSlots()),
+        rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
