@@ -33,7 +33,7 @@ from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded
 from .whiles._online import Online
-from .whiles._while_order import UNLIMITED, ForwardOnly
+from .whiles._while_layout import UNLIMITED, ForwardOnly
 
 __all__ = [
     "AUTO",

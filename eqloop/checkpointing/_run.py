@@ -26,7 +26,7 @@ from .whiles._bounded import Bounded
 from .whiles._ending import Ending
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_order import ForwardOnly
+from .whiles._while_layout import ForwardOnly
 
 
 def run_loop(

@@ -1,8 +1,9 @@
 """What a schedule decides for one loop: an order, slots, and a reversal."""
 
+import abc
 import dataclasses
 from collections.abc import Hashable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from ._block_reversals import AbstractReversal, ByResiduals
 from ._costs import AbstractPace, StepCost
@@ -14,8 +15,39 @@ from ._slots import AbstractSlots, DeviceSlots
 Piece: TypeAlias = tuple[Hashable, int]
 
 
+class AbstractLayout(abc.ABC):
+    """How one loop is stored and reversed, for whoever differentiates it.
+
+    It is a frozen, hashable dataclass. Only a loop of its kind runs by it, and knows
+    what else there is to it: a `Layout`, or an `AbstractWhileLayout` of `whiles`.
+
+    Attributes:
+        slots: Where the carries are that the primal stores.
+        reversal: How one block of steps is taken back.
+        kept: The names of what a step keeps, if that was chosen, see `Layout`.
+    """
+
+    slots: AbstractSlots
+    reversal: AbstractReversal
+    kept: tuple[str, ...] | None
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """How many steps are reversed at once, at the most."""
+
+    @property
+    @abc.abstractmethod
+    def stores_residuals(self) -> bool:
+        """Whether the primal stores residuals, and no carries."""
+
+    @abc.abstractmethod
+    def by_carries(self) -> Self:
+        """The same for a loop whose primal cannot store residuals."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(AbstractLayout):
     """How one loop is stored and reversed: what a schedule decides.
 
     Args:
@@ -122,7 +154,7 @@ class Layout:
         again = 0 if self.slots.outlast_primal else self.order.length
         return again * pace.advance + self.order.duration(pace, self.reversal)
 
-    def by_carries(self) -> "Layout":
+    def by_carries(self) -> Self:
         """The same for a loop whose primal cannot store residuals.
 
         Returns:

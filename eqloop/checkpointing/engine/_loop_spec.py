@@ -126,7 +126,7 @@ class LoopSpec:
             )
         loop = self.problem.loop.part(count)
         problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
-        layout = problem.layout(self.active)
+        layout: Layout = schedule.layout(LoopSpec(problem, self.active))
         if layout.slots != Layout(layout.order).slots:
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "

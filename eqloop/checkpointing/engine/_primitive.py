@@ -26,6 +26,7 @@ from ...progress import Again, BarChange
 from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
 from ._held import leaves_computed, without_leaves
+from ._layout import AbstractLayout
 from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
 from ._problem import (
@@ -57,10 +58,12 @@ class PlannedLoop(Formula):
     """
 
     problem: Problem
-    saves: Saves | None
+    saves: Saves[AbstractLayout] | None
     unit = "iteration"
 
-    def __init__(self, problem: Problem, saves: Saves | None, inputs: PyTree):
+    def __init__(
+        self, problem: Problem, saves: Saves[AbstractLayout] | None, inputs: PyTree
+    ):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = []
@@ -216,7 +219,7 @@ class PlannedLoop(Formula):
 
     def _saves_of_gradient(
         self, problem: Problem, active: Active, y_active: Flags
-    ) -> Saves:
+    ) -> Saves[AbstractLayout]:
         """What the forward sweep of a gradient leaves for the way back.
 
         If this loop leaves slots for another way back as well, then these are in the
@@ -246,7 +249,7 @@ class PlannedLoop(Formula):
 
     def _reversed(
         self,
-        saves: Saves,
+        saves: Saves[AbstractLayout],
         active: Active,
         y_active: Flags,
         residuals: PyTree,

@@ -20,7 +20,7 @@ from ._backward_step import Pull
 from ._forward import Active, Saveable
 from ._held import needs_of
 from ._kept_names import KeptNames, with_named_dots
-from ._layout import Layout
+from ._layout import AbstractLayout, Layout
 from ._listing import unlisted
 from ._loop import Loop
 from ._saves import Needs
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 class Planner(Protocol):
     """What the primitive needs of a schedule."""
 
-    def layout(self, loop: "LoopSpec") -> Layout:
-        """How to store and reverse a loop, once it is known what is differentiated."""
+    def layout(self, loop: "LoopSpec") -> Any:
+        """How to store and reverse a loop, once it is known what is differentiated.
+
+        The layout is one that the loop's `repetition` runs by.
+        """
         ...
 
 
@@ -58,7 +61,7 @@ class Problem:
     loop: Loop
     policy: Saveable
     planner: Planner
-    repetition: "AbstractRepetition"
+    repetition: "AbstractRepetition[Any]"
     still: Flags = ()
 
     @property
@@ -71,8 +74,8 @@ class Problem:
         """The loop that is run where this one is planned."""
         return self.repetition.run_as_planned(self)
 
-    def layout(self, active: Active) -> Layout:
-        """How its planner has it stored and reversed."""
+    def layout(self, active: Active) -> Any:
+        """How its planner has it stored and reversed: an `AbstractLayout`."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
         with unlisted():
@@ -84,7 +87,7 @@ class Problem:
         starts = self.loop.starts[self.repetition.lead :]
         return dataclasses.replace(self.loop, starts=starts)
 
-    def under(self, layout: Any) -> "Problem":
+    def under(self, layout: AbstractLayout) -> "Problem":
         """The same loop with the policy that a layout has chosen, if it has."""
         return self if layout.kept is None else self.keeping(layout.kept)
 

@@ -6,7 +6,7 @@ says so (`whiles`). Here is all that differs between these in a derivative.
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 
@@ -19,6 +19,7 @@ from . import _forward
 from ._by_segments import BySegments
 from ._derived import there_and_back
 from ._forward import Active
+from ._layout import AbstractLayout, Layout
 from ._loop import with_batch_axis
 from ._loop_spec import LoopSpec
 from ._problem import Problem, batched_problem
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
     from ._backward_step import BackwardStep, Taken
     from ._primitive import PlannedLoop
 
+# The layouts by which loops of one kind run.
+L = TypeVar("L", bound=AbstractLayout)
 
-class AbstractRepetition(abc.ABC):
-    """How a loop goes on: a frozen, hashable dataclass."""
+
+class AbstractRepetition(abc.ABC, Generic[L]):
+    """How a loop goes on: a frozen, hashable dataclass. Its layouts are of one kind."""
 
     # What to do where a callback in the step keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -44,7 +48,7 @@ class AbstractRepetition(abc.ABC):
         """How many leaves at the start of the carry it goes by."""
         return self.lead
 
-    def layout(self, problem: Problem, active: Active) -> Any:
+    def layout(self, problem: Problem, active: Active) -> L:
         """How a loop is stored and reversed, as its planner has it."""
         return problem.planner.layout(LoopSpec(problem, active))
 
@@ -58,7 +62,7 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[L] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop.
 
@@ -73,12 +77,12 @@ class AbstractRepetition(abc.ABC):
         """
 
     @abc.abstractmethod
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[L]) -> list[Aval]:
         """The types of what is saved."""
 
     @abc.abstractmethod
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: L, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         """Takes what is carried back to the start of the loop.
 
@@ -140,7 +144,7 @@ class AbstractRepetition(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted(AbstractRepetition):
+class Counted(AbstractRepetition[Layout]):
     """So many steps, which are known beforehand.
 
     Attributes:
@@ -148,7 +152,7 @@ class Counted(AbstractRepetition):
             it is planned: by all of its steps.
     """
 
-    ending: AbstractRepetition | None = None
+    ending: AbstractRepetition[Layout] | None = None
 
     instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     lead: ClassVar[int] = 0
@@ -160,7 +164,7 @@ class Counted(AbstractRepetition):
         return dataclasses.replace(problem, loop=loop, repetition=self.ending)
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         step, loop = problem.step, problem.loop
         if saves is None or not any(saves.held):
@@ -170,12 +174,12 @@ class Counted(AbstractRepetition):
         segments = BySegments(step, loop, order, consts, xs)
         return saves.layout.slots.sweep(segments, held, init)
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[Layout]) -> list[Aval]:
         rows = len(saves.layout.order.by_carries().starts) + 1
         return saves.layout.slots.types(pick(step.carry_types, saves.held), rows)
 
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         run = lambda sweep, carried: sweep.run(layout, saved, carried)
         return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])

@@ -9,7 +9,7 @@ and a `Reverse`, which are planned anew.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.extend.core as jex
@@ -33,7 +33,7 @@ from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
 from ._held import needs_of
-from ._layout import Layout
+from ._layout import AbstractLayout
 from ._problem import (
     Problem,
     activity,
@@ -75,7 +75,7 @@ class Reverse(Formula):
     there: "type[PlannedLoop]"
     problem: Problem
     back: BackwardStep
-    layout: Any  # Layout | AbstractWhileOrder
+    layout: AbstractLayout
     given: Needs | None
     unit = "iteration"
     is_backward = True
@@ -85,7 +85,7 @@ class Reverse(Formula):
         there: "type[PlannedLoop]",
         problem: Problem,
         back: BackwardStep,
-        layout: Layout,
+        layout: AbstractLayout,
         given: Needs | None,
         inputs: PyTree,
     ):

@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from ..._partition import Flags, pick, split, union
 from ..._types import Value
+from ._layout import AbstractLayout
+
+_L = TypeVar("_L", bound=AbstractLayout, covariant=True)
 
 
 class Needs(NamedTuple):
@@ -43,7 +46,7 @@ class Needs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Saves:
+class Saves(Generic[_L]):
     """What a loop leaves for its reversal.
 
     Attributes:
@@ -51,7 +54,7 @@ class Saves:
         needs: Which leaves of them, and of the last carry.
     """
 
-    layout: Any  # Layout | AbstractWhileOrder
+    layout: _L
     needs: Needs
 
     @property
@@ -74,7 +77,9 @@ class Saves:
         final = self.needs.final
         return pick(carry[len(carry) - len(final) :], final)
 
-    def of_these(self, saved: Sequence[Value], fewer: "Saves") -> list[Value]:
+    def of_these(
+        self, saved: Sequence[Value], fewer: "Saves[AbstractLayout]"
+    ) -> list[Value]:
         """What others get of what is saved: they take some of the same leaves."""
         if self.at_primal is None:
             return []

@@ -16,7 +16,7 @@ import jax.core
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import run, traced
 from ..._types import Aval, Value
-from ._backward_step import Around, BackwardStep, Ends, Inputs, Taken
+from ._backward_step import Around, Ends, Inputs, Taken
 from ._held import taking, without_leaves
 from ._lean import lean
 from ._loop import Loop, stack_type

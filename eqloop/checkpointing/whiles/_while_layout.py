@@ -1,13 +1,13 @@
-"""Orders for loops of unknown length: which carries are stored as the loop goes on.
+"""Layouts of loops of unknown length: which carries are stored as the loop goes on.
 
-At the end is what an order runs a loop by: steps until the carry says stop, or up to
+At the end is what a layout runs a loop by: steps until the carry says stop, or up to
 some position.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ from ..._array_types import axes_of, vary
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
-from ..engine._block_reversals import AbstractReversal, ByResiduals
+from ..engine._block_reversals import ByResiduals
+from ..engine._layout import AbstractLayout
 from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec
-from ..engine._slots import AbstractSlots, DeviceSlots
+from ..engine._slots import DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 
@@ -31,7 +32,7 @@ UNLIMITED = 2**31 - 1
 State: TypeAlias = tuple[Any, list[Any]]
 
 
-class AbstractWhileOrder(abc.ABC):
+class AbstractWhileLayout(AbstractLayout):
     """Which carries of a loop are stored that runs until its carry says stop.
 
     It is a frozen, hashable dataclass, and plans every loop alike. What is saved are a
@@ -39,19 +40,23 @@ class AbstractWhileOrder(abc.ABC):
     They hold carries without their first leaf, which says whether to go on.
     """
 
-    # What a `Layout` has besides an order.
-    slots: ClassVar[AbstractSlots] = DeviceSlots()
-    reversal: ClassVar[AbstractReversal] = ByResiduals()
-    stores_residuals: ClassVar[bool] = False
-    block: ClassVar[int] = 1
-    kept: ClassVar[None] = None
+    slots = DeviceSlots()
+    reversal = ByResiduals()
+    kept = None
 
-    def layout(self, loop: "LoopSpec") -> Any:
-        """Itself, for every loop and every derivative: it stands for a `Layout`."""
+    def layout(self, loop: LoopSpec) -> Self:
+        """Itself, for every loop and every derivative: it is its own planner."""
         return self
 
-    def by_carries(self) -> "AbstractWhileOrder":
-        """The same, as it stores no residuals."""
+    @property
+    def block(self) -> int:
+        return 1
+
+    @property
+    def stores_residuals(self) -> bool:
+        return False
+
+    def by_carries(self) -> Self:
         return self
 
     @property
@@ -130,7 +135,7 @@ class ForwardOnly:
 
     max_steps: int = UNLIMITED
 
-    def layout(self, loop: "LoopSpec") -> NoReturn:
+    def layout(self, loop: LoopSpec) -> NoReturn:
         raise ValueError(
             "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
             "`jax.vjp`), as that needs memory for a number of steps that is unknown. "
