@@ -49,7 +49,7 @@ def run_stored(
         back = f.meter.back.watch(back, chunks.length - first, chunks.size)
         more, ys = evaluate(loop.visits(first), consts, parts)
         sums = list(map(jnp.add, sums, more))
-        number = loop.tell(number, first, chunks.size, (sums, ys))
+        number = loop.report(number, first, chunks.size, (sums, ys))
         return (number, back, sums), ys
 
     cut = [
@@ -71,7 +71,7 @@ def run_stored(
             jnp.concatenate(pair, axis)
             for *pair, axis in zip(ys, last, f.y_axes, strict=True)
         ]
-        number = loop.tell(number, start, chunks.rest, (sums, ys))
+        number = loop.report(number, start, chunks.rest, (sums, ys))
     return (list(sums), ys), back, number
 
 

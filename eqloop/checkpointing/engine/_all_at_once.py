@@ -10,7 +10,7 @@ from ..._bytes import format_bytes
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._typecheck import PyTree
 from ..._types import Value
-from ...progress import tied, watched_step
+from ...progress import step_with_bar, tied
 from ._block_reversals import AbstractReversal
 from ._costs import AbstractPace, StepCost
 from ._forward import Active, Saveable, stored
@@ -96,18 +96,18 @@ def store_residuals(
     inputs: PyTree,
 ) -> tuple[Value, Value]:
     """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
-    told_step, told = watched_step(loop.meter.back, step, loop.length)
+    reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
 
     def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:
         consts, init, xs = map(put, inputs, active, marked)
-        init = [*init, *number, *told[1:]]
-        carry, ys = stored(told_step, loop, policy, consts, init, xs)
+        init = [*init, *number, *extra[1:]]
+        carry, ys = stored(reporting, loop, policy, consts, init, xs)
         carry, number, _ = split(carry, step.num_carry, len(number))
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
         return moving, (carry, ys, number)
 
     marked = map(pick, inputs, active)
-    _, pull, (carry, ys, number) = jax.vjp(run, told[:1], *marked, has_aux=True)
+    _, pull, (carry, ys, number) = jax.vjp(run, extra[:1], *marked, has_aux=True)
     return (carry, ys), (pull, number)
 
 

@@ -50,7 +50,7 @@ class AbstractReversal(abc.ABC):
         count: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        """Takes cotangents past a block by a function: where a bar can tell of it."""
+        """Takes cotangents past a block by a function, after which a bar may move."""
         return take(cts)
 
     @property

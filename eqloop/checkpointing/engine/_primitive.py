@@ -193,9 +193,9 @@ class PlannedLoop(Formula):
         carry = leaves_computed(step, [True] * own + carry[own:], ys)
         kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
         # A bar may show any of the leaves.
-        is_told = meter.here.is_shown or meter.back.is_shown
+        has_bars = meter.here.is_shown or meter.back.is_shown
         if (
-            is_told
+            has_bars
             or step.jaxpr.effects
             or all((*kept, *ys, any(slots) == bool(slots)))
         ):

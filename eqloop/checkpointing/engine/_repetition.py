@@ -14,7 +14,7 @@ from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
-from ...progress import told_back
+from ...progress import sweep_with_bar
 from . import _forward
 from ._by_segments import BySegments
 from ._derived import there_and_back
@@ -182,7 +182,7 @@ class Counted(AbstractRepetition[Layout]):
         self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         run = lambda sweep, carried: sweep.run(layout, saved, carried)
-        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
+        return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step

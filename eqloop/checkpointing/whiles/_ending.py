@@ -19,7 +19,7 @@ from ..._formula import Formula, Selected
 from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
-from ...progress import NO_BARS, told_back, told_while
+from ...progress import NO_BARS, sweep_with_bar, while_with_bar
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
 from ..engine._layout import Layout
@@ -64,7 +64,7 @@ class Ending(AbstractStopping[Layout]):
     ) -> tuple[list[Value], list[Value], list[Value]]:
         consts, init, xs = inputs
         step = with_early_ends(problem.step)
-        # Steps tell of themselves here.
+        # The steps report here, not the loop.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
         def forward(init: Arrays) -> tuple[list[Value], Value]:
@@ -77,7 +77,7 @@ class Ending(AbstractStopping[Layout]):
             carry, ys, slots = layout.slots.sweep(segments, held, init)
             return carry, (ys, [carry[self.count_at], *slots])
 
-        carry, (ys, saved) = told_while(forward, problem.loop.meter, consts, init)
+        carry, (ys, saved) = while_with_bar(forward, problem.loop.meter, consts, init)
         return carry, ys, saved
 
     def saved_types(self, step: Step, saves: Saves[Layout]) -> list[Aval]:
@@ -94,7 +94,7 @@ class Ending(AbstractStopping[Layout]):
         step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
         run = lambda sweep, carried: sweep.run(layout, slots, carried)
-        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
+        return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree

@@ -20,7 +20,7 @@ from ..._reaching import names_axis
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ..._vmapped import mapped
-from ...progress import told_back, told_while
+from ...progress import sweep_with_bar, while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop
@@ -152,7 +152,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
                 return _run_plain(step, loop.length, consts, init), []
             return saves.layout.forward(step, saves.held, consts, init)
 
-        carry, saved = told_while(forward, loop.meter, consts, init)
+        carry, saved = while_with_bar(forward, loop.meter, consts, init)
         return carry, [], saved
 
     def saved_types(self, step: Step, saves: Saves[AbstractWhileLayout]) -> list[Aval]:
@@ -164,7 +164,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
-        return told_back(run, sweep, carried, saved)
+        return sweep_with_bar(run, sweep, carried, saved)
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree

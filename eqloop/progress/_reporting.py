@@ -1,7 +1,8 @@
-"""Where a loop tells how far it has come: wrappers of its body and of its way back.
+"""Loops that report how far they have come, so that their bars move.
 
-Who runs a loop hands over what it would run, and gets the same with reports in it. The
-number of the bar is one more entry of what the loop carries.
+Whoever runs a loop passes its body, or its way back, to one of these functions. They
+run it with reports in it, or as it is if there is no bar. The number of the bar is one
+more entry of what the loop carries.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from .._types import Index, Value
 from ._meter import Gauge, tied
 
 
-def told_scan(
+def scan_with_bar(
     scan: Callable[..., tuple[PyTree, list[Value]]],
     body: Callable[..., tuple[PyTree, list[Value]]],
     state: PyTree,
@@ -65,15 +66,15 @@ def told_scan(
     return tied(number, (state, ys if size == 1 else list(map(_join, ys))))
 
 
-def hops(
+def run_with_bar(
     gauge: Gauge,
     number: Index,
     state: PyTree,
     stop: Index,
     run: Callable[[PyTree, PyTree], PyTree],
-    y_of: Callable[[PyTree], Arrays] = lambda state: [],
+    y_of: Callable[[PyTree], Arrays],
 ) -> tuple[PyTree, PyTree]:
-    """Runs a loop whose length is not static, and tells how far it has come.
+    """Runs a loop whose length is not static, and its bar if it has one.
 
     Args:
         gauge: The bar.
@@ -89,8 +90,8 @@ def hops(
     if not gauge.is_shown:
         return number, run(state, stop)
 
-    def hop(told: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        number, state = told
+    def to_next_report(both: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        number, state = both
         position = state[0]
         due = position + gauge.every - position % gauge.every
         state = run(state, jnp.minimum(due, stop))
@@ -98,10 +99,11 @@ def hops(
         number = gauge.report_if_due(number, done, done - position, carry, y)
         return number, tied(number, state)
 
-    return lax.while_loop(lambda told: told[1][0] < stop, hop, (number, state))
+    goes_on = lambda both: both[1][0] < stop
+    return lax.while_loop(goes_on, to_next_report, (number, state))
 
 
-def told_back(
+def sweep_with_bar(
     run: Callable[[PyTree, Arrays], PyTree],
     sweep: Any,
     ct_carry: Arrays,
@@ -109,7 +111,7 @@ def told_back(
 ) -> PyTree:
     """Runs a reverse sweep, and its bar if it has one.
 
-    Its blocks are reversed by a reversal that tells, for which the number is carried
+    Its blocks are reversed by a reversal that reports. The number of the bar is carried
     back behind the cotangents of the carry.
 
     Args:
@@ -122,15 +124,16 @@ def told_back(
     if not gauge.is_shown:
         return run(sweep, ct_carry)
     number = gauge.open([*after, *ct_carry])
-    told_sweep = dataclasses.replace(sweep, reversal=_Told(sweep.reversal, gauge))
-    cts = run(told_sweep, [*ct_carry, number])
+    reversal = _ReportingReversal(sweep.reversal, gauge)
+    sweep = dataclasses.replace(sweep, reversal=reversal)
+    cts = run(sweep, [*ct_carry, number])
     *ct_carry, number = cts.carry
     return tied(number, dataclasses.replace(cts, carry=ct_carry))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
-    """A reversal that tells of each block that it has taken back."""
+class _ReportingReversal:
+    """A reversal that reports each block that it has taken back."""
 
     reversal: Any
     gauge: Gauge
@@ -159,10 +162,10 @@ class _Told:
         return dataclasses.replace(cts, carry=[*cts.carry, number])
 
 
-def watched_step(
+def step_with_bar(
     gauge: Gauge, step: Callable[..., PyTree], length: int
 ) -> tuple[Callable[..., PyTree], list[Value]]:
-    """A step that JAX differentiates, and that tells when it is passed on the way back.
+    """A step that JAX differentiates, and that reports on the way back.
 
     Args:
         gauge: The bar of the backward sweep.
