@@ -8,7 +8,6 @@ from .._bytes import format_bytes
 from .._partition import pick
 from .._tangents import is_inexact
 from ._schedule import Pinned, measures
-from .engine._all_at_once import AllAtOnce
 from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
@@ -16,6 +15,7 @@ from .engine._loop import Loop
 from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
+from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._measured import pace
 from .planning._memory import peak_bytes

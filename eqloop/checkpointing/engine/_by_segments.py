@@ -23,8 +23,8 @@ from ..._types import Index, Value
 from ...progress import run_with_bar
 from ._forward import iterate
 from ._loop import Loop, element, opaque, stack_type, store, zero
-from ._order import AbstractSlotOrder
 from ._step import Step
+from .orders._order import AbstractSlotOrder
 
 # A program that has the step in it more often takes longer to compile.
 _MOST_GROUPS = 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from ..._types import Aval
 
 if TYPE_CHECKING:
-    from ._block_reversals import AbstractReversal
+    from .reversals._block_reversals import AbstractReversal
 
 
 @dataclasses.dataclass(frozen=True)

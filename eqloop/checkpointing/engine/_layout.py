@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Hashable
 from typing import Self, TypeAlias
 
-from ._block_reversals import AbstractReversal, ByResiduals
 from ._costs import AbstractPace, StepCost
 from ._loop import nbytes
-from ._order import AbstractOrder
-from ._slots import AbstractSlots, DeviceSlots
+from .orders._order import AbstractOrder
+from .reversals._block_reversals import AbstractReversal, ByResiduals
+from .slots._slots import AbstractSlots, DeviceSlots
 
 # A kind of reversal, and of how many steps at once.
 Piece: TypeAlias = tuple[Hashable, int]

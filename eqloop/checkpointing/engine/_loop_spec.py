@@ -11,11 +11,11 @@ from typing import Any
 
 from ..._axes import refuse_symbolic
 from ..._partition import Flags, pick
-from ._block_reversals import ByResiduals
 from ._layout import Layout
 from ._loop import nbytes
 from ._problem import Planner, activity, needs_of_gradient
-from ._segmented import Segmented
+from .orders._segmented import Segmented
+from .reversals._block_reversals import ByResiduals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,7 @@ from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
-from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
-from ._held import leaves_computed, without_leaves
 from ._layout import AbstractLayout
 from ._listing import listed, stands_for_residuals
 from ._loop import stack_type
@@ -38,8 +36,10 @@ from ._problem import (
     tangent_problem,
 )
 from ._reverse_primitive import Reverse
-from ._saves import Needs, Saves
 from ._step import reaching
+from .leaves._held import leaves_computed, without_leaves
+from .leaves._saves import Needs, Saves
+from .orders._all_at_once import pull_residuals, store_residuals
 
 
 def planned_loop(

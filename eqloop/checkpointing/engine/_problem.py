@@ -15,16 +15,16 @@ from ..._tangents import inexact_only
 from ..._typecheck import PyTree
 from ..._types import BatchAxis
 from ...progress import Again, BarChange
-from ._all_at_once import AllAtOnce
 from ._backward_step import Pull
 from ._forward import Active, Saveable
-from ._held import needs_of
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, Layout
 from ._listing import unlisted
 from ._loop import Loop
-from ._saves import Needs
 from ._step import Step, reaching, without_outputs
+from .leaves._held import needs_of
+from .leaves._saves import Needs
+from .orders._all_at_once import AllAtOnce
 
 if TYPE_CHECKING:
     from ._loop_spec import LoopSpec

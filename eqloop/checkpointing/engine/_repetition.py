@@ -23,9 +23,9 @@ from ._layout import AbstractLayout, Layout
 from ._loop import with_batch_axis
 from ._loop_spec import LoopSpec
 from ._problem import Problem, batched_problem
-from ._saves import Saves
 from ._step import Step
 from ._sweep import Cotangents, Sweep
+from .leaves._saves import Saves
 
 if TYPE_CHECKING:
     from ._backward_step import BackwardStep, Taken

@@ -19,12 +19,7 @@ from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
 from ..._programs import behind, joined
-from ..._tangents import (
-    inexact_only,
-    instantiated,
-    with_tangent_types,
-    zero_cotangent,
-)
+from ..._tangents import inexact_only, instantiated, with_tangent_types, zero_cotangent
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
@@ -32,7 +27,6 @@ from ...progress import Again, BarChange
 from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._held import needs_of
 from ._layout import AbstractLayout
 from ._problem import (
     Problem,
@@ -42,10 +36,11 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
-from ._saves import Needs, Saves
-from ._slim import Known, Slim, narrowed
 from ._step import Step, without_outputs
 from ._sweep import Sweep
+from .leaves._held import needs_of
+from .leaves._saves import Needs, Saves
+from .leaves._slim import Known, Slim, narrowed
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop

@@ -17,13 +17,13 @@ from ..._across_examples import over_examples, where_run
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._backward_step import BackwardStep, Taken, one
-from ._block_reversals import AbstractReversal, carries_within, one_by_one
 from ._forward import iterate
 from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, stack_of, zero
-from ._slots import StoredSteps
 from ._step import Step
+from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
+from .slots._slots import StoredSteps
 
 _least = over_examples(jnp.min)
 

@@ -7,8 +7,6 @@ from ..._tangents import is_inexact
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
-from ..engine._held import leaves_read
-from ..engine._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import (
     Problem,
@@ -17,9 +15,11 @@ from ..engine._problem import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine._products_in_parts import product_bytes
-from ..engine._slim import Known, Slim
-from ..engine._slots import DeviceSlots
+from ..engine.leaves._held import leaves_read
+from ..engine.leaves._slim import Known, Slim
+from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
+from ..engine.reversals._products_in_parts import product_bytes
+from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
 from ._work import outer_products, rates, work
 

@@ -8,10 +8,10 @@ from jax import lax
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ..._types import Index, Value
-from ..engine._levels import nests
-from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.orders._levels import nests
+from ..engine.orders._nested import Nested
 from ._while_layout import AbstractWhileLayout, State, first_state, run_until
 
 

@@ -26,9 +26,9 @@ from ..engine._layout import Layout
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted, L
-from ..engine._saves import Saves
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
 from ._early_ends import with_early_ends
 from ._stopping import AbstractStopping

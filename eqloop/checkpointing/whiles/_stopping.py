@@ -26,10 +26,10 @@ from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition, L
-from ..engine._saves import Saves
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
 from ._early_ends import with_early_ends
 from ._while_layout import (

@@ -17,13 +17,13 @@ from ..._array_types import axes_of, vary
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
-from ..engine._block_reversals import ByResiduals
 from ..engine._layout import AbstractLayout
 from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec
-from ..engine._slots import DeviceSlots
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.reversals._block_reversals import ByResiduals
+from ..engine.slots._slots import DeviceSlots
 
 # The most that a counter of 32 bits can hold; no loop is as long.
 UNLIMITED = 2**31 - 1

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing.engine import _binomial
+from eqloop.checkpointing.engine.orders import _binomial
 
 LENGTHS, SLOTS = range(1, 121), range(1, 13)
 

@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing.engine import _binomial, _hierarchy
-from eqloop.checkpointing.engine._hierarchical import Hierarchical
+from eqloop.checkpointing.engine.orders import _binomial, _hierarchy
+from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
 
 LENGTHS = (1, 2, 3, 7, 20, 45)
 MOVES = ((0, 0), (1, 1), (0.5, 3), (20, 5.5))

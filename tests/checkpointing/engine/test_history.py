@@ -2,12 +2,12 @@
 
 import pytest
 
-from eqloop.checkpointing.engine._all_at_once import AllAtOnce
-from eqloop.checkpointing.engine._levels import Nest, nests
-from eqloop.checkpointing.engine._mixed import Mixed
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._revolved import Revolved
-from eqloop.checkpointing.engine._segmented import Segmented
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine.orders._levels import Nest, nests
+from eqloop.checkpointing.engine.orders._mixed import Mixed
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.orders._segmented import Segmented
 
 ORDERS = [
     AllAtOnce(7),

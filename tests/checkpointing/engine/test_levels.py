@@ -7,8 +7,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing.engine._levels import Nest, nests
-from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine.orders._levels import Nest, nests
+from eqloop.checkpointing.engine.orders._nested import Nested
 
 lengths = st.integers(1, 300) | st.integers(1, 10**6)
 bases = st.integers(2, 64)

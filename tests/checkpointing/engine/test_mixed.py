@@ -15,11 +15,11 @@ import pytest
 from hypothesis import strategies as st
 
 import eqloop as el
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._kept_steps import places_of, rows_of
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._mixed import Mixed
-from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._kept_steps import places_of, rows_of
+from eqloop.checkpointing.engine.orders._mixed import Mixed
+from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 from ...benchmarks.mixed_storage import rows_of_table
 from ...marks import slow_if

@@ -7,11 +7,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._all_at_once import AllAtOnce
-from eqloop.checkpointing.engine._levels import Nest, nests
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine.orders._levels import Nest, nests
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 
 @dataclasses.dataclass

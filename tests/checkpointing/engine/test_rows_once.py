@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 
 from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._rows_once import RowsOnce, rows_once
 from eqloop.checkpointing.engine._step import trace_step
+from eqloop.checkpointing.engine.leaves._rows_once import RowsOnce, rows_once
 
 STEPS, WIDTH = 7, 4
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._block_reversals import ByResiduals
-from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
+from eqloop.checkpointing.engine.reversals._together import Together
 
 from ...marks import slow, slow_if
 from ..memory import gradient, temp_bytes

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._compat import is_widened
-from ..._constant import constant
-from ..._partition import Arrays, Flags, pick
-from ..._typecheck import PyTree
-from ..._types import Aval, Index, Value
-from ._by_segments import BySegments
-from ._costs import Rates
-from ._kept_rows import scan
-from ._loop import element, part, stack_of, stack_type, store, zero
+from ...._compat import is_widened
+from ...._constant import constant
+from ...._partition import Arrays, Flags, pick
+from ...._typecheck import PyTree
+from ...._types import Aval, Index, Value
+from .._by_segments import BySegments
+from .._costs import Rates
+from .._kept_rows import scan
+from .._loop import element, part, stack_of, stack_type, store, zero
 
 
 @dataclasses.dataclass(frozen=True)

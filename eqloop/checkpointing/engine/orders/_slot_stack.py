@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._partition import Arrays
-from ..._typecheck import PyTree
-from ..._types import Index, Value
-from ._forward import iterate
-from ._loop import element, store
-from ._slots import Carries
-from ._sweep import Cotangents, Sweep
+from ...._partition import Arrays
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._forward import iterate
+from .._loop import element, store
+from .._sweep import Cotangents, Sweep
+from ..slots._slots import Carries
 
 
 class Stack(NamedTuple):

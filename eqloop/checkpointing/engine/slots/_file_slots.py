@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ..._compat import is_widened
-from ..._partition import Arrays
-from ..._typecheck import PyTree
-from ..._types import Aval, Index, Value
-from ._costs import Rates
+from ...._compat import is_widened
+from ...._partition import Arrays
+from ...._typecheck import PyTree
+from ...._types import Aval, Index, Value
+from .._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
 from ._spill_files import SpillFiles
 from ._words import of_words, to_words

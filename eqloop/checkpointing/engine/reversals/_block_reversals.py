@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from jax import lax
 
-from ..._partition import Arrays
-from ..._types import Index
-from ._costs import Rates, StepCost, residuals_time, reversal_time
-from ._slots import Carries, DeviceSlots, StoredSteps
+from ...._partition import Arrays
+from ...._types import Index
+from .._costs import Rates, StepCost, residuals_time, reversal_time
+from ..slots._slots import Carries, DeviceSlots, StoredSteps
 
 if TYPE_CHECKING:
-    from ._sweep import Cotangents, Sweep
+    from .._sweep import Cotangents, Sweep
 
 
 class AbstractReversal(abc.ABC):

@@ -10,17 +10,17 @@ import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags
-from ..._typecheck import PyTree
-from ._costs import AbstractPace, StepCost
+from ...._bytes import format_bytes
+from ...._partition import Arrays, Flags
+from ...._typecheck import PyTree
+from .._costs import AbstractPace, StepCost
 
 if TYPE_CHECKING:
-    from ._block_reversals import AbstractReversal
-    from ._loop import Loop
-    from ._slots import Carries
-    from ._step import Step
-    from ._sweep import Cotangents, Sweep
+    from .._loop import Loop
+    from .._step import Step
+    from .._sweep import Cotangents, Sweep
+    from ..reversals._block_reversals import AbstractReversal
+    from ..slots._slots import Carries
 
 
 class Event(NamedTuple):

@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
-from ..._constant import constant
-from ..._typecheck import PyTree
-from ..._types import Index, Value
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
+from ...._array_types import axes_of, vary
+from ...._constant import constant
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element, store
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
 from ._kept_steps import AbstractKept, kept_of
-from ._loop import element, store
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
-from ._slots import Carries
-from ._sweep import Cotangents, Sweep
 
 # Steps of a long block take no longer than those whose residuals are in slots.
 _LONG_BLOCK = 64

@@ -6,19 +6,19 @@ from collections.abc import Hashable, Iterator
 import jax
 import jax.numpy as jnp
 
-from ..._bytes import format_bytes
-from ..._partition import Arrays, Flags, pick, put, split
-from ..._typecheck import PyTree
-from ..._types import Value
-from ...progress import step_with_bar, tied
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
-from ._forward import Active, Saveable, stored
+from ...._bytes import format_bytes
+from ...._partition import Arrays, Flags, pick, put, split
+from ...._typecheck import PyTree
+from ...._types import Value
+from ....progress import step_with_bar, tied
+from .._costs import AbstractPace, StepCost
+from .._forward import Active, Saveable, stored
+from .._loop import Loop
+from .._step import Step
+from ..reversals._block_reversals import AbstractReversal
 from ._levels import Nest
-from ._loop import Loop
 from ._nested import Nested
 from ._order import AbstractOrder, AbstractSlotOrder, Event
-from ._step import Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from ..._partition import Arrays
-from ..._types import Index, Value
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
+from ...._partition import Arrays
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries, DeviceSlots, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
-from ._slots import Carries, DeviceSlots, StoredSteps
-from ._sweep import Cotangents, Sweep
 
 # Levels that are compiled as they are to find out what memory they take. Each makes the
 # program longer.

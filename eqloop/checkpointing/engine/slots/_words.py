@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._types import Value
+from ...._types import Value
 
 _WORD = np.dtype(np.uint32)
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 
-from ..._equations import equations
-from ..._partition import Arrays, pick, split
-from ..._programs import parted, run
-from ..._reaching import reached
-from ..._types import Aval, Index
-from ._backward_step import BackwardStep, Taken, program_of
-from ._slots import AbstractSlots, Carries
-from ._sweep import Cotangents, Sweep
-from ._together import can_join
+from ...._equations import equations
+from ...._partition import Arrays, pick, split
+from ...._programs import parted, run
+from ...._reaching import reached
+from ...._types import Aval, Index
+from .._backward_step import BackwardStep, Taken, program_of
+from .._sweep import Cotangents, Sweep
+from ..reversals._together import can_join
+from ..slots._slots import AbstractSlots, Carries
 
 
 @dataclasses.dataclass(frozen=True)

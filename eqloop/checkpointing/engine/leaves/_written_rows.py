@@ -17,11 +17,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..._axes import is_symbolic
-from ..._compat import CALLS, close
-from ..._equations import aval_of
-from ..._types import AnyJaxpr, Aval
-from ._in_place import WRITES
+from ...._axes import is_symbolic
+from ...._compat import CALLS, close
+from ...._equations import aval_of
+from ...._types import AnyJaxpr, Aval
+from .._in_place import WRITES
 
 # With fewer rows than this, no counter of 32 bits comes round to rows it has been at.
 MOST_ROWS = 2**29

@@ -25,22 +25,22 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..._equations import equations, formula_of
-from ..._partition import Arrays, Flags, pick, put
-from ..._programs import has_rules, parted, pruned, pushed, run
-from ..._reaching import reached
-from ..._tangents import is_inexact
-from ..._typecheck import PyTree
-from ..._types import Index, Value
-from ._backward_step import BackwardStep, Taken, program_of
+from ...._equations import equations, formula_of
+from ...._partition import Arrays, Flags, pick, put
+from ...._programs import has_rules, parted, pruned, pushed, run
+from ...._reaching import reached
+from ...._tangents import is_inexact
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._backward_step import BackwardStep, Taken, program_of
+from .._costs import Rates, StepCost
+from .._step import Step
+from ..slots._slots import StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within
-from ._costs import Rates, StepCost
 from ._products_in_parts import added_in_parts
-from ._slots import StoredSteps
-from ._step import Step
 
 if TYPE_CHECKING:
-    from ._sweep import Cotangents, Sweep
+    from .._sweep import Cotangents, Sweep
 
 _CONTROL = frozenset(
     {"cond", "while", "shard_map", "pure_callback", "rng_bit_generator"}

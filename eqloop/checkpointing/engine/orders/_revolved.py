@@ -8,18 +8,18 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import jax.numpy as jnp
 
-from ..._array_types import axes_of, vary
-from ..._constant import constant
-from ..._types import Index, Value
+from ...._array_types import axes_of, vary
+from ...._constant import constant
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
 from . import _binomial
 from ._binomial import BlockChain
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
-from ._loop import element
 from ._order import AbstractSlotOrder, Event, block_history
 from ._slot_stack import Chain, Stack
-from ._slots import Carries
-from ._sweep import Cotangents, Sweep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._partition import Arrays, Flags, pick
-from ..._typecheck import PyTree
-from ..._types import Index, Value
-from ...progress import tied
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
-from ._loop import Loop
+from ...._partition import Arrays, Flags, pick
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from ....progress import tied
+from .._costs import AbstractPace, StepCost
+from .._loop import Loop
+from .._step import Step
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
+from ..slots._words import read_words, to_words
 from ._order import AbstractSlotOrder, Event
-from ._slots import Carries
-from ._step import Step
-from ._sweep import Cotangents, Sweep
-from ._words import read_words, to_words
 
 # How far the inverse of a step may be off, in units of its last place: relative to the
 # leaf, and to the largest number in the carry, as what cancels may have been as large.

@@ -18,11 +18,11 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
-from ..._axes import is_symbolic
-from ..._equations import aval_of
-from ..._typecheck import PyTree
-from ..._types import Index, Value
-from ._loop import nbytes, part, put_part
+from ...._axes import is_symbolic
+from ...._equations import aval_of
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._loop import nbytes, part, put_part
 
 # Products smaller than this take little, and are made as a whole.
 _LEAST_BYTES = 2**16

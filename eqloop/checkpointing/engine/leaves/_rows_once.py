@@ -34,13 +34,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from ..._axes import is_symbolic
-from ..._equations import equations
-from ..._types import Aval, Value
-from ._in_place import WRITES
+from ...._axes import is_symbolic
+from ...._equations import equations
+from ...._types import Aval, Value
+from .._in_place import WRITES
+from .._loop import Loop
+from .._step import Step
 from ._lean import lean
-from ._loop import Loop
-from ._step import Step
 from ._written_rows import (
     MOST_ROWS,
     Counter,

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.core
 
-from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import run, traced
-from ..._types import Aval, Value
-from ._backward_step import Around, Ends, Inputs, Taken
+from ...._partition import Arrays, Flags, pick, put, split
+from ...._programs import run, traced
+from ...._types import Aval, Value
+from .._backward_step import Around, Ends, Inputs, Taken
+from .._loop import Loop, stack_type
+from .._step import Step
 from ._held import taking, without_leaves
 from ._lean import lean
-from ._loop import Loop, stack_type
 from ._rows_once import RowsOnce, rows_once
 from ._saves import Needs
-from ._step import Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._compat import is_through
-from ..._equations import formula_of, renamed
-from ..._partition import Flags, pick
-from ..._tangents import zero_array
+from ...._compat import is_through
+from ...._equations import formula_of, renamed
+from ...._partition import Flags, pick
+from ...._tangents import zero_array
 
 
 @functools.lru_cache(maxsize=512)

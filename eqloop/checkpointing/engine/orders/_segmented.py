@@ -7,15 +7,15 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from ..._constant import constant
-from ..._partition import Arrays
-from ..._types import Index, Value
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
-from ._loop import element
+from ...._constant import constant
+from ...._partition import Arrays
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries, DeviceSlots
 from ._order import AbstractSlotOrder, Event
-from ._slots import Carries, DeviceSlots
-from ._sweep import Cotangents, Sweep
 
 
 @dataclasses.dataclass(frozen=True)

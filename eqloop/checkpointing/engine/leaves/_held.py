@@ -21,14 +21,14 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._partition import Flags, closed_under, pick, union
-from ..._programs import called, inputs_read
-from ._backward_step import BackwardStep, program_of
+from ...._partition import Flags, closed_under, pick, union
+from ...._programs import called, inputs_read
+from .._backward_step import BackwardStep, program_of
+from .._loop import Loop, stack_type
+from .._step import Step
 from ._lean import lean
-from ._loop import Loop, stack_type
 from ._rows_once import rows_once
 from ._saves import Needs
-from ._step import Step
 
 
 def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:

@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
-from ..._bytes import format_bytes
-from ..._constant import constant
-from ..._typecheck import PyTree
-from ..._types import Index, Value
+from ...._array_types import axes_of, vary
+from ...._bytes import format_bytes
+from ...._constant import constant
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element, zero
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
 from . import _binomial, _hierarchy
 from ._binomial import BlockChain
-from ._block_reversals import AbstractReversal
-from ._costs import AbstractPace, StepCost
 from ._hierarchy import Leaf, Leaves
-from ._loop import element, zero
 from ._order import AbstractSlotOrder, Event
 from ._revolved import Revolved
 from ._slot_stack import Chain, Stack
-from ._slots import Carries
-from ._sweep import Cotangents, Sweep
 
 
 @dataclasses.dataclass(frozen=True)
