@@ -51,7 +51,7 @@ class Taken(NamedTuple):
 
 
 class BackwardStep(abc.ABC):
-    """Takes what is carried back past a block of steps: a frozen dataclass."""
+    """Takes what is carried back past a step, or a block: a frozen dataclass."""
 
     @property
     @abc.abstractmethod
@@ -234,7 +234,7 @@ def single(
 
 
 def one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
-    """A reversal of one step, of which all is given without an axis for steps."""
+    """Takes things back past one step, all of them without an axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
     outs = run(program_of(back), *consts, *carry, *x, *z, *carried)
     return Taken(*split(outs, len(back.const_of), len(carried)))
@@ -242,7 +242,7 @@ def one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
 
 @functools.lru_cache(maxsize=256)
 def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
-    """The reversal of one step as a program.
+    """The backward step as a program.
 
     To differentiate a step takes longer than all else that is traced for a gradient. So
     it is done once, and whoever reverses single steps runs this program.

@@ -1,4 +1,4 @@
-"""What a step costs, and how long the pieces of a gradient take that it is made of.
+"""What a step costs, and how long the pieces of a gradient take.
 
 Orders add these numbers up. `planning` finds them out, from the traced step and the
 backend in use.

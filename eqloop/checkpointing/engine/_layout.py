@@ -110,7 +110,7 @@ class Layout(AbstractLayout):
 
     @property
     def kind(self) -> Hashable:
-        """Layouts of one kind make programs alike: what one takes tells of another."""
+        """Layouts of one kind make similar programs: one is a guide to the others."""
         return self.order.kind, self.reversal.kind, self.kept is None
 
     @property

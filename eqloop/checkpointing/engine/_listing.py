@@ -1,4 +1,4 @@
-"""A note of every layout that is decided while a program is traced to be looked at.
+"""Lists the layouts that are decided while a program is traced, for `plans`.
 
 A loop that stores residuals leaves no trace of its layout in a program: what is there
 is JAX's own derivative of a scan. So where layouts are listed, such a loop is traced as
@@ -29,7 +29,8 @@ class Decided:
 
     Attributes:
         layout: The layout.
-        stands_for_it: That which is in the program, and in no other equation of it.
+        stands_for_it: The layout that is in the program instead. It is found there by
+            its identity, so it is in one equation alone.
         active: Which inputs of the loop are differentiated.
         still: Which leaves of the initial carry are not, though the carry varies.
     """

@@ -93,8 +93,8 @@ class PlannedLoop(Formula):
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
-        # All leaves that vary are perturbed here, as in `jax.checkpoint`. Nothing tells
-        # whose cotangents are read.
+        # It is not known here whose cotangents will be read. So all leaves that vary
+        # count as perturbed, as in `jax.checkpoint`.
         moves = [False] * len(perturbed[1])
         _, residuals, _ = again._sweep(perturbed, moves, inputs)
         return again.vjp_bwd_retval(residuals, cts)

@@ -140,7 +140,7 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
 
 
 def again(problem: Problem) -> Step:
-    """The step to advance by on the way back: all bars in it were shown there."""
+    """The step that the way back runs again, without bars: they have been shown."""
     step = problem.step.rewritten(Again())
     return without_outputs(problem.repetition.reversed_step(step))
 

@@ -40,12 +40,12 @@ class AbstractRepetition(abc.ABC, Generic[L]):
 
     # What to do where a callback in the step keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
-    # How many leaves of the carry the way back does not know of.
+    # How many leaves, at the start of the carry, the way back is not given.
     lead: ClassVar[int]
 
     @property
     def own_leaves(self) -> int:
-        """How many leaves at the start of the carry it goes by."""
+        """How many leaves, at the start of the carry, say how the loop goes on."""
         return self.lead
 
     def layout(self, problem: Problem, active: Active) -> L:
@@ -95,7 +95,7 @@ class AbstractRepetition(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def reversed_step(self, step: Step) -> Step:
-        """The step as the way back knows it: without the leaves that `lead` counts."""
+        """The step on the way back: without the leaves that `lead` counts."""
 
     @abc.abstractmethod
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:

@@ -57,8 +57,8 @@ class Reverse(Formula):
     whatever else each step is given (see `_backward_step.py`).
 
     Attributes:
-        there: The class `PlannedLoop`, of which the forward loops are. It cannot be
-            imported, as its file imports this one.
+        there: The class `PlannedLoop`, to make forward loops by. It cannot be imported
+            here, because its file imports this one.
         problem: The forward loop.
         back: What is done to a step.
         layout: Which carries are in slots.

@@ -10,8 +10,9 @@ have them at every step, the step is run from a stored carry, which takes the le
 that these are computed from, and so on until no leaf is added.
 
 A buffer whose rows are written once, such as the history of an equation with delays, is
-what it is in the end where it has been written, and what it was before where it has not
-(`_rows_once.py`). It is saved once, as it is in the end, and slots do not hold it.
+saved once, as it is at the end, and slots do not hold it. Before any step, the rows
+that have been written are those of the end, and the others are those of the start
+(`_rows_once.py`).
 """
 
 import functools

@@ -30,7 +30,7 @@ class Needs(NamedTuple):
         return sum(self.held) + sum(self.final)
 
     def with_those_of(self, other: "Needs") -> "Needs":
-        """What two ways back take."""
+        """What two ways back need together."""
         pairs = zip(self, other, strict=True)
         return Needs(*(tuple(union(*pair)) for pair in pairs))
 
@@ -39,7 +39,7 @@ class Needs(NamedTuple):
         return Needs(*(tuple(change(flags)) for flags in self))
 
     def serves(self, other: "Needs") -> bool:
-        """Whether a way back that takes others finds them here."""
+        """Whether a way back that needs others finds them among these."""
         known = tuple(union(self.held, self.final))
         of_slots, of_known = union(self.held, other.held), union(known, other.final)
         return tuple(of_slots) == self.held and tuple(of_known) == known
@@ -64,12 +64,12 @@ class Saves(Generic[_L]):
 
     @property
     def at_primal(self) -> Self | None:
-        """The same, if the primal leaves it."""
+        """What the primal leaves of it: all, or nothing where its slots do not last."""
         return self if self.layout.slots.outlast_primal else None
 
     @property
     def given(self) -> Needs | None:
-        """Which leaves a way back is given, if it is given any."""
+        """Which leaves the way back is given; `None` if it runs the loop for them."""
         return self.needs if self.layout.slots.outlast_primal else None
 
     def of_last(self, carry: Sequence[Value]) -> list[Value]:
@@ -80,7 +80,7 @@ class Saves(Generic[_L]):
     def of_these(
         self, saved: Sequence[Value], fewer: "Saves[AbstractLayout]"
     ) -> list[Value]:
-        """What others get of what is saved: they take some of the same leaves."""
+        """The part of what is saved that another way back takes, of fewer leaves."""
         if self.at_primal is None:
             return []
         held, final = self.needs

@@ -1,9 +1,9 @@
-"""Steps and reversals for carries of which slots hold some leaves only.
+"""Steps, and backward steps, that are given only the leaves of a carry in slots.
 
 The other leaves are not read (`_held.py`), so they are left out of the programs of the
-step and of its reversal. A buffer whose rows are written once (`_rows_once.py`) is read
-though slots do not hold it: it is put together from the last and the initial carry,
-which are more consts.
+step and of the backward step. A buffer whose rows are written once (`_rows_once.py`)
+is read though slots do not hold it: it is put together from the last and the initial
+carry, which are more consts.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ def narrowed(step: Step, known: Known) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class Slim(Around):
-    """The same reversal, given no more of a carry than slots hold.
+    """The same backward step, given no more of a carry than slots hold.
 
     Attributes:
         known: What is known of a carry. It reads no other leaves.

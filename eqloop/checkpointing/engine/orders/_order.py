@@ -124,7 +124,7 @@ class AbstractOrder(abc.ABC):
     @property
     @abc.abstractmethod
     def kind(self) -> Hashable:
-        """Orders of one kind make programs alike: what one takes tells of another."""
+        """Orders of one kind make similar programs: one is a guide to the others."""
 
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
         """An order that takes as much memory, of which the program is small.
@@ -191,7 +191,7 @@ class AbstractSlotOrder(AbstractOrder):
     def checked(
         self, step: "Step", loop: "Loop", held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """The inputs of the loop, tied to whatever has to hold of them.
+        """The inputs of the loop, after a check of what this order relies on.
 
         Args:
             step: The step.

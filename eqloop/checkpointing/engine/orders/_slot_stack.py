@@ -1,6 +1,7 @@
 """The machine that reverses a chain of blocks with a stack of slots, in place.
 
-Which segment is split where is `_binomial`'s; trip counts depend on the position.
+Segments are split where `_binomial.py` says. The loops have trip counts that depend on
+the position.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ class Chain:
         block: How many steps a block has.
         missing: How many steps the first block is short of that.
         order: For every place on the stack the row of its slot, and one more for the
-            row beyond; without it they are the same.
+            row beyond; `None` if places and rows are the same.
     """
 
     sweep: Sweep
