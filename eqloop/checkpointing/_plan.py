@@ -185,7 +185,7 @@ class Plan:
         return plot_plan(self, ax)
 
 
-def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
+def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
     how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
@@ -193,7 +193,7 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
 
 
 def planned(
-    step: Step, loop: Loop, schedule: Any, policy: Saveable
+    step: Step, loop: Loop, schedule: Planner, policy: Saveable
 ) -> tuple[Problem, Active, Layout]:
     """A loop of which all inputs are differentiated, and its layout.
 

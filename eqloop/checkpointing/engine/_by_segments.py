@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ class BySegments:
             state = lax.fori_loop(0, size, run, state)
         return state
 
-    def run(self, reached: Reached, segment: Any, stride: int | None) -> Reached:
+    def run(self, reached: Reached, segment: Index, stride: int | None) -> Reached:
         """Runs a segment, from where the one before it has ended."""
         if stride is None:
             ends = constant([*self.starts[1:], self.loop.length])

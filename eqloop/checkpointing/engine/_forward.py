@@ -37,7 +37,9 @@ def primal(
 ) -> tuple[list[Value], list[Value]]:
     """Runs the loop and saves nothing. Returns the final carry and `ys`."""
 
-    def body(read: Any, state: tuple[Value, list[Value]], _: Value) -> PyTree:
+    def body(
+        read: tuple[Arrays, ...], state: tuple[Value, list[Value]], _: Value
+    ) -> PyTree:
         (consts, xs), (position, carry) = read, state
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
@@ -67,7 +69,9 @@ def stored(
         for x, axis in zip(xs, loop.x_axes, strict=True)
     ]
 
-    def body(read: Any, state: tuple[None, list[Value]], x: list[Value]) -> PyTree:
+    def body(
+        read: tuple[Arrays, ...], state: tuple[None, list[Value]], x: list[Value]
+    ) -> PyTree:
         (consts,), (_, carry) = read, state
         carry, y = evaluate(consts, carry, x)
         return (None, carry), y

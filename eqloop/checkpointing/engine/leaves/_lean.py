@@ -7,7 +7,6 @@ needed for the counter beside them, and so be stored in every slot.
 
 import functools
 import operator
-from typing import Any
 
 import jax
 import jax.core
@@ -41,7 +40,7 @@ def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     Equations that hand on a value, and tell JAX of its tangent, are left out. Loops are
     given zeros for what they do not read.
     """
-    same, eqns = dict[Any, Any](), list[Any]()
+    same, eqns = dict[jex.Var, jax.core.Atom](), list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)
     for eqn in jaxpr.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
@@ -57,7 +56,7 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
     formula = formula_of(eqn)
     if formula is None or all(formula.reads):
         return [eqn]
-    made, ins = list[Any](), list[Any]()
+    made, ins = list[jex.JaxprEqn](), list[jax.core.Atom]()
     for x, is_read in zip(eqn.invars, formula.reads, strict=True):
         if not is_read:
             zeros = jax.make_jaxpr(functools.partial(zero_array, x.aval))().jaxpr
@@ -69,7 +68,7 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
 
 def _leaner(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
     """The equations of a program, with loops that give only what is needed."""
-    needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[Any]()
+    needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[jex.JaxprEqn]()
     for eqn in reversed(jaxpr.eqns):
         if (formula := formula_of(eqn)) is not None:
             found = formula.leaner(tuple(var in needed for var in eqn.outvars))

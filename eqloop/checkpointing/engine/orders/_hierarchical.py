@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -207,9 +207,9 @@ class _Way(NamedTuple):
     """
 
     row: Index
-    begin: Any
-    push: Any
-    pushes: Any
+    begin: Index
+    push: Index
+    pushes: Index
     start: Index
     stop: Index
 
@@ -225,7 +225,7 @@ class _Machine:
         axes: The axes of devices along which these may differ.
     """
 
-    def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Any, first: int):
+    def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Index, first: int):
         self.sweep, self.blocks, self.first = sweep, blocks, first
         # Each device may have run as many steps as it needed.
         self.axes = frozenset() if sweep.count is None else axes_of(sweep.count)

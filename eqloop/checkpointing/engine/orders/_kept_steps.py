@@ -11,9 +11,10 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax.extend.core as jex
+import numpy as np
 
 from ...._equations import equations
 from ...._partition import Arrays, pick, split
@@ -24,6 +25,9 @@ from .._backward_step import BackwardStep, Taken, program_of
 from .._sweep import Cotangents, Sweep
 from ..reversals._together import can_join
 from ..slots._slots import AbstractSlots, Carries
+
+# A shape and a dtype.
+_ArrayType: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +142,10 @@ def places_of(
         types: The types of what is to be stored.
         slot_types: The types of the leaves of a slot.
     """
-    alike: dict[Any, list[int]] = collections.defaultdict(list)
+    alike: dict[_ArrayType, list[int]] = collections.defaultdict(list)
     for leaf, aval in enumerate(slot_types):
         alike[aval.shape, aval.dtype].append(leaf)
-    taken: collections.Counter[Any] = collections.Counter()
+    taken: collections.Counter[_ArrayType] = collections.Counter()
     places: list[ResidualPlace] = []
     for key in ((aval.shape, aval.dtype) for aval in types):
         if key not in alike:

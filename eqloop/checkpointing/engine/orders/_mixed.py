@@ -6,7 +6,7 @@ The arithmetic is in `_mixed_chain.py`, and what is kept of a step in `_kept_ste
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class _Stack(NamedTuple):
 
     stop: Index
     top: Index
-    starts: Any
+    starts: jax.Array
     carries: Carries
 
 
@@ -112,7 +112,7 @@ class Mixed(AbstractSlotOrder):
         # Each device may have run as many steps as it needed.
         return _Stack(stop, top, vary(starts, axes_of(stop)), carries)
 
-    def _split(self, sweep: Sweep, stack: _Stack, longest: Any) -> _Stack:
+    def _split(self, sweep: Sweep, stack: _Stack, longest: jax.Array) -> _Stack:
         """Stores carries on the way to the last segment, until that is of rank 0."""
 
         def rank_of(stack: _Stack) -> jax.Array:

@@ -5,7 +5,7 @@ the position.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Chain:
     reach: Value
     block: int = 1
     missing: int = 0
-    order: Any = None
+    order: Value = None
 
     def reverse(
         self, stack: Stack, block: Index, first: Value, cts: Cotangents

@@ -6,7 +6,7 @@ To take blocks back in another way, subclass `AbstractReversal` in a file of its
 import abc
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax import lax
 
@@ -142,7 +142,7 @@ def _step_by_step(
 
 
 def carries_within(
-    sweep: "Sweep", carry: Arrays, start: Index, count: int, run: Any = None
+    sweep: "Sweep", carry: Arrays, start: Index, count: int, run: Index | None = None
 ) -> Carries:
     """The carry before each step of a block, given the first of them.
 

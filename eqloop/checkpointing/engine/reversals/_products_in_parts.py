@@ -10,7 +10,6 @@ the next one is made in the same place.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -59,7 +58,7 @@ def added_in_parts(
     program = closed.jaxpr.replace(outvars=outvars, debug_info=unnamed)
     program, _ = partial_eval.dce_jaxpr(program, [True] * len(outvars), True)
     given = iter(jax.core.eval_jaxpr(program, closed.consts, *flat))
-    sums = list[Any]()
+    sums = list[Value]()
     for total, each in zip(totals, terms, strict=True):
         for term in each:
             total = term.added(total, *(next(given) for _ in term.inputs))

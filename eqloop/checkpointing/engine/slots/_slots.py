@@ -8,7 +8,6 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ class AbstractSlots(abc.ABC):
             few bits already; `None` for their own.
     """
 
-    precision: Any = dataclasses.field(default=None, kw_only=True)
+    precision: np.dtype | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -101,7 +100,7 @@ class AbstractSlots(abc.ABC):
         segments, count = segments.opaque(), len(segments.starts)
 
         def body(
-            segment: Any, stride: int | None, state: PyTree
+            segment: Index, stride: int | None, state: PyTree
         ) -> tuple[Value, Carries]:
             reached, carries = state
             carries = carries.write(pick(reached.carry, held), segment)
@@ -280,7 +279,9 @@ class DeviceSlots(AbstractSlots):
         carries = self.filled(pick(init, held), count + 1)
 
         def body(
-            read: Any, state: tuple[Value, list[Value], Value, Carries], _: object
+            read: tuple[Arrays, ...],
+            state: tuple[Value, list[Value], Value, Carries],
+            _: object,
         ) -> tuple[tuple[Value, list[Value], Value, Carries], list[Value]]:
             (consts, xs), (position, carry, row, carries) = read, state
             carries = carries.write(pick(carry, held), row)
@@ -297,7 +298,7 @@ class DeviceSlots(AbstractSlots):
         return carry, ys, carries.arrays
 
 
-def lowered_dtype(dtype: np.dtype, precision: Any) -> np.dtype:
+def lowered_dtype(dtype: np.dtype, precision: np.dtype | None) -> np.dtype:
     """The dtype of a leaf that is stored with so much precision, or its own."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     if precision is None or not is_float or dtype.itemsize <= precision.itemsize:

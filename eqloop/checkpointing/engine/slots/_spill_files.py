@@ -8,6 +8,7 @@ import itertools
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
@@ -61,7 +62,7 @@ class SpillFiles:
         """How many runs are under way."""
         return len(self._runs)
 
-    def _tried(self, number: int, use: Any) -> PyTree:
+    def _tried(self, number: int, use: Callable[["_FilesOfRun"], PyTree]) -> PyTree:
         try:
             return use(self._runs[number])
         except OSError as error:
