@@ -13,9 +13,9 @@ import eqloop as el
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 
-from ...marks import slow, slow_if
-from ..memory import gradient, temp_bytes
-from ..steps import gru, recurrent
+from ....marks import slow, slow_if
+from ...memory import gradient, temp_bytes
+from ...steps import gru, recurrent
 
 
 @jax.custom_jvp

@@ -21,12 +21,12 @@ from eqloop.checkpointing.engine.orders._kept_steps import places_of, rows_of
 from eqloop.checkpointing.engine.orders._mixed import Mixed
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 
-from ...benchmarks.mixed_storage import rows_of_table
-from ...marks import slow_if
-from .. import derivatives
-from ..derivatives import MODES, inputs
-from ..memory import gradient, temp_bytes
-from ..steps import STEPS
+from ....benchmarks.mixed_storage import rows_of_table
+from ....marks import slow_if
+from ... import derivatives
+from ...derivatives import MODES, inputs
+from ...memory import gradient, temp_bytes
+from ...steps import STEPS
 
 
 @dataclasses.dataclass(frozen=True)
