@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._array_types import axes_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
+from .._tangents import zero_array
 from .._typecheck import PyTree
-from .._types import Aval, Index, Value
+from .._types import Index, Value
 from ..progress import tied
 from ._chunk_function import ChunkFunction, along
 from ._chunks import Chunks
@@ -57,7 +57,7 @@ class ChunkLoop:
 
         sum_types, y_types = self.f.out_types
         state = (
-            [zeros(aval) for aval in sum_types],
+            list(map(zero_array, sum_types)),
             [vary(lax.empty(y.shape, y.dtype), axes_of(y)) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
@@ -105,11 +105,6 @@ class ChunkLoop:
                 ys, new, self.f.y_axes, self.f.shares, strict=True
             )
         ]
-
-
-def zeros(aval: Aval) -> jax.Array:
-    """What a sum starts with."""
-    return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
 
 
 def _repeat(

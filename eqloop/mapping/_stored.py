@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._partition import Arrays
+from .._tangents import zero_array
 from .._typecheck import PyTree
 from .._types import Value
 from ..checkpointing import Saveable
-from ._chunk_loop import ChunkLoop, zeros
+from ._chunk_loop import ChunkLoop
 from ._chunks import Chunks
 
 
@@ -55,7 +56,7 @@ def run_stored(
     cut = [
         _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
     ]
-    sums = [zeros(aval) for aval in f.out_types[0]]
+    sums = list(map(zero_array, f.out_types[0]))
     state = (f.meter.here.open([*consts, *xs]), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
     state, ys = lax.scan(body, state, (indices, cut))
