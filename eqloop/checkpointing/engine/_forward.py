@@ -1,8 +1,9 @@
-"""Runs a loop forward and saves nothing of it: `primal`, or `stored` for JAX to derive.
+"""Runs a loop forward and saves nothing of it.
 
-Plain JAX on lists of arrays. JAX differentiates `stored` alone. A gradient that is
-planned runs two other loops: a forward sweep, which also leaves carries in slots
-(`_by_segments.py` and `_slots.py`), and a reverse sweep (`_sweep.py`).
+Plain JAX on lists of arrays. `stored` is what JAX differentiates if all residuals are
+to be stored; it differentiates nothing else here. A gradient that is planned runs two
+other loops: a forward sweep, which also leaves carries in slots (`_by_segments.py` and
+`_slots.py`), and a reverse sweep (`_sweep.py`).
 """
 
 import functools

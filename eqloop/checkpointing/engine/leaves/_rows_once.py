@@ -35,9 +35,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._axes import is_symbolic
-from ...._equations import equations
 from ...._types import Aval, Value
-from .._in_place import WRITES
+from .._in_place import writes_rows
 from .._loop import Loop
 from .._step import Step
 from ._lean import lean
@@ -93,8 +92,8 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
         loop: The loop, with the `starts` of the carry of this step.
     """
     count = step.num_carry
-    has_writes = any(eqn.primitive.name in WRITES for eqn in equations(step.jaxpr))
-    if not has_writes or step.inverse is not None or is_symbolic(loop.length):
+    is_unknown = step.inverse is not None or is_symbolic(loop.length)
+    if is_unknown or not writes_rows(step.jaxpr):
         return (None,) * count
     starts = loop.padded_starts(count)
     program = lean(step.jaxpr, (True,) * len(step.jaxpr.out_avals))

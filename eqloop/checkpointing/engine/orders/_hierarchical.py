@@ -1,7 +1,7 @@
-"""Carries in two places: a chain of leaves, each of which is reversed on the device.
+"""Carries in two places: the loop is cut into leaves, each reversed on the device.
 
-Which carries are where is worked out in `_hierarchy.py`, without JAX. Leaves are
-reversed by the machine of `_slot_stack.py`.
+Where the leaves are, and which carries are stored where, is worked out in
+`_hierarchy.py`, without JAX. Leaves are reversed by the machine of `_slot_stack.py`.
 """
 
 import dataclasses

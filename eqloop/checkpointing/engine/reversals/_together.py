@@ -1,13 +1,16 @@
-"""Steps that are reversed together: what is sequential, and all else in one batch.
+"""Steps that are reversed together: one part of it is a loop, the others are batches.
 
-The gradient of a step has three parts, of which one alone has to wait for the step
-after it. First the step is linearised where it has been; that is known beforehand.
-Then the cotangents of its carry are taken back through the linear map. At last
-those of the parameters and of `xs` are made of the cotangents that went through it. So
-in the backward sweep of many steps, the first part is one batch of them all, the second
-a loop of little more than products of a matrix and a vector, and the third a batch
-again: the cotangents of a weight are then one product of matrices, where step by step
-each adds an outer product to them.
+The gradient of a step has three parts:
+
+1. The step is linearised at the carry before it.
+2. The cotangents of its carry are taken back through the linear map.
+3. The cotangents of the parameters and of `xs` are computed from those that went
+   through it.
+
+Only the second part has to wait for the step after it. If the carries of many steps are
+known, the first part is one batch, the second a loop of little more than products of a
+matrix and a vector, and the third a batch again. The cotangents of a weight are then
+one product of matrices, where step by step each adds an outer product to them.
 
 Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky and
 P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
