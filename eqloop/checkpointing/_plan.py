@@ -8,15 +8,14 @@ from .._bytes import format_bytes
 from .._partition import pick
 from .._tangents import is_inexact
 from ._schedule import Pinned, measures
-from .engine._all_at_once import AllAtOnce
-from .engine._costs import StepCost
+from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._pace import AbstractPace
 from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
+from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._measured import pace
 from .planning._memory import peak_bytes
@@ -186,7 +185,7 @@ class Plan:
         return plot_plan(self, ax)
 
 
-def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
+def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
     how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
@@ -194,7 +193,7 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
 
 
 def planned(
-    step: Step, loop: Loop, schedule: Any, policy: Saveable
+    step: Step, loop: Loop, schedule: Planner, policy: Saveable
 ) -> tuple[Problem, Active, Layout]:
     """A loop of which all inputs are differentiated, and its layout.
 

@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._array_types import axes_of, vary
 from .._loop_markers import mark
 from .._partition import Arrays
+from .._tangents import zero_array
 from .._typecheck import PyTree
-from .._types import Aval, Index, Value
+from .._types import Index, Value
 from ..progress import tied
 from ._chunk_function import ChunkFunction, along
 from ._chunks import Chunks
@@ -47,29 +47,29 @@ class ChunkLoop:
         chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
         if chunks.size == chunks.length:
             state = self.f(chunks.size, None, consts, xs)
-            return tied(self.tell(number, 0, chunks.size, state), state)
+            return tied(self.report(number, 0, chunks.size, state), state)
 
         def body(index: Index, both: tuple[PyTree, _State]) -> tuple[PyTree, _State]:
             number, state = both
             first = index * chunks.size
             state = self._visit(first, chunks.size, state, consts, xs)
-            return self.tell(number, first, chunks.size, state), state
+            return self.report(number, first, chunks.size, state), state
 
         sum_types, y_types = self.f.out_types
         state = (
-            [zeros(aval) for aval in sum_types],
+            list(map(zero_array, sum_types)),
             [vary(lax.empty(y.shape, y.dtype), axes_of(y)) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
             start = chunks.length - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
-            number = self.tell(number, start, chunks.rest, state)
+            number = self.report(number, start, chunks.rest, state)
         return tied(number, state)
 
     # The bar, if there is one. A chunk is named by its first new row.
 
-    def tell(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
+    def report(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
         """Has the bar move by a chunk."""
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.length)
@@ -105,11 +105,6 @@ class ChunkLoop:
                 ys, new, self.f.y_axes, self.f.shares, strict=True
             )
         ]
-
-
-def zeros(aval: Aval) -> jax.Array:
-    """What a sum starts with."""
-    return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
 
 
 def _repeat(

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._hierarchical import Hierarchical
-from eqloop.checkpointing.engine._levels import nests
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
+from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 from ..marks import slow
 from .memory import gradient, temp_bytes

@@ -16,8 +16,8 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.checkpointing.engine import _spill_files
-from eqloop.checkpointing.engine._spill_files import SpillFiles
+from eqloop.checkpointing.engine.slots import _spill_files
+from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
 from ..marks import slow
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._file_slots import FileSlots
-from eqloop.checkpointing.engine._hierarchical import Hierarchical
-from eqloop.checkpointing.engine._host_slots import HostSlots
-from eqloop.checkpointing.engine._slots import DeviceSlots
-from eqloop.checkpointing.engine._spill_files import SpillFiles
+from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
+from eqloop.checkpointing.engine.slots._file_slots import FileSlots
+from eqloop.checkpointing.engine.slots._host_slots import HostSlots
+from eqloop.checkpointing.engine.slots._slots import DeviceSlots
+from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
 from ..marks import slow, slow_if
 from . import derivatives

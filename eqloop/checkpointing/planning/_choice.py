@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
-from ..engine._together import can_join
+from ..engine.reversals._together import can_join
 from ._guess import Guess
 from ._memory import peak_bytes
 from ._paces import Paces, pace_keeping

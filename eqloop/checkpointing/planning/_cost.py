@@ -4,11 +4,9 @@ import functools
 
 from ..._partition import Flags, pick, union
 from ..._tangents import is_inexact
-from ..engine._back import Back
+from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
-from ..engine._held import leaves_read
-from ..engine._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import (
     Problem,
@@ -17,9 +15,11 @@ from ..engine._problem import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine._products_in_parts import product_bytes
-from ..engine._slim import Known, slim
-from ..engine._slots import DeviceSlots
+from ..engine.leaves._held import leaves_read
+from ..engine.leaves._slim import Known, Slim
+from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
+from ..engine.reversals._products_in_parts import product_bytes
+from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
 from ._work import outer_products, rates, work
 
@@ -43,6 +43,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
     held_types = tuple(pick(step.carry_types, needs.held))
+    slim = back if all(needs.held) else Slim(back, known)
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -60,7 +61,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         residuals=residuals,
-        rows=rows_per_step(slim(back, known), DeviceSlots()),
+        rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
@@ -79,7 +80,7 @@ def _wanted(problem: Problem) -> Flags:
     return tuple(has_rows and is_inexact(y) for y in problem.step.y_types)
 
 
-def _residuals(back: Back, loop: Loop) -> int:
+def _residuals(back: BackwardStep, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
     consts, carry, x = back.types
     parts, first = parts_of(back), len(consts) + len(carry)

@@ -17,21 +17,20 @@ import jax.extend.core as jex
 
 from ..._equations import equations, formula_of
 from ...progress import Again
-from ..engine._all_at_once import AllAtOnce
-from ..engine._costs import Rates, StepCost
+from ..engine._costs import AbstractPace, Estimated, Rates, StepCost, residuals_time
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
-from ..engine._levels import Nest
 from ..engine._loop import nbytes
-from ..engine._nested import Nested
-from ..engine._pace import AbstractPace, Estimated, residuals_time
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._reversals import AbstractReversal, ByResiduals
-from ..engine._slots import AbstractSlots
 from ..engine._step import Step, without_outputs
-from ..engine._together import Together, can_join
+from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._levels import Nest
+from ..engine.orders._nested import Nested
+from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.reversals._together import Together, can_join
+from ..engine.slots._slots import AbstractSlots
 from ._cost import step_cost
 from ._measurements import key_of, lookup, remember
 from ._stopwatch import nanoseconds

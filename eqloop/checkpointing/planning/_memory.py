@@ -9,7 +9,7 @@ import jax
 from ..._compiled import temporary_bytes
 from ..._programs import batched_types, vmap
 from ..engine._forward import Active
-from ..engine._layout import Layout
+from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._loop import nbytes
 from ..engine._problem import Problem
@@ -42,7 +42,7 @@ def peak_bytes(problem: Problem, active: Active, layout: Layout) -> int:
 
 
 def loop_bytes(
-    problem: Problem, active: Active, layout: Any, maps: Maps = ()
+    problem: Problem, active: Active, layout: AbstractLayout, maps: Maps = ()
 ) -> int | None:
     """The bytes that the gradient of this very loop allocates by itself.
 

@@ -11,18 +11,20 @@ from ..._tangents import is_inexact
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
 from ..engine._forward import Active
+from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop, stack_type
+from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
-from ..engine._problem import LoopSpec, Problem
+from ..engine._problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
     """Plans the one layout."""
 
-    only: Any  # Layout | AbstractWhileOrder
+    only: AbstractLayout
 
-    def layout(self, loop: LoopSpec) -> Any:
+    def layout(self, loop: LoopSpec) -> AbstractLayout:
         return self.only
 
 

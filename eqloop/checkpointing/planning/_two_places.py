@@ -6,16 +6,15 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from ..engine._costs import StepCost
+from ..engine._costs import AbstractPace, StepCost
 from ..engine._forward import Active
-from ..engine._hierarchical import Hierarchical
 from ..engine._layout import Layout
 from ..engine._loop import nbytes
-from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
-from ..engine._reversals import AbstractReversal, ByResiduals
-from ..engine._slots import AbstractSlots
-from ..engine._together import Together, can_join
+from ..engine.orders._hierarchical import Hierarchical
+from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.reversals._together import Together, can_join
+from ..engine.slots._slots import AbstractSlots
 from ._choice import WORTHWHILE
 from ._cost import step_cost
 from ._guess import working_set

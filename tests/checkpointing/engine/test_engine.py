@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 import eqloop as el
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._levels import nests
-from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.engine.orders._nested import Nested
 
 from ...marks import slow
 

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine._costs import Estimated
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._levels import Nest
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._pace import Estimated
-from eqloop.checkpointing.engine._revolved import Revolved
-from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 

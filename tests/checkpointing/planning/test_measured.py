@@ -8,10 +8,9 @@ import jax.random as jr
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import StepCost
-from eqloop.checkpointing.engine._pace import Estimated
-from eqloop.checkpointing.engine._reversals import ByResiduals
-from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.engine._costs import Estimated, StepCost
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
+from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import _measured, _paces, _stopwatch
 from eqloop.checkpointing.planning._measured import Measured
 from eqloop.checkpointing.planning._work import CPU

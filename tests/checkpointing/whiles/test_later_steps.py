@@ -11,13 +11,13 @@ from jax import lax
 
 import eqloop as el
 from eqloop._equations import equations, formula_of
-from eqloop.checkpointing.engine._back import Pull
+from eqloop.checkpointing.engine._backward_step import Pull
 from eqloop.checkpointing.engine._forward import Active
 from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._primitive import PlannedLoop
-from eqloop.checkpointing.engine._reversals import ByResiduals
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.whiles._ending import Ending
 from eqloop.checkpointing.whiles._online import past_later_steps
 from eqloop.checkpointing.whiles._stopping import UntilStopped

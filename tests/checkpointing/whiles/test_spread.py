@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqloop.checkpointing.engine._binomial import sweep_advances
+from eqloop.checkpointing.engine.orders._binomial import sweep_advances
 from eqloop.checkpointing.whiles._online import Online
 from eqloop.checkpointing.whiles._spread import full, move_on
-from eqloop.checkpointing.whiles._while_order import UNLIMITED
+from eqloop.checkpointing.whiles._while_layout import UNLIMITED
 
 from ...marks import slow_if
 from .models import Ours, Theirs
