@@ -21,7 +21,7 @@ from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, stack_of, zero
 from ._reversals import AbstractReversal, carries_within, one_by_one
-from ._slots import StoredSteps
+from ._slots import DeviceSlots, StoredSteps
 from ._step import Step
 
 _least = over_examples(jnp.min)
@@ -162,7 +162,7 @@ class Sweep:
         whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
         cts = lax.fori_loop(0, is_whole, whole, cts)
         left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
-        carries = carries_within(self, carry, start, count, left)
+        carries = carries_within(self, DeviceSlots(), carry, start, left, count)
         steps = StoredSteps(carries, 0, start, left, count)
         return one_by_one(self, steps, cts)
 

@@ -20,6 +20,7 @@ from ..engine._problem import (
 from ..engine._products_in_parts import product_bytes
 from ..engine._slim import Known, slim
 from ..engine._slots import DeviceSlots
+from ..engine._together import can_join
 from ._alike import alike
 from ._work import outer_products, rates, work
 
@@ -59,6 +60,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
+        known=_known_bytes(back),
         residuals=residuals,
         rows=rows_per_step(slim(back, known), DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -90,6 +92,12 @@ def _residuals(back: Back, loop: Loop) -> int:
         if axis and first + i in parts.source
     ]
     return nbytes(parts.kept_types) + nbytes(moved)
+
+
+def _known_bytes(back: Back) -> int:
+    """Bytes of the products of a step that are kept for its reversal."""
+    found = back.with_products() if can_join(back.base.step) else None
+    return nbytes(found[0].out_avals) if found else 0
 
 
 def _everything(
