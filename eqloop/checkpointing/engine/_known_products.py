@@ -97,6 +97,7 @@ def _groups(
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + list(jaxpr.outvars)
     times = Counter(var for var in read if isinstance(var, jex.Var))
     varies, found = set(varying), dict[jex.Var, list[jex.JaxprEqn]]()
+    is_free = lambda atom: times.get(atom) == 1 and atom in found
     for eqn in jaxpr.eqns:
         if varies.isdisjoint(v for v in eqn.invars if isinstance(v, jex.Var)):
             continue
@@ -106,7 +107,7 @@ def _groups(
             found[out] = [eqn]
         elif (
             name in _LINEAR
-            and all(var in found and times[var] == 1 for var in eqn.invars)
+            and all(isinstance(x, jex.Var) and is_free(x) for x in eqn.invars)
             and nbytes([aval_of(out)]) <= nbytes(map(aval_of, eqn.invars))
         ):
             found[out] = [e for var in eqn.invars for e in found.pop(var)] + [eqn]
