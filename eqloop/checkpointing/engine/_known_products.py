@@ -67,7 +67,7 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
     within = {id(eqn) for group in groups.values() for eqn in group}
     eqns, values = list[jex.JaxprEqn](), list[jex.Var]()
     for eqn in jaxpr.eqns:
-        group = groups.get(next(iter(eqn.outvars), None))
+        group = groups.get(eqn.outvars[0])
         if group is not None:
             eqn, value = _given(group)
             values.append(value)
@@ -84,7 +84,7 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
 
 def _groups(
     jaxpr: jex.Jaxpr, varying: Sequence[jex.Var]
-) -> dict[jex.Var, list[jex.JaxprEqn]]:
+) -> dict[jax.core.Atom, list[jex.JaxprEqn]]:
     """What may be kept, with the equations that compute it from factors.
 
     Args:
@@ -96,18 +96,18 @@ def _groups(
     """
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + list(jaxpr.outvars)
     times = Counter(var for var in read if isinstance(var, jex.Var))
-    varies, found = set(varying), dict[jex.Var, list[jex.JaxprEqn]]()
-    is_free = lambda atom: times.get(atom) == 1 and atom in found
+    varies, found = set(varying), dict[jax.core.Atom, list[jex.JaxprEqn]]()
+    is_free = lambda x: isinstance(x, jex.Var) and times[x] == 1 and x in found
     for eqn in jaxpr.eqns:
         if varies.isdisjoint(v for v in eqn.invars if isinstance(v, jex.Var)):
             continue
         varies.update(eqn.outvars)
-        out, name = next(iter(eqn.outvars), None), eqn.primitive.name
+        out, name = eqn.outvars[0], eqn.primitive.name
         if name == "dot_general" and _has_many_terms(eqn):
             found[out] = [eqn]
         elif (
             name in _LINEAR
-            and all(isinstance(x, jex.Var) and is_free(x) for x in eqn.invars)
+            and all(map(is_free, eqn.invars))
             and nbytes([aval_of(out)]) <= nbytes(map(aval_of, eqn.invars))
         ):
             found[out] = [e for var in eqn.invars for e in found.pop(var)] + [eqn]
