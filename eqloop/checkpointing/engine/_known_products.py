@@ -69,7 +69,7 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
     for eqn in jaxpr.eqns:
         group = groups.get(eqn.outvars[0])
         if group is not None:
-            eqn, value = _given(group)
+            eqn, value = _known_value(group)
             values.append(value)
         elif id(eqn) in within:
             continue
@@ -121,7 +121,7 @@ def _has_many_terms(eqn: jex.JaxprEqn) -> bool:
     return any(map(is_symbolic, sizes)) or math.prod(sizes) >= _LEAST_TERMS
 
 
-def _given(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
+def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
     """An equation in place of some that compute a value, and the variable of that.
 
     Its result is the value that it is given. Its derivative is that of the equations.
