@@ -22,12 +22,13 @@ from jax import lax
 
 from ..._equations import aval_of, renamed, with_equations
 from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import pruned, run, traced
+from ..._programs import inputs_read, pruned, run, traced
 from ..._tangents import cotangent_types
 from ..._types import Aval, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop, stack_of
 from ._step import Step
+from .reversals._known_products import Products, products_of
 
 # Consts, a carry, and the elements of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -98,6 +99,15 @@ class BackwardStep(abc.ABC):
         """
         raise AssertionError("it takes steps back one by one")
 
+    def with_products(self) -> "tuple[jex.ClosedJaxpr, BackwardStep] | None":
+        """The same for steps that are given their products, if that saves anything.
+
+        Returns:
+            A program from consts, carry and `x` to the products, and a reversal that
+            takes them behind `x`.
+        """
+        return None
+
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         """The same for steps that are rewritten, and of the same types."""
@@ -156,6 +166,28 @@ class Pull(BackwardStep):
 
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(self, step=rewrite(self.step))
+
+    def with_products(self) -> tuple[jex.ClosedJaxpr, BackwardStep] | None:
+        products = products_of(self.step)
+        if products is None:
+            return None
+        given = self._given(products)
+        consts, carry, x = map(len, self.types)
+        read = inputs_read(program_of(given), [True] * len(program_of(given).out_avals))
+        used = read[consts + carry + x :][: len(products.types)]
+        if not all(used):
+            # The last product of a step may only be added to what it returns.
+            products = products_of(self.step, tuple(used))
+            if products is None:
+                return None
+            given = self._given(products)
+        return products.program, given
+
+    def _given(self, products: Products) -> "Pull":
+        """The same for a step that is given its products."""
+        xs = (*self.active.xs, *[False] * len(products.types))
+        active = self.active._replace(xs=xs)
+        return dataclasses.replace(self, step=products.step, active=active)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         run = stored if loop.length > 1 else single

@@ -30,6 +30,8 @@ class StepCost:
         ct_consts: Bytes of the cotangents of what all steps share.
         products: Bytes of what a batch of steps adds to these, of which a large product
             is made part by part.
+        known: Bytes of the products of a step that are kept if it is run again before
+            it is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
@@ -48,6 +50,7 @@ class StepCost:
     ct_y: int
     ct_consts: int
     products: int
+    known: int
     residuals: int
     rows: int | None
     everything: int

@@ -23,7 +23,7 @@ from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, stack_of, zero
 from ._step import Step
 from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
-from .slots._slots import StoredSteps
+from .slots._slots import DeviceSlots, StoredSteps
 
 _least = over_examples(jnp.min)
 
@@ -163,7 +163,7 @@ class Sweep:
         whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
         cts = lax.fori_loop(0, is_whole, whole, cts)
         left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
-        carries = carries_within(self, carry, start, count, left)
+        carries = carries_within(self, DeviceSlots(), carry, start, left, count)
         steps = StoredSteps(carries, 0, start, left, count)
         return one_by_one(self, steps, cts)
 

@@ -19,6 +19,7 @@ from ..engine.leaves._held import leaves_read
 from ..engine.leaves._slim import Known, Slim
 from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
+from ..engine.reversals._together import can_join
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
 from ._work import outer_products, rates, work
@@ -60,6 +61,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
+        known=_known_bytes(back),
         residuals=residuals,
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -91,6 +93,12 @@ def _residuals(back: BackwardStep, loop: Loop) -> int:
         if axis and first + i in parts.source
     ]
     return nbytes(parts.kept_types) + nbytes(moved)
+
+
+def _known_bytes(back: BackwardStep) -> int:
+    """Bytes of the products of a step that are kept for its reversal."""
+    found = back.with_products() if can_join(back.base.step) else None
+    return nbytes(found[0].out_avals) if found else 0
 
 
 def _everything(

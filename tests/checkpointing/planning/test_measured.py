@@ -292,7 +292,7 @@ def test_wrong_settings(tmp_path):
 
 def test_between_the_sizes_that_were_run_times_are_told():
     cost = StepCost(
-        *[100] * 3, (), *[100] * 6, 1, 100, evaluation=10.0, reversal=20.0, reads=0
+        *[100] * 3, (), *[100] * 7, 1, 100, evaluation=10.0, reversal=20.0, reads=0
     )
     kinds = ByResiduals().kind, Together(8).kind
     seen = (

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.core
+import jax.extend.core as jex
 
 from ...._partition import Arrays, Flags, pick, put, split
 from ...._programs import run, traced
 from ...._types import Aval, Value
-from .._backward_step import Around, Ends, Inputs, Taken
+from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from .._loop import Loop, stack_type
 from .._step import Step
 from ._held import taking, without_leaves
@@ -95,21 +96,35 @@ def narrowed(step: Step, known: Known) -> Step:
     """A step without outputs for the leaves that slots hold: it needs no others."""
     if not known.more:
         return without_leaves(step, known.held)
-    program = lean(step.jaxpr, known.held)
-    consts, carry, x = step.const_types, step.carry_types, step.x_types
+    types = step.const_types, step.carry_types, step.x_types
+    narrow = _of_held(lean(step.jaxpr, known.held), types, known)
+    return Step(narrow, step.num_consts + known.more, sum(known.held))
+
+
+def _of_held(
+    program: jex.ClosedJaxpr,
+    types: tuple[list[Aval], list[Aval], list[Aval]],
+    known: Known,
+) -> jex.ClosedJaxpr:
+    """A program that is given no more of a carry than slots hold, and more consts.
+
+    Args:
+        program: From consts, carry and `x`. It needs no leaves that are not known.
+        types: Their types.
+        known: What is known of a carry.
+    """
+    consts, carry, x = types
     more = known.consts(carry, carry)
 
-    def advance(*flat: Value) -> list[Value]:
+    def of_all(*flat: Value) -> list[Value]:
         consts, more, carry, x = split(flat, *counts)
         return run(program, *consts, *known.whole(carry, more), *x)
 
     counts = len(consts), len(more), len(carry)
-    program_of_all = traced(advance, [*consts, *more, *carry, *x])
-    marks = [True] * (counts[0] + counts[1]), [True] * len(x)
+    program_of_all = traced(of_all, [*consts, *more, *carry, *x])
+    every = [True] * (counts[0] + counts[1]), [True] * len(x)
     outs = (True,) * len(program_of_all.out_avals)
-    kept = [*marks[0], *known.held, *marks[1]]
-    narrow = taking(lean(program_of_all, outs), kept)
-    return Step(narrow, len(marks[0]), sum(known.held))
+    return taking(lean(program_of_all, outs), [*every[0], *known.held, *every[1]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +150,14 @@ class Slim(Around):
     @property
     def joins_steps(self) -> bool:
         return self.of.joins_steps
+
+    def with_products(self) -> tuple[jex.ClosedJaxpr, BackwardStep] | None:
+        found = self.of.with_products()
+        if found is None:
+            return None
+        program, of = found
+        narrow = _of_held(program, self.of.types, self.known)
+        return narrow, dataclasses.replace(self, of=of)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole, types = self.known.whole, self.of.types[1]

@@ -153,8 +153,11 @@ def _reverse_level(
         carry = carries.read(row + segment)
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
-        within = Nest(tuple(inner), nest.block)
-        filled = _fill_nest(sweep, carries.slots.near, carry, position, within)
+        within, slots = Nest(tuple(inner), nest.block), carries.slots.near
+        if within.stride == 1:
+            ran, most = _count(within, position, sweep.count), within.length
+            return sweep.reversal.again(sweep, slots, carry, position, ran, most, cts)
+        filled = _fill_nest(sweep, slots, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, most)
@@ -164,13 +167,13 @@ def _reverse_level(
 def _fill_nest(
     sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
-    """The carries at the start of each outermost segment of a nest."""
-    rows, stride = nest.levels[0], nest.stride
+    """The carries at the start of each outermost segment of a nest.
+
+    The segments have several steps each.
+    """
+    stride, count = nest.stride, _count(nest, start, sweep.count)
     move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
-    unroll = max(min(sweep.loop.unroll, rows - 1), 1) if stride == 1 else 1
-    carries = slots.filled(carry, rows)
-    count = _count(nest, start, sweep.count)
-    return carries.run_on(carry, count, move, unroll)
+    return slots.filled(carry, nest.levels[0]).run_on(carry, count, move)
 
 
 def _count(nest: Nest, start: Index, stop: Value) -> Index:

@@ -13,7 +13,7 @@ from jax import lax
 from ...._partition import Arrays
 from ...._types import Index
 from .._costs import Rates, StepCost, residuals_time, reversal_time
-from ..slots._slots import Carries, DeviceSlots, StoredSteps
+from ..slots._slots import AbstractSlots, Carries, DeviceSlots, StoredSteps
 
 if TYPE_CHECKING:
     from .._sweep import Cotangents, Sweep
@@ -41,6 +41,30 @@ class AbstractReversal(abc.ABC):
     ) -> "Cotangents":
         """Takes cotangents past steps whose carries are all stored: one by one."""
         return one_by_one(sweep, steps, cts)
+
+    def again(
+        self,
+        sweep: "Sweep",
+        slots: AbstractSlots,
+        carry: Arrays,
+        start: Index,
+        count: Index,
+        most: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        """Takes cotangents past steps that are run again, to store all their carries.
+
+        Args:
+            sweep: The loop.
+            slots: What the carries are stored in.
+            carry: That before the first step.
+            start: The position of that.
+            count: How many steps there are.
+            most: How many there are at most.
+            cts: The cotangents behind them.
+        """
+        carries = carries_within(sweep, slots, carry, start, count, most)
+        return self.each(sweep, StoredSteps(carries, 0, start, count, most), cts)
 
     def past(
         self,
@@ -132,7 +156,7 @@ def _step_by_step(
     JAX would store residuals of the block here, too. But what it makes of a loop when
     it is differentiated twice is not always what it makes of the steps (JAX 0.10).
     """
-    carries = carries_within(sweep, carry, start, count)
+    carries = carries_within(sweep, DeviceSlots(), carry, start, count, count)
 
     def back(i: Index, cts: "Cotangents") -> "Cotangents":
         i = count - 1 - i
@@ -142,17 +166,14 @@ def _step_by_step(
 
 
 def carries_within(
-    sweep: "Sweep", carry: Arrays, start: Index, count: int, run: Index | None = None
+    sweep: "Sweep",
+    slots: AbstractSlots,
+    carry: Arrays,
+    start: Index,
+    count: Index,
+    most: int,
 ) -> Carries:
-    """The carry before each step of a block, given the first of them.
-
-    Args:
-        sweep: The loop.
-        carry: The first of them.
-        start: The position of the block.
-        count: How many steps it has.
-        run: How many of these were run, if that is not all.
-    """
-    run = count if run is None else run
+    """The carry before each of some steps, which are run again: see `again`."""
     move = lambda i, carry: sweep.next(carry, start + i)
-    return DeviceSlots().filled(carry, count).run_on(carry, run, move)
+    unroll = max(min(sweep.loop.unroll, most - 1), 1)
+    return slots.filled(carry, most).run_on(carry, count, move, unroll)

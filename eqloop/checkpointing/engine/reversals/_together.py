@@ -32,13 +32,14 @@ from ...._equations import equations, formula_of
 from ...._partition import Arrays, Flags, pick, put
 from ...._programs import has_rules, parted, pruned, pushed, run
 from ...._reaching import reached
-from ...._tangents import is_inexact
+from ...._tangents import is_inexact, zero_array
 from ...._typecheck import PyTree
 from ...._types import Index, Value
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
+from .._loop import part, stack_type, store
 from .._step import Step
-from ..slots._slots import StoredSteps
+from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within
 from ._products_in_parts import added_in_parts
 
@@ -65,14 +66,30 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        carries = carries_within(sweep, carry, start, count)
-        return _joined(sweep, StoredSteps(carries, 0, start, count, count), cts)
+        steps = _run_again(sweep, DeviceSlots(), carry, start, count, count)
+        return _joined(sweep, steps, cts)
+
+    def again(
+        self,
+        sweep: "Sweep",
+        slots: AbstractSlots,
+        carry: Arrays,
+        start: Index,
+        count: Index,
+        most: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        # Several batches would have to wait with their products for their turn.
+        if self._size_of_batches(sweep, most) < max(most, 2):
+            return super().again(sweep, slots, carry, start, count, most, cts)
+        steps = _run_again(sweep, slots, carry, start, count, most)
+        return self.each(sweep, steps, cts)
 
     def each(
         self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
     ) -> "Cotangents":
-        size = steps.most // -(-steps.most // self.size)
-        if size == 1 or not sweep.back.joins_steps:
+        size = self._size_of_batches(sweep, steps.most)
+        if size == 1:
             return super().each(sweep, steps, cts)
         # Examples that stopped have to be left out, which is done step by step.
         batches = sweep.common(steps.start, steps.count) // size
@@ -88,6 +105,10 @@ class Together(AbstractReversal):
 
         return lax.fori_loop(0, batches, body, cts)
 
+    def _size_of_batches(self, sweep: "Sweep", most: int) -> int:
+        """How many of so many steps are in a batch."""
+        return most // -(-most // self.size) if sweep.back.joins_steps else 1
+
     def batch(self, count: int) -> int:
         # Steps whose carries are stored are blocks of one, reversed with others.
         return self.size if count == 1 else count
@@ -100,7 +121,7 @@ class Together(AbstractReversal):
         # cotangents of parameters. When that is made, about half of what the steps save
         # is gone, and their ends are there.
         count = self.batch(count)
-        linear_maps = 3 * count * cost.residuals // 2
+        linear_maps = count * (3 * cost.residuals // 2 + cost.known)
         ends = count * (cost.residuals // 2 + cost.carry // 2)
         return max(linear_maps, cost.products + ends)
 
@@ -154,15 +175,53 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name not in _CONTROL
 
 
+def _run_again(
+    sweep: "Sweep",
+    slots: AbstractSlots,
+    carry: Arrays,
+    start: Index,
+    count: Index,
+    most: int,
+) -> StoredSteps:
+    """Runs steps again, to store their carries, and their products if they have any.
+
+    The step and the program of its products both compute these, next to each other.
+    XLA does so once.
+    """
+    found = sweep.back.with_products()
+    if found is None:
+        carries = carries_within(sweep, slots, carry, start, count, most)
+        return StoredSteps(carries, 0, start, count, most)
+    program, _ = found
+
+    def body(i: Index, state: PyTree) -> PyTree:
+        carry, carries, rows = state
+        x = sweep.loop.x(sweep.xs, sweep.position(start + i))
+        products = run(program, *sweep.consts, *carry, *x)
+        rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
+        return sweep.next(carry, start + i), carries.write(carry, i), rows
+
+    rows = [zero_array(stack_type(aval, most)) for aval in program.out_avals]
+    state = list(carry), slots.filled(carry, most), rows
+    unroll = min(sweep.loop.unroll, most)
+    _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
+    return StoredSteps(carries, 0, start, count, most, rows)
+
+
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
     """Takes cotangents past a batch of steps."""
     loop, back, consts, count = sweep.loop, sweep.back, sweep.consts, steps.count
     at, xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
+    products = [part(row, steps.row, count) for row in steps.products]
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
-        before = [jnp.flip(leaf, 0) for leaf in before]
-    known, linear, varies = _parts(back)
+        before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
     x_axes = loop.x_axes[: len(xs)]
+    if products:
+        _, back = back.with_products() or (None, back)
+        xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
+        loop = dataclasses.replace(loop, x_axes=x_axes)
+    known, linear, varies = _parts(back)
     axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
     maps = jax.vmap(
         lambda *inputs: run(known, *inputs),

@@ -219,6 +219,8 @@ class StoredSteps:
         start: The position of the first step.
         count: How many steps there are.
         most: How many there are at most.
+        products: What else is known of each step (`_known_products.py`), if anything:
+            of the first step in the row where its carry is.
     """
 
     carries: Carries
@@ -226,11 +228,12 @@ class StoredSteps:
     start: Index
     count: Value
     most: int
+    products: Arrays = ()
 
     def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
         """So many of them, from one on."""
         row, start = self.row + offset, self.start + offset
-        return StoredSteps(self.carries, row, start, count, most)
+        return StoredSteps(self.carries, row, start, count, most, self.products)
 
 
 @dataclasses.dataclass(frozen=True)
