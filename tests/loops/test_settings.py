@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
+from ..weights import without_key
 from .trees import array
 
 
@@ -219,7 +220,7 @@ def test_f_transform_is_applied_to_each_layer():
 
 
 def test_scanned_broadcast_and_carried_parameters_at_once():
-    mlp = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    mlp = without_key(eqx.nn.Linear, 2, 2)
 
     def f(carry, x):
         h, mlp = carry
