@@ -43,19 +43,13 @@ class Ode(eqx.Module):
 
 def recurrent(length, width=32):
     weight, _ = np.linalg.qr(normal(0, (width, width)))
-    return (
-        Recurrent(jnp.asarray(weight)),
-        jnp.ones(width),
-        0.01 * jnp.ones((length, width)),
-    )
+    step = Recurrent(jnp.asarray(weight))
+    return step, jnp.ones(width), jnp.full((length, width), 0.01)
 
 
 def gru(length, width=16):
-    return (
-        Gru(without_key(eqx.nn.GRUCell, width, width)),
-        jnp.ones(width),
-        jnp.ones((length, width)),
-    )
+    step = Gru(without_key(eqx.nn.GRUCell, width, width))
+    return step, jnp.ones(width), jnp.ones((length, width))
 
 
 def field(length, size=32):
