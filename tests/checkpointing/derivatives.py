@@ -282,8 +282,8 @@ CONTEXTS = (
     in_cond,
     in_checkpoint,
     in_remat,
-    nested,
     closed_over,
+    nested,
 )
 
 

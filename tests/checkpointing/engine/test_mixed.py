@@ -161,6 +161,7 @@ LIKE_OTHERS = (
     derivatives.jacfwd,
     derivatives.jacrev,
     derivatives.linearize,
+    derivatives.vjp,
     derivatives.grad_of_parameters,
     derivatives.hessian,
     derivatives.reverse_over_forward,
