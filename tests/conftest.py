@@ -43,7 +43,6 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """Turns the collector on, for what tests make: all that there is by now stays."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
