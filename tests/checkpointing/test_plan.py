@@ -22,7 +22,7 @@ SCHEDULES = [
     el.Recursive(4),
     el.Chunked(6),
     el.Binomial(3),
-    el.Binomial(30),
+    slow(el.Binomial(30)),
     el.Binomial(3, block=4),
     el.Budget("2KiB"),
     el.Budget("1MiB"),

@@ -116,7 +116,7 @@ def test_carries_of_every_kind(tmp_path, is_jitted):
     spill = el.Spill(el.Chunked(5), tmp_path)
     found = grad(functools.partial(loss, OTHERS, spill))
     found = (jax.jit(found) if is_jitted else found)(H, XS)
-    expected = grad(functools.partial(loss, OTHERS, None))(H, XS)
+    expected = jax.jit(grad(functools.partial(loss, OTHERS, None)))(H, XS)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(close, found, expected)
 

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..weights import without_key
+
 XS = jnp.arange(4.0)
 
 
@@ -94,8 +96,8 @@ WRONG = {
     ),
     "static field": (
         lambda: scan(
-            becomes(eqx.nn.Lambda(eqx.nn.Linear(2, 3, key=KEYS[0]))),
-            eqx.nn.Lambda(eqx.nn.Linear(2, 4, key=KEYS[0])),
+            becomes(eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 3))),
+            eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 4)),
         ),
         TypeError,
         CHANGED + "  carry.fn: the static fields of the Linear changed\n"
@@ -229,7 +231,7 @@ WRONG = {
         "out_axes gives axis -2 for ys, which is float32[] and has the axes -1 to 0.",
     ),
     "axis out of range in f": (
-        lambda: scan(eqx.nn.Linear(2, 2, key=KEYS[0]), f_axes=3),
+        lambda: scan(without_key(eqx.nn.Linear, 2, 2), f_axes=3),
         ValueError,
         "f_axes gives axis 3 for f.weight, which is float32[2,2]",
     ),

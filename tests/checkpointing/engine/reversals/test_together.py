@@ -14,6 +14,7 @@ from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 
 from ....marks import slow, slow_if
+from ....weights import normal
 from ...memory import gradient, temp_bytes
 from ...steps import gru, recurrent
 
@@ -144,10 +145,7 @@ class Mixed(eqx.Module):
 
 def mixed():
     shapes = (128, 128), (128, 128), (131, 128)
-    weights = [
-        jax.random.normal(jax.random.key(i), shape) / 11
-        for i, shape in enumerate(shapes)
-    ]
+    weights = [normal(i, shape, scale=1 / 11) for i, shape in enumerate(shapes)]
     xs = jnp.sin(jnp.arange(10 * 128.0).reshape(10, 128))
     return Mixed(*weights), jnp.ones(128), xs
 
