@@ -217,8 +217,8 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
     x_axes = loop.x_axes[: len(xs)]
-    if products:
-        _, back = back.with_products() or (None, back)
+    if products and (found := back.with_products()):
+        _, back = found
         xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
         loop = dataclasses.replace(loop, x_axes=x_axes)
     known, linear, varies = _parts(back)
