@@ -149,7 +149,7 @@ def test_the_engine_says_in_which_order_to_read_it():
     room = FILES["checkpointing", "engine"].parent
     files = {path.name for path in room.glob("_*.py")} - {"__init__.py"}
     folders = {f"{path.parent.name}/" for path in room.glob("*/__init__.py")}
-    docstring = ast.get_docstring(TREES["checkpointing", "engine"])
+    docstring = ast.get_docstring(parse(FILES["checkpointing", "engine"]))
     assert docstring is not None
     named = re.findall(r"`([a-z_]+(?:\.py|/))`", docstring)
     assert sorted(named) == sorted(files | folders)

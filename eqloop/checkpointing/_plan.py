@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .._bytes import format_bytes
 from .._partition import pick
 from .._tangents import is_inexact
-from ._schedule import Pinned, measures
+from ._schedule import Pinned, limit_of, measures
 from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
@@ -227,11 +227,13 @@ def plan_of(
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
     cost = layout.stored_cost(how_long.cost)
+    if size is None:
+        size = peak_bytes(problem, active, layout, limit_of(problem.planner))
     return Plan(
         schedule=problem.planner,
         layout=layout,
         cost=cost,
-        peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
+        peak_bytes=size,
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
         bytes_elsewhere=layout.bytes_elsewhere(cost),

@@ -332,6 +332,12 @@ def measures(schedule: object) -> bool:
     return bool(getattr(schedule, "measure", False))
 
 
+def limit_of(schedule: object) -> int | None:
+    """The bytes to which a schedule keeps, if it has a budget."""
+    limit = getattr(schedule, "nbytes", None)
+    return limit if isinstance(limit, int) else None
+
+
 def chooses_policy(schedule: object) -> bool:
     """Whether a schedule chooses what a step keeps."""
     return bool(getattr(schedule, "_chooses_policy", False))

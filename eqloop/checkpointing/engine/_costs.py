@@ -38,6 +38,10 @@ class StepCost:
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         reversal: The work of taking cotangents back, given the residuals.
+        started_once: The part of both that it takes to start those operations, of
+            whatever size, that a batch of steps has once: all but the ones by which the
+            cotangent of the carry goes back step by step.
+        dots_once: How many of these are dots.
         reads: Entries of outer products that are computed from stored residuals.
     """
 
@@ -56,6 +60,8 @@ class StepCost:
     everything: int
     evaluation: float
     reversal: float
+    started_once: float
+    dots_once: int
     reads: int
 
 
@@ -68,6 +74,9 @@ class Rates:
         entry: One entry of an elementwise result.
         costly_entry: The same for a transcendental function.
         equation: Any equation, however small.
+        dot_of_batch: A dot of a batch of steps, in addition. XLA writes out the product
+            of a small matrix and a vector, and calls a library for that of two
+            matrices.
         byte: One byte written to a buffer that lives longer than an iteration.
         byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
@@ -86,6 +95,7 @@ class Rates:
     entry: float
     costly_entry: float
     equation: float
+    dot_of_batch: float
     byte: float
     byte_of_sums: float
     iteration: float

@@ -15,14 +15,15 @@ from ..engine._problem import (
     needs_of_gradient,
     settled_problem,
 )
+from ..engine._step import Step
 from ..engine.leaves._held import leaves_read
 from ..engine.leaves._slim import Known, Slim
 from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
-from ..engine.reversals._together import can_join
+from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
-from ._work import outer_products, rates, work
+from ._work import count_dots, outer_products, rates, start, work
 
 
 def step_cost(problem: Problem, active: Active) -> StepCost:
@@ -54,6 +55,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     if problem.loop.kept is not None:
         silent = gradient_back(problem, active, (False,) * len(wanted))
         quiet = _residuals(silent, problem.loop)
+    once, dots = _started_once(step, back, rate)
     return StepCost(
         carry=nbytes(step.carry_types),
         read=nbytes(pick(step.carry_types, read)),
@@ -67,9 +69,26 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
+        started_once=once,
+        dots_once=dots,
         reads=outer_products(pull, stored),
         **sizes,
     )
+
+
+def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:
+    """What it takes to start the operations that a batch of steps has once.
+
+    Returns:
+        That time, and how many of them are dots.
+    """
+    if not can_join(step):
+        return 0.0, 0
+    _, linear, _ = parts_in_turn(back)
+    programs = step.jaxpr, parts_of(back).rest
+    time = sum(start(one.jaxpr, rate) for one in programs) - start(linear.jaxpr, rate)
+    dots = sum(map(count_dots, programs)) - count_dots(linear)
+    return max(time, 0.0), max(dots, 0)
 
 
 def gradient_parts(problem: Problem, active: Active) -> StepParts:

@@ -130,10 +130,15 @@ class Together(AbstractReversal):
         return max((self.block_bytes(cost, count) for count in counts), default=0)
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
-        # The product is written, read, and added to the sum.
+        size = self.batch(count)
+        # The product is written, read, and added to the sum. All operations but those
+        # that go back step by step are started once.
         entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
-        linearised = cost.evaluation + cost.reversal + 3 * rate.iteration
-        step = linearised + 2 * cost.residuals * rate.byte + entry / self.batch(count)
+        entry += cost.started_once + cost.dots_once * rate.dot_of_batch
+        linearised = cost.evaluation + cost.reversal - cost.started_once
+        # The carries are read from their slots, and what is carried back is stored.
+        moved = cost.residuals + cost.held + cost.carry
+        step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
         advances = 0.0 if count == 1 else cost.evaluation + rate.iteration
         return count * (step + advances)
 
@@ -221,7 +226,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         _, back = found
         xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
         loop = dataclasses.replace(loop, x_axes=x_axes)
-    known, linear, varies = _parts(back)
+    known, linear, varies = parts_in_turn(back)
     axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
     maps = jax.vmap(
         lambda *inputs: run(known, *inputs),
@@ -253,7 +258,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
 
 
 @functools.lru_cache(maxsize=128)
-def _parts(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
+def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
     """What is carried back past one step, in two programs.
 
     Returns:
