@@ -16,7 +16,7 @@ from ..random_programs.programs import Scanned
 from ..random_programs.shrinking import shrink
 from ..random_programs.transforms import Transform
 from ..random_programs.values import Precision, Type
-from . import judging, plain
+from . import plain
 from .budgeted import Budgeted
 from .choice import random_case
 from .judging import judge
@@ -84,8 +84,8 @@ def test_nothing_is_found_where_a_budget_is_kept(case, backward):
 @pytest.fixture
 def ignored(monkeypatch):
     """Budgets that are too small are refused, and others are not kept."""
-    of = lambda nbytes: el.Budget(1) if nbytes == 1 else el.StoreAll()
-    monkeypatch.setattr(judging, "budget", of)
+    of = lambda case, nbytes: el.Budget(1) if nbytes == 1 else el.StoreAll()
+    monkeypatch.setattr(Budgeted, "budget", of)
 
 
 def test_a_budget_that_is_not_kept_is_found(case, ignored):

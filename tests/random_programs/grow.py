@@ -28,6 +28,7 @@ class Features:
         has_axis: Whether there is a named axis.
         while_loops: Which while loops; JAX's own has no derivative in reverse mode.
         depth: How deep loops and branches are nested.
+        is_split: Whether the devices have rows of their own.
     """
 
     kinds: str = "fib"
@@ -37,6 +38,14 @@ class Features:
     has_axis: bool = False
     while_loops: tuple[str, ...] = ("BoundedWhileLoop", "CheckpointedWhileLoop")
     depth: int = 2
+    is_split: bool = False
+
+    def on(self, transform: Transform) -> "Features":
+        """What may be in a function that this may run on many devices."""
+        if transform.name not in ON_DEVICES:
+            return self
+        # JAX has no collectives of a `vmap` in a `shard_map` within it.
+        return dataclasses.replace(self, is_split=True, has_axis=False)
 
     def within(self, transform: Transform) -> "Features":
         """What may be in a loop or branch of this kind."""
@@ -44,13 +53,22 @@ class Features:
         if is_plain:
             rules = tuple(name for name in rules if RULES[name].is_honest)
         # Under `vmap` examples run all branches, those of others as well. That theirs
-        # have no cotangents is not told to collectives in a branch, by JAX either.
-        has_axis = self.has_axis and transform.name not in BRANCHES
+        # have no cotangents is not told to collectives in a branch, by JAX either. And
+        # devices that have ended do not meet those that go on.
+        without = (*BRANCHES, *WHILES * self.is_split)
+        on = self.on(transform)
+        has_axis = on.has_axis and transform.name not in without
         return dataclasses.replace(
-            self, rules=rules, effects=(), has_axis=has_axis, depth=self.depth - 1
+            on,
+            rules=rules,
+            effects=(),
+            has_axis=has_axis,
+            depth=self.depth - 1,
         )
 
 
+WHILES = ("BoundedWhileLoop", "CheckpointedWhileLoop", "lax.while_loop", "WhileLoop")
+ON_DEVICES = ("ParallelMap", "ShardMap")
 BRANCHES = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
 
 
@@ -246,6 +264,7 @@ class Grower:
 
     def _map(self) -> None:
         names = ("jax.vmap", "ChunkedVmap", "Map", "ForLoop", "CheckpointedForLoop")
+        names += ON_DEVICES * (not self.features.is_split)
         xs = [i for i, t in enumerate(self.types) if t.kind == "f" and t.shape]
         xs = self.rng.sample(xs, min(len(xs), self.rng.randint(1, 2)))
         xs, closed = xs or [self.find(Type("f", (self.width,)))], self.some(2)
@@ -268,7 +287,9 @@ class Grower:
         self.add(Op("branch", args, tuple(results), tuple(bodies), within))
 
     def _wrapper(self) -> None:
-        transform = settings.wrapper(self.rng)
+        names = ("jax.checkpoint", "jax.jit", "Remat")
+        names += ON_DEVICES[1:] * (not self.features.is_split)
+        transform = settings.wrapper(self.rng, names)
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)
         inputs, results = self.typed([*operands, *closed]), self.typed(operands)
         body = self.inner(transform, inputs, results)
