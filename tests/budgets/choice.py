@@ -54,7 +54,6 @@ def random_case(seed: int) -> Budgeted:
         + "h" * (precision.half is not None),
         while_loops=("BoundedWhileLoop", "CheckpointedWhileLoop"),
         depth=rng.choice([0, 1, 1]),
-        is_split=True,  # a budget is of one device
     )
     while True:
         width = round(4 * 5000 ** rng.random())

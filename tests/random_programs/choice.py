@@ -50,7 +50,7 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         effects=effects,
         has_axis=has_axis,
         while_loops=_while_loops(mode),
-        is_split=is_spread,
+        devices=0 if is_spread else rng.randint(1, 4),
     )
     width = rng.choice([1, 2, 3, 3])
     length = rng.choice([0, 1, 2, 3, 4, 5, 6, 7] if is_second else [*range(13), 30])

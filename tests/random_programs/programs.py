@@ -269,8 +269,8 @@ def rows(rng: random.Random, width: int, features: Features, length: int) -> Pro
     length, features = max(length, 1), dataclasses.replace(features, effects=())
     parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
     xs = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
-    names = MAPS + ON_DEVICES * 2 * (not features.is_split)
-    transform = settings.row_map(rng, length, names)
+    names = MAPS + ON_DEVICES * 2 * (features.devices > 0)
+    transform = settings.row_map(rng, length, names, features.devices)
     is_reduced = transform.name == "ChunkedVmap" and rng.random() < 0.3
     wanted = random_types(rng, width, features.kinds, rng.randint(1, 2))
     if is_reduced:

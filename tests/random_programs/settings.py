@@ -100,8 +100,12 @@ def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Tra
     return Transform(name, tuple(settings.items()), most)
 
 
-def row_map(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
+def row_map(
+    rng: random.Random, length: int, names: tuple[str, ...], devices: int
+) -> Transform:
     name = rng.choice(names)
+    if name == "ShardMap" and length % devices:
+        name = "ParallelMap"  # which pads
     settings: dict[str, Any] = {}
     if name == "ChunkedVmap":
         settings["chunk_size"] = rng.randint(1, length + 1)
@@ -116,12 +120,11 @@ def row_map(rng: random.Random, length: int, names: tuple[str, ...]) -> Transfor
     if name == "ForLoop":
         settings["schedule"] = schedule(rng, length)
     if name == "ParallelMap":
-        settings["devices"] = jax.devices()[: rng.randint(1, 4)]
+        settings["devices"] = jax.devices()[:devices]
         if rng.random() < 0.4:
             settings["chunk_size"] = rng.randint(1, length + 1)
     if name == "ShardMap":
-        counts = [n for n in range(1, 5) if length % n == 0]
-        settings = sharding(rng.choice(counts), PartitionSpec("rows"))
+        settings = sharding(devices, PartitionSpec("rows"))
     return Transform(name, tuple(settings.items()), length)
 
 
@@ -131,11 +134,11 @@ def sharding(count: int, spec: PartitionSpec) -> dict[str, Any]:
     return {"mesh": mesh, "in_specs": spec, "out_specs": spec}
 
 
-def wrapper(rng: random.Random, names: tuple[str, ...]) -> Transform:
+def wrapper(rng: random.Random, names: tuple[str, ...], devices: int) -> Transform:
     name = rng.choice(names)
     settings: dict[str, Any] = {}
     if name == "Remat":
         settings["policy"] = policy(rng)
     if name == "ShardMap":
-        settings = sharding(rng.randint(1, 4), PartitionSpec())
+        settings = sharding(devices, PartitionSpec())
     return Transform(name, tuple(settings.items()))
