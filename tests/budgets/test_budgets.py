@@ -38,8 +38,13 @@ def test_a_seed_is_a_case():
 
 
 def test_all_that_can_have_a_budget_is_tried():
-    names = {random_case(seed).program.transform.name for seed in range(50)}
-    assert names == set(plain.MADE)
+    cases = [random_case(seed) for seed in range(100)]
+    assert {case.program.transform.name for case in cases} == set(plain.MADE)
+    others = [dict(case.others) for case in cases]
+    assert set().union(*others) == {"measure", "host", "disk", "directory"}
+    assert {other["measure"] for other in others} == {False, True}
+    bodies = [body.show() for case in cases for body in case.program.bodies]
+    assert any("Budget" in body for body in bodies)
 
 
 @pytest.fixture
