@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from ...._array_types import axes_of, vary
 from ...._compat import is_widened
 from ...._partition import Arrays
 from ...._typecheck import PyTree
@@ -85,9 +86,11 @@ class FileSlots(AbstractSlots):
             return self.files.read(_one(number), array.leaf, _one(row))
 
         aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
-        return jax.pure_callback(
+        read = jax.pure_callback(
             load, aval, array.number, row, vmap_method="broadcast_all"
         )
+        # Each device has files of its own, which the number of the run does not say.
+        return vary(read, axes_of(array.aval))
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
         def save(number: np.ndarray, row: np.ndarray, leaf: np.ndarray) -> np.ndarray:
