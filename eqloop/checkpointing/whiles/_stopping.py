@@ -21,7 +21,6 @@ from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ..._vmapped import mapped
 from ...progress import told_back, told_while
-from ..engine._back import Back
 from ..engine._forward import Active
 from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
@@ -31,7 +30,7 @@ from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ._batch import joint_loop, stops_apart
-from ._early_ends import with_early_ends
+from ._early_ends import only_run
 from ._while_order import UNLIMITED, first_state, next_carry, run_until
 
 
@@ -42,13 +41,7 @@ class AbstractStopping(AbstractRepetition):
     It is closed under derivatives just as a loop of known length is. The loop of the
     step's jvp stops when the primal does, since tangents are no part of what the
     condition reads.
-
-    Attributes:
-        is_joint: Whether it is the loop of a batch whose examples stop apart, see
-            `_batch.py`.
     """
-
-    is_joint: bool = dataclasses.field(default=False, kw_only=True)
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -57,14 +50,6 @@ class AbstractStopping(AbstractRepetition):
 
     def reversed_step(self, step: Step) -> Step:
         return _unconditional(step)
-
-    def written_out_loops(self, back: Back) -> Back:
-        """What the way back does to a step, with short loops in it written out.
-
-        Not in the joint loop of a batch: branches that depend on the example are
-        selections there, and stay. Written out, such a step takes longer.
-        """
-        return back if self.is_joint else back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.
@@ -135,7 +120,7 @@ class UntilStopped(AbstractStopping):
         self, problem: Problem, saves: Saves | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, _), loop = inputs, problem.loop
-        step = with_early_ends(problem.step)
+        step = only_run(problem.step)
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
@@ -151,7 +136,7 @@ class UntilStopped(AbstractStopping):
     def reverse(
         self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return told_back(run, sweep, carried, saved)
@@ -166,8 +151,6 @@ class UntilStopped(AbstractStopping):
             self.check_batched(formula, axis_data)
             return mapped(formula, axis_data, args, given)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = dataclasses.replace(self, is_joint=True)
-        problem = dataclasses.replace(problem, repetition=repetition)
         args = (list(consts), list(init), [])
         joint = PlannedLoop(problem, None, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
