@@ -20,5 +20,6 @@ which one to choose. In the order in which to read it:
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`).
 - **Programs rewritten** so that their reversal takes less: writes to buffers in place
-  (`_in_place.py`), and short loops in a step written out (`_short_loops.py`).
+  (`_in_place.py`), short loops in a step written out (`_short_loops.py`), and short
+  products in a batch written as sums (`_short_sums.py`).
 """

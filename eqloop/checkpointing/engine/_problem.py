@@ -21,6 +21,7 @@ from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, Layout
 from ._listing import unlisted
 from ._loop import Loop
+from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
 from .leaves._held import needs_of
 from .leaves._saves import Needs
@@ -208,7 +209,7 @@ def batched_problem(
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (*const_dims, *front(carry), *x_dims)
     out_dims = (*front(carry), *front(ys))
-    jaxpr = batched(step.jaxpr, axis_data, in_dims, out_dims)
+    jaxpr = with_short_sums(batched(step.jaxpr, axis_data, in_dims, out_dims))
     inverse = step.inverse and pruned(
         batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
     )

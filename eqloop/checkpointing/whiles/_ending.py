@@ -26,11 +26,12 @@ from ..engine._layout import Layout
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted, L
+from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._early_ends import with_early_ends
+from ._early_ends import only_run
 from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
@@ -63,7 +64,7 @@ class Ending(AbstractStopping[Layout]):
         self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         consts, init, xs = inputs
-        step = with_early_ends(problem.step)
+        step = only_run(problem.step)
         # The steps report here, not the loop.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
@@ -91,7 +92,7 @@ class Ending(AbstractStopping[Layout]):
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
-        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
         run = lambda sweep, carried: sweep.run(layout, slots, carried)
         return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
@@ -106,7 +107,7 @@ class Ending(AbstractStopping[Layout]):
         if has_slots:
             self.check_batched(formula, axis_data)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = Ending(self.count_at + 1, is_joint=True)
+        repetition = Ending(self.count_at + 1)
         problem = dataclasses.replace(problem, repetition=repetition)
         args = (consts, init, list(args[2]))
         # Slots do not hold whether any example goes on, nor whether one's own does.

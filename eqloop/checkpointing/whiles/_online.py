@@ -67,7 +67,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
-        return [(), (self.checkpoints,), (self.checkpoints,)]
+        return [(), (self.checkpoints,), (self.rows,)]
 
     @property
     def rows(self) -> int:
@@ -147,10 +147,9 @@ class Online(AbstractWhileLayout):
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         count, starts, rows, *slots = saved
         reach = constant(self.reach)
-        order = appended(rows, self.checkpoints)
         later = past_later_steps(sweep)
         first = 0 if later is sweep else 1
-        chain = Chain(later, self.checkpoints - 1, reach, order=order)
+        chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         stack = self._stack(reach, count, starts, carries)
         stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))

@@ -31,7 +31,7 @@ from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._early_ends import with_early_ends
+from ._early_ends import only_run
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
@@ -48,13 +48,7 @@ class AbstractStopping(AbstractRepetition[L]):
     It is closed under derivatives just as a loop of known length is. The loop of the
     step's jvp stops when the primal does, since tangents are no part of what the
     condition reads.
-
-    Attributes:
-        is_joint: Whether it is the loop of a batch whose examples stop apart, see
-            `_batch.py`.
     """
-
-    is_joint: bool = dataclasses.field(default=False, kw_only=True)
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -63,14 +57,6 @@ class AbstractStopping(AbstractRepetition[L]):
 
     def reversed_step(self, step: Step) -> Step:
         return _unconditional(step)
-
-    def written_out_loops(self, back: BackwardStep) -> BackwardStep:
-        """What the way back does to a step, with short loops in it written out.
-
-        Not in the joint loop of a batch: branches that depend on the example are
-        selections there, and stay. Written out, such a step takes longer.
-        """
-        return back if self.is_joint else back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.
@@ -145,7 +131,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         self, problem: Problem, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, _), loop = inputs, problem.loop
-        step = with_early_ends(problem.step)
+        step = only_run(problem.step)
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
@@ -161,7 +147,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
     def reverse(
         self, sweep: Sweep, layout: AbstractWhileLayout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return sweep_with_bar(run, sweep, carried, saved)
@@ -176,8 +162,6 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
             self.check_batched(formula, axis_data)
             return mapped(formula, axis_data, args, given)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = dataclasses.replace(self, is_joint=True)
-        problem = dataclasses.replace(problem, repetition=repetition)
         args = (list(consts), list(init), [])
         joint = PlannedLoop(problem, None, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))

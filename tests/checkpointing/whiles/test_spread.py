@@ -48,7 +48,8 @@ def test_engine_stores_what_the_model_says(slots):
         model.pass_step(position)
         if position >= slots:
             assert all_starts[position - slots].tolist() == model.starts
-            assert sorted(all_rows[position - slots]) == list(range(slots))
+            *rows, beyond = all_rows[position - slots].tolist()
+            assert (sorted(rows), beyond) == (list(range(slots)), slots)
 
 
 def test_a_bound_on_the_steps_changes_nothing_below_it():
