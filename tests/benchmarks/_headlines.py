@@ -40,7 +40,7 @@ class Headline:
     schedule: str
 
     def rows(self, groups: Mapping[str, Record]) -> tuple[Row, Row, Row]:
-        """What `lax.scan` took, alone and of a checkpointed step, and what eqloop took."""
+        """What `lax.scan` took, the same of a checkpointed step, and eqloop."""
         rows = {row.name: row for row in self._outcome(groups).rows}
         return rows[_PLAIN], rows[_OF_REMAT], rows[self.ours]
 
