@@ -74,7 +74,7 @@ def _given(pkg: griffe.Module, value: type, name: str) -> Any:
     """What may be given for a field that is converted: what its converter takes."""
     fields = {field.name: field for field in dataclasses.fields(value)}
     convert = fields[name].metadata.get("converter") if name in fields else None
-    if not inspect.isfunction(convert):
-        return None
+    if not inspect.isfunction(convert) or "<" in convert.__qualname__:
+        return None  # a lambda has no annotations
     package, _, path = f"{convert.__module__}.{convert.__qualname__}".partition(".")
     return pkg[path].parameters[0].annotation if package == pkg.name else None
