@@ -17,6 +17,7 @@ from .engine._repetition import Counted
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
+from .planning._computed_again import computed_again
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
@@ -55,6 +56,8 @@ class Plan:
             that no reversal of a step reads are not stored or computed again.
         saved_once: The paths of buffers that are read and that slots do not hold, as
             each of their rows is written once: the last carry has all of them.
+        computed_again: How many steps are evaluated once more because the policy does
+            not keep all of their residuals.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -80,6 +83,7 @@ class Plan:
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    computed_again: int = dataclasses.field(default=0, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -122,8 +126,12 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """How often one gradient evaluates the step, the primal included."""
-        return self.layout.evaluations
+        """How often one gradient evaluates the step, the forward pass included.
+
+        Under a policy, a step counts once more if its reversal computes some of its
+        residuals again.
+        """
+        return self.layout.evaluations + self.computed_again
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
@@ -236,6 +244,7 @@ def plan_of(
         peak_bytes=size,
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
+        computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         **_leaves(problem, active, layout),
     )

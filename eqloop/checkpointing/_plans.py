@@ -59,7 +59,7 @@ class Plans(Sequence[LoopPlan]):
     Attributes:
         loops: The loops.
         peak_bytes: The bytes that their gradients allocate at once, if each takes as
-            much as its plan says from its forward sweep to its backward sweep. Those of
+            much as its plan says from its forward pass to its backward pass. Those of
             a loop within another one are among those of the outer one.
     """
 

@@ -52,6 +52,42 @@ def test_evaluations_are_those_of_a_gradient(schedule):
     assert count == plan.evaluations
 
 
+@pytest.mark.parametrize("policy", [el.policies.save_dots, el.policies.save_everything])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_evaluations_count_what_a_policy_has_run_again(schedule, policy):
+    calls = []
+
+    def step(h, x):
+        jax.debug.callback(lambda _: calls.append(None), h)
+        return jnp.sin(h) * x, None
+
+    scan = el.Scan(step, schedule=schedule, policy=policy)
+    h, xs = jnp.ones(()), jnp.ones(31)
+    jax.block_until_ready(jax.jit(jax.grad(lambda h: scan(h, xs)[0]))(h))
+    jax.effects_barrier()
+    assert len(calls) == scan.plan(h, xs).evaluations
+
+
+@pytest.mark.parametrize(
+    ("policy", "computed_again"),
+    [
+        (None, 0),
+        (el.policies.save_everything, 0),
+        (el.policies.save_dots, 31),
+        (el.policies.save_nothing, 31),
+    ],
+)
+def test_a_policy_costs_an_evaluation_only_if_something_is_lost(policy, computed_again):
+    step, *args = STEPS["recurrent"](31)
+    of = lambda schedule: el.Scan(step, schedule=schedule, policy=policy).plan(*args)
+    assert of(el.StoreAll()).evaluations == 31 + computed_again
+    # A step that is reversed by itself computes its values once, whatever is kept.
+    alone = el.Binomial(5)
+    assert (
+        of(alone).evaluations == el.Scan(step, schedule=alone).plan(*args).evaluations
+    )
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES[:-2], ids=repr)
 @pytest.mark.parametrize("name", [slow("recurrent"), "field"])
 def test_memory_is_as_predicted(name, schedule):

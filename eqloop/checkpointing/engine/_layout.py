@@ -99,7 +99,7 @@ class Layout(AbstractLayout):
 
     @property
     def evaluations(self) -> int:
-        """How often the step is evaluated for one gradient, by the primal included."""
+        """How often the step is evaluated for one gradient that has no policy."""
         again = 0 if self.slots.outlast_primal else self.order.length
         return self.order.evaluations + again
 
