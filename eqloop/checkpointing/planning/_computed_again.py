@@ -6,7 +6,6 @@ import math
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
-from ..engine._reversals import ByResiduals
 from ._cost import gradient_parts
 from ._work import rates, work
 
@@ -25,7 +24,7 @@ def computed_again(problem: Problem, active: Active, layout: Layout) -> int:
     """
     if problem.policy is None:
         return 0
-    in_blocks = layout.block > 1 and layout.reversal == ByResiduals()
+    in_blocks = layout.block > 1 and layout.reversal.stores_residuals
     if layout.stores_residuals or in_blocks:
         everything = dataclasses.replace(problem, policy=None)
         least = _work_of_reversal(everything, active)

@@ -82,6 +82,11 @@ class AbstractReversal(abc.ABC):
         """Reversals of one kind make programs that are alike."""
         return type(self)
 
+    @property
+    def stores_residuals(self) -> bool:
+        """Whether the residuals of a block are stored, as far as a policy allows it."""
+        return False
+
     def batch(self, count: int) -> int:
         """How many steps of a block of so many are linearised at once."""
         return count
@@ -128,6 +133,10 @@ class ByResiduals(AbstractReversal):
         if count > 1 and not sweep.back.takes_blocks:
             return _step_by_step(sweep, carry, start, count, cts)
         return sweep.take(carry, start, count, cts)
+
+    @property
+    def stores_residuals(self) -> bool:
+        return True
 
     def block_bytes(self, cost: StepCost, count: int) -> int:
         if count == 1:
