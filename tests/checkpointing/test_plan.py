@@ -63,9 +63,11 @@ def test_evaluations_count_what_a_policy_has_run_again(schedule, policy):
 
     scan = el.Scan(step, schedule=schedule, policy=policy)
     h, xs = jnp.ones(()), jnp.ones(31)
-    jax.block_until_ready(jax.jit(jax.grad(lambda h: scan(h, xs)[0]))(h))
+    gradient = jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
+    jax.block_until_ready(gradient(h))
     jax.effects_barrier()
-    assert len(calls) == scan.plan(h, xs).evaluations
+    (listed,) = el.plans(gradient)(h)
+    assert len(calls) == scan.plan(h, xs).evaluations == listed.plan.evaluations
 
 
 @pytest.mark.parametrize(
