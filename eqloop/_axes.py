@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 from jax import export
 
+from ._array_types import mesh_axis_of
 from ._partition import (
     Rest,
     as_array,
@@ -191,6 +192,35 @@ def common_length(
             f"axes, or give a leaf that is to be passed whole the axis None{asked_for}."
         )
     return next(iter(sizes.values()))
+
+
+def refuse_split(owner: str, tree: PyTree, name: str, axes: Sequence[Axis]) -> None:
+    """Checks that nothing is split over an explicit mesh along the axis of a loop.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        tree: What is looped over.
+        name: What the tree is called.
+        axes: The axis of every leaf.
+
+    Raises:
+        ValueError: If anything is. `jax.lax.scan` refuses it as well: each step would
+            be on another device.
+    """
+    leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
+    found = [
+        f"  {path}: {jax.typeof(leaf).str_short(True)} along axis {axis}"
+        for path, leaf, axis in leaves
+        if axis is not None and mesh_axis_of(leaf, axis) is not None
+    ]
+    if found:
+        listing = "\n".join(found)
+        raise ValueError(
+            f"{owner}: an array cannot be split over the devices of an explicit mesh "
+            f"along the axis that is looped over:\n{listing}\nSplit it along another "
+            f"axis (`jax.sharding.reshard`), or map over the rows with "
+            f"`el.ParallelMap`."
+        )
 
 
 def as_length(name: str, length: Value) -> int | None:

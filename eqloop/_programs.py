@@ -15,13 +15,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax.interpreters import partial_eval
 
-from ._array_types import strongly_typed
+from ._array_types import batch_type, strongly_typed
 from ._compat import is_through
 from ._equations import equations, formula_of
 from ._partition import Arrays, Flags, interleave, pick, put, split
-from ._tangents import cotangent_types, is_inexact, tangent_types
+from ._tangents import cotangent_types, is_inexact, tangent_types, zero_array
 from ._typecheck import PyTree
 from ._types import AnyJaxpr, Aval, BatchAxis, Value
 
@@ -108,7 +109,7 @@ def batched(
     out_dims: tuple[int | None, ...],
 ) -> jex.ClosedJaxpr:
     """The program of a batch, along the axis that a batch rule is called for."""
-    types = batched_types(program.in_avals, in_dims, axis_data.size)
+    types = batched_types(program.in_avals, in_dims, axis_data)
     one = functools.partial(run, program)
     return traced(vmap(one, axis_data, in_dims, list(out_dims)), types)
 
@@ -127,24 +128,27 @@ def vmap(
     f: Callable[..., PyTree], axis_data: BatchAxis, in_axes: PyTree, out_axes: PyTree
 ) -> Callable[..., PyTree]:
     """`jax.vmap` along the axis that a batch rule is called for."""
-    return jax.vmap(
-        f,
-        in_axes=in_axes,
+    settings = dict(
         out_axes=out_axes,
         axis_name=axis_data.name,
         axis_size=axis_data.size,
-        spmd_axis_name=axis_data.spmd_name or axis_data.explicit_mesh_axis,
+        spmd_axis_name=axis_data.spmd_name,
     )
+    if axis_data.explicit_mesh_axis is None:
+        return jax.vmap(f, in_axes, **settings)
+    # JAX learns how the axis is split from the arrays that are mapped: here from one
+    # that is not used, as there may be no other.
+    along = zero_array(batch_type(jax.typeof(np.int8(0)), axis_data))
+    mapped = jax.vmap(lambda _, *args: f(*args), (0, *in_axes), **settings)
+    return functools.partial(mapped, along)
 
 
 def batched_types(
-    types: Sequence[Aval], dims: Sequence[int | None], size: int
+    types: Sequence[Aval], dims: Sequence[int | None], axis_data: BatchAxis
 ) -> list[Aval]:
     """The types of arrays that are batched along these axes."""
-    return [
-        aval if dim is None else jex.unmapped_aval(size, dim, aval)
-        for aval, dim in zip(types, dims, strict=True)
-    ]
+    pairs = zip(types, dims, strict=True)
+    return [batch_type(aval, axis_data, dim) for aval, dim in pairs]
 
 
 def batched_axes(

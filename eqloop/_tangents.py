@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
-from ._array_types import axes_of, vary
+from ._array_types import axes_of, explicit_sharding, vary
 from ._partition import Flags, pick
 from ._typecheck import PyTree
 from ._types import Aval, Value
@@ -71,7 +71,8 @@ def nonzero(tree: PyTree) -> PyTree:
 def zero_array(aval: Aval) -> Value:
     """An array of zeros of a type."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return vary(jnp.zeros(aval.shape, aval.dtype), axes_of(aval))
+        zeros = jnp.zeros(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
+        return vary(zeros, axes_of(aval))
     return instantiate_zeros(Zero(aval))
 
 

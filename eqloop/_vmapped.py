@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ._array_types import type_of
+from ._array_types import batch_type, type_of
 from ._doubled import Doubled
 from ._formula import Formula
 from ._partition import Flags, interleave, pick
@@ -42,7 +42,7 @@ class Vmapped(Formula):
     ):
         self.in_avals = jax.tree.map(type_of, in_avals)
         self.out_aval = jax.tree.map(
-            lambda aval: jex.unmapped_aval(axis_data.size, 0, aval), formula.out_aval
+            lambda aval: batch_type(aval, axis_data), formula.out_aval
         )
         self.params = dict(formula=formula, axis_data=axis_data, dims=dims)
         self.effects = formula.effects

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import axes_of, strongly_typed, types_of, vary
+from .._array_types import axes_of, stack_type, strongly_typed, types_of, vary
 from .._axes import AlongAxes, axis_sizes, refuse_symbolic, resolve_axes
 from .._eager import compiled_once
 from .._generics import NewX, X
@@ -196,7 +195,7 @@ class _Elements:
     def types(self, size: int) -> list[Aval]:
         """The types of the arrays of so many elements."""
         pairs = zip(self.xs.axes, self.xs.element_types, strict=True)
-        return [jex.unmapped_aval(size, axis, aval) for axis, aval in pairs]
+        return [stack_type(aval, size, axis) for axis, aval in pairs]
 
     def varying_as(self, types: Sequence[Aval]) -> "_Elements":
         """These elements; in `jax.shard_map`, varying over all axes that prefixes do.

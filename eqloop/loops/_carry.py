@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._array_types import axes_of, is_type, is_weak, types_of, vary, with_weak_types
+from .._array_types import (
+    axes_of,
+    is_type,
+    is_weak,
+    placed_as,
+    types_of,
+    vary,
+    with_weak_types,
+)
 from .._opening import OpenedCall
 from .._partition import (
     as_array,
@@ -287,7 +295,10 @@ def _promote(before: PyTree, after: PyTree) -> PyTree:
             return before  # so strict is the promotion: `settle` says that they differ
         if dtype != before.dtype:
             return lax.convert_element_type(before, dtype)
-    # Inside `jax.shard_map`, what starts the same on all devices may come to differ.
+    # What starts the same on all devices may come to be split over them, or to differ
+    # inside `jax.shard_map`.
+    if is_type(after) and jnp.shape(after) == before.shape:
+        before = placed_as(before, after)
     return vary(before, axes_of(after))
 
 
@@ -338,11 +349,19 @@ def _type_change(name: str, before: PyTree, after: PyTree) -> str | None:
         return None
     fits = is_dynamic(before) and is_type(after) and before.shape == after.shape
     if fits and before.dtype == after.dtype:
-        return None
+        return _sharding_change(name, jax.typeof(before), after)
     line = _line(name, before, after)
     if fits:
         return f"{line} (cast it with .astype, or start from {_article(after.dtype)})"
     return line
+
+
+def _sharding_change(name: str, before: Aval, after: Aval) -> str | None:
+    """How differently an array of one shape and dtype is split over devices."""
+    if before.sharding.spec == after.sharding.spec:
+        return None
+    types = [aval.str_short(short_dtypes=True) for aval in (before, after)]
+    return f"  {name}: {types[0]} came in, {types[1]} came out (`jax.sharding.reshard`)"
 
 
 def _article(dtype: np.dtype) -> str:

@@ -21,6 +21,7 @@ from .._axes import (
     axis_sizes,
     common_length,
     is_symbolic,
+    refuse_split,
     refuse_symbolic,
     resolve_axes,
 )
@@ -273,6 +274,8 @@ class LoopOpener:
             xp = jnp if is_symbolic(length) else np
             cuts, cut_axis = xp.arange(length) % self.backward.every == 0, 0
             cuts = xp.flip(cuts) if self.reverse else cuts
+        refuse_split(self.name, f, "f", f_axes)
+        refuse_split(self.name, xs, "xs", x_axes)
         axes = [*f_axes, *x_axes, key_axis, cut_axis]
         return AlongAxes.of((f, xs, key, cuts), axes, length)
 

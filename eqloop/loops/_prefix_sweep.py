@@ -19,6 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from .._array_types import along, with_batch_axis
 from .._doubled import Doubled, recall
 from .._formula import Formula, Static
 from .._partition import Arrays, Flags, pick, put, split
@@ -162,7 +163,7 @@ class PrefixSweep:
         index = start + jnp.arange(self.size, dtype=start.dtype)
         own = index >= end if self.reverse else index <= end
         return [
-            jnp.where(lax.broadcast_in_dim(own, ct.shape, (axis,)), ct, 0)
+            jnp.where(along(own, (axis,), ct), ct, 0)
             for ct, axis in zip(cts, self.axes, strict=True)
         ]
 
@@ -247,9 +248,8 @@ class Prefixes(Formula):
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
         (consts, xs), (const_dims, x_dims) = args, dims
-        xs = [
-            _in_front(x, dim, axis_data.size) for x, dim in zip(xs, x_dims, strict=True)
-        ]
+        pairs = zip(xs, x_dims, strict=True)
+        xs = [with_batch_axis(x, dim, axis_data) for x, dim in pairs]
         sweep = self.sweep.batched(axis_data, const_dims)
         args = (list(consts), xs)
         formula = Prefixes(sweep, jax.tree.map(jax.typeof, args))
@@ -273,8 +273,3 @@ def _zero_cts(arrays: Arrays) -> list[Value]:
 
 def _sums(ones: Arrays, others: Arrays) -> list[Value]:
     return [one + other for one, other in zip(ones, others, strict=True)]
-
-
-def _in_front(x: Value, dim: int | None, size: int) -> Value:
-    """An array with its batch axis in front."""
-    return lax.broadcast(x, (size,)) if dim is None else jnp.moveaxis(x, dim, 0)

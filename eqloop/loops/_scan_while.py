@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._array_types import axes_of, vary
+from .._array_types import axes_of, put_on_mesh, vary
 from .._eager import compiled_once
 from .._generics import Carry, NewCarry, NewY, Y
 from .._partition import describe, split
@@ -224,7 +224,7 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
         return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
 
     consts = [*opened.consts, *condition.consts]
-    count = vary(jnp.zeros((), jnp.int32), axes_of(holds))
+    count = vary(put_on_mesh(jnp.zeros((), jnp.int32)), axes_of(holds))
     init = [holds, count, *opened.init]
     paths = ("whether to go on", "the number of steps", *opened.loop.carry_paths)
     starts = None, None, *opened.loop.starts

@@ -12,6 +12,7 @@ import functools
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from .._array_types import along
 from .._partition import Flags, pick, split
 from .._programs import (
     along_axis,
@@ -30,7 +31,7 @@ from .._tangents import cotangent_types, tangent_types
 from .._typecheck import PyTree
 from .._types import BatchAxis, Value
 from ..progress import Again
-from ._chunk_function import ChunkFunction, along, visits_type
+from ._chunk_function import ChunkFunction, visits_type
 
 # For the consts and the xs, or for the sums and the ys.
 MarkPair = tuple[Flags, Flags]
@@ -133,12 +134,11 @@ def batched_function(
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(f.x_axes, x_dims)
-    size = axis_data.size
     grown = dataclasses.replace(
         f,
         trace=batch,
-        const_types=tuple(batched_types(f.const_types, const_dims, size)),
-        x_types=tuple(batched_types(f.x_types, of_row, size)),
+        const_types=tuple(batched_types(f.const_types, const_dims, axis_data)),
+        x_types=tuple(batched_types(f.x_types, of_row, axis_data)),
         x_axes=x_axes,
         y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
     )
@@ -147,7 +147,7 @@ def batched_function(
 
 def halved(y: Value, visits: PyTree, axis: int) -> Value:
     """Rows, and half of those that are in two chunks."""
-    return jnp.where(along(visits > 0, axis, y), y / 2, y)
+    return jnp.where(along(visits > 0, (axis,), y), y / 2, y)
 
 
 def in_front(flags: Flags) -> list[int | None]:

@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax import lax
 
+from .._array_types import stack_type
 from .._partition import Arrays, Flags, split
 from .._programs import joined, pruned, run, traced
 from .._reaching import reached
@@ -40,6 +40,7 @@ class ChunkFunction:
         uses_visits: Whether the function depends on `visits`.
         probe: The size of a chunk, and whether it has `visits`, for which to trace
             in order to find out what is returned.
+        mesh_axis: The explicit axes of the mesh that rows are split over, if they are.
         meter: The progress bars of the map.
         changes: What becomes of bars in the function.
     """
@@ -54,6 +55,7 @@ class ChunkFunction:
     num_sums: int
     uses_visits: bool
     probe: tuple[int, bool]
+    mesh_axis: Hashable = None
     meter: Meter = NO_BARS
     changes: tuple[BarChange, ...] = ()
 
@@ -87,7 +89,8 @@ class ChunkFunction:
     @property
     def in_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of `consts`, and those of `xs` for all rows."""
-        return list(self.const_types), stacked(self.x_types, self.length, self.x_axes)
+        xs = self.stacked(self.x_types, self.length, self.x_axes)
+        return list(self.const_types), xs
 
     @property
     def y_types(self) -> tuple[Aval, ...]:
@@ -103,7 +106,16 @@ class ChunkFunction:
     def out_types(self) -> tuple[list[Aval], list[Aval]]:
         """The types of `sums`, and those of `ys` for all rows."""
         sums = self.program(*self.probe).out_avals[: self.num_sums]
-        return list(sums), stacked(self.y_types, self.length, self.y_axes)
+        return list(sums), self.stacked(self.y_types, self.length, self.y_axes)
+
+    def stacked(
+        self, types: Sequence[Aval], size: int, axes: Sequence[int]
+    ) -> list[Aval]:
+        """The types of so many rows, from those of one."""
+        return [
+            stack_type(aval, size, axis, self.mesh_axis)
+            for aval, axis in zip(types, axes, strict=True)
+        ]
 
     def reached(
         self, consts: Sequence[bool], xs: Sequence[bool], **settings: Any
@@ -143,23 +155,10 @@ class ChunkTracer:
             sums, ys = self.f(size, visits_[0] if visits else None, consts, xs)
             return [*sums, *ys]
 
-        xs = stacked(function.x_types, size, function.x_axes)
+        xs = function.stacked(function.x_types, size, function.x_axes)
         return traced(flat, [*visits, *function.const_types, *xs])
 
 
 def visits_type(size: int) -> Aval:
     """The type of `visits` for so many rows."""
     return jax.ShapeDtypeStruct((size,), jnp.int8)
-
-
-def stacked(types: Sequence[Aval], size: int, axes: Sequence[int]) -> list[Aval]:
-    """The types of so many rows, from those of one."""
-    return [
-        jex.unmapped_aval(size, axis, aval)
-        for aval, axis in zip(types, axes, strict=True)
-    ]
-
-
-def along(entries: PyTree, axis: int, like: PyTree) -> PyTree:
-    """A vector of one entry a row, to broadcast against arrays with rows at an axis."""
-    return lax.broadcast_in_dim(entries, like.shape, (axis,))

@@ -8,17 +8,18 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import axes_of, vary
+from .._array_types import along, axes_of, explicit_sharding, vary
 from .._loop_markers import mark
 from .._partition import Arrays
 from .._tangents import zero_array
 from .._typecheck import PyTree
-from .._types import Index, Value
+from .._types import Aval, Index, Value
 from ..progress import tied
-from ._chunk_function import ChunkFunction, along
+from ._chunk_function import ChunkFunction
 from ._chunks import Chunks
 
 _State = tuple[list[Any], list[Any]]
@@ -58,7 +59,7 @@ class ChunkLoop:
         sum_types, y_types = self.f.out_types
         state = (
             list(map(zero_array, sum_types)),
-            [vary(lax.empty(y.shape, y.dtype), axes_of(y)) for y in y_types],
+            [_buffer(y) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
@@ -107,6 +108,12 @@ class ChunkLoop:
         ]
 
 
+def _buffer(aval: Aval) -> jax.Array:
+    """Room for rows, all of which will be written."""
+    empty = lax.empty(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
+    return vary(empty, axes_of(aval))
+
+
 def _repeat(
     count: int, body: Callable[[PyTree, PyTree], PyTree], state: PyTree, unroll: int
 ) -> PyTree:
@@ -131,7 +138,7 @@ def _write(y: Value, part: Value, start: Index, axis: int, visits: PyTree) -> Va
     """Writes rows, or adds them where they have been written before."""
     if visits is not None:
         before = _read(y, start, part.shape[axis], axis)
-        part = part + jnp.where(along(visits == 2, axis, part), before, 0)
+        part = part + jnp.where(along(visits == 2, (axis,), part), before, 0)
     return lax.dynamic_update_slice_in_dim(
         y, part, start, axis, allow_negative_indices=False
     )

@@ -1,7 +1,8 @@
 """Opens the call of a map: to a function of rows on arrays, and back."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +10,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._array_types import strongly_typed
+from .._array_types import mesh_axis_of, strongly_typed
 from .._axes import (
     AlongAxes,
     Axis,
@@ -25,7 +26,7 @@ from .._opening import OpenedCall, Outputs, argument_names
 from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
 from .._programs import has_backward_rules
 from .._typecheck import PyTree, enforce_annotations, explained
-from .._types import Value
+from .._types import Aval, Value
 from ..checkpointing import Saveable, Step, hoist, trace_step
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
@@ -80,11 +81,12 @@ class Vectorised:
         return sums, ys
 
     def chunk_function(
-        self, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
+        self, name: str, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
     ) -> ChunkFunction:
         """It as a map takes it, for chunks of any size.
 
         Args:
+            name: The name of the transform, for error messages.
             consts: What is the same for every row.
             xs: What has rows.
             size: How many rows there are.
@@ -94,6 +96,7 @@ class Vectorised:
             [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
         )
         y_axes = pick(self.y_axes, [how is None for how in self.reductions])
+        probe = planner.probe(size)
         return ChunkFunction(
             trace=ChunkTracer(self),
             length=size,
@@ -107,7 +110,8 @@ class Vectorised:
             shares=(False,) * len(y_axes),
             num_sums=len(self.y_axes) - len(y_axes),
             uses_visits=len(y_axes) < len(self.y_axes),
-            probe=planner.probe(size),
+            probe=probe,
+            mesh_axis=_mesh_axis(name, x_types, self.x_axes, probe[0]),
         )
 
 
@@ -163,7 +167,7 @@ class OpenedMap:
         if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:
-            chunked = f.chunk_function(consts, xs, self.size, planner)
+            chunked = f.chunk_function(self.name, consts, xs, self.size, planner)
             if meter.is_shown:
                 chunked = dataclasses.replace(
                     chunked, meter=meter, changes=(Guarded(),)
@@ -177,6 +181,39 @@ class OpenedMap:
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
             for how, y in zip(f.reductions, f.row.y_types, strict=True)
         ]
+
+
+def _mesh_axis(
+    name: str, x_types: Sequence[Aval], axes: Sequence[int], size: int
+) -> Hashable:
+    """The explicit axes of a mesh that rows are split over, if they are.
+
+    Args:
+        name: The name of the transform, for error messages.
+        x_types: The types of what has rows.
+        axes: Where the rows lie.
+        size: How many of them are in a chunk.
+    """
+    found = list(map(mesh_axis_of, x_types, axes))
+    mesh_axis = found[0]
+    if mesh_axis is None and not any(found):
+        return None
+    sizes = jax.sharding.get_abstract_mesh().shape
+    names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
+    parts = math.prod(sizes.get(name, 1) for name in names)
+    is_even = set(found) == {mesh_axis} and size % parts == 0
+    if not is_even:
+        listing = "\n".join(
+            f"  {aval.str_short(True)} along axis {axis}"
+            for aval, axis in zip(x_types, axes, strict=True)
+        )
+        raise ValueError(
+            f"{name}: rows that are split over devices of an explicit mesh must all be "
+            f"split in the same way, and so must each chunk, which has {size} rows "
+            f"here:\n{listing}\nUse `el.ParallelMap`, which runs chunks on each device "
+            f"by itself, or choose another chunk_size."
+        )
+    return mesh_axis
 
 
 def open_map(

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._array_types import along
 from .._axes import broadcast_prefix
 from .._partition import describe, flatten, is_dynamic, is_scalar, paths
 from .._tangents import is_inexact
 from .._typecheck import PyTree
 from .._types import Value
 from ._chunk_derivatives import halved
-from ._chunk_function import along
 
 Reduction = str | None
 _HALF = (jnp.float16, jnp.bfloat16)
@@ -72,7 +72,7 @@ def total(y: Value, visits: PyTree, axis: int) -> Value:
     if visits is not None and is_inexact(y):
         y = halved(y, visits, axis)
     elif visits is not None:
-        y = jnp.where(along(visits == 1, axis, y), jnp.zeros_like(y), y)
+        y = jnp.where(along(visits == 1, (axis,), y), jnp.zeros_like(y), y)
     return jnp.sum(y, axis, dtype=jnp.float32 if y.dtype in _HALF else None)
 
 

@@ -10,6 +10,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from .._array_types import put_on_mesh
 from .._formula import Formula
 from .._partition import Arrays
 from .._typecheck import PyTree
@@ -68,7 +69,7 @@ def counted(meter: Meter, step: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 def with_count(init: Arrays) -> list[Value]:
     """The initial carry of that step."""
-    zero = jnp.zeros((), jnp.int32)
+    zero = put_on_mesh(jnp.zeros((), jnp.int32))
     return [init[0], zero, zero, *init[1:]]
 
 

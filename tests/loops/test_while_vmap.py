@@ -80,7 +80,8 @@ def test_separate_loops_are_what_they_should_be():
     values, (ct_p, _, ct_scale) = separately()
     at = lambda i: lambda ct: ct[i]
     for i in (int(jnp.argmax(steps == STEPS)) for steps in (0, 2, 5)):
-        loss = lambda p, scale, i=i: jnp.sum(by_hand(p, int(STEPS[i]), scale) ** 2)
+        steps = int(STEPS[i])
+        loss = lambda p, scale, steps=steps: jnp.sum(by_hand(p, steps, scale) ** 2)
         value, grads = jax.jit(jax.value_and_grad(loss, (0, 1)))(P, SCALES[i])
         check(values[i], value)
         check((jax.tree.map(at(i), ct_p), ct_scale[i]), grads)

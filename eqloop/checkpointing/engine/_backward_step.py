@@ -20,13 +20,14 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from ..._array_types import stack_of
 from ..._equations import aval_of, renamed, with_equations
 from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import inputs_read, pruned, run, traced
 from ..._tangents import cotangent_types
 from ..._types import Aval, Value
 from ._forward import Active, Saveable, stored, under_policy
-from ._loop import Loop, stack_of
+from ._loop import Loop
 from ._step import Step
 from .reversals._known_products import Products, products_of
 

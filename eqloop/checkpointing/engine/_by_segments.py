@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
+from ..._array_types import axes_of, stack_type, vary
 from ..._constant import constant
 from ..._partition import Arrays
 from ..._tangents import zero_array
@@ -22,7 +22,7 @@ from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import run_with_bar
 from ._forward import iterate
-from ._loop import Loop, element, opaque, stack_type, store, zero
+from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 from .orders._order import AbstractSlotOrder
 

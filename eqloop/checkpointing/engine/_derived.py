@@ -22,6 +22,7 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import stack_of
 from ..._partition import Arrays, pick, put, split
 from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import cotangent_types, instantiated, zero_tangent
@@ -38,7 +39,7 @@ from ._backward_step import (
     single,
 )
 from ._forward import Active
-from ._loop import Loop, stack_of
+from ._loop import Loop
 from ._step import Step, make_step
 
 

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
+from ..._array_types import axes_of, stack_of, stack_type, vary
 from ..._axes import is_symbolic
 from ..._partition import Arrays
 from ..._tangents import zero_array
 from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ...progress import scan_with_bar
-from ._loop import Loop, opaque, stack_of, stack_type, store
+from ._loop import Loop, opaque, store, zero
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
 ScanBody = Callable[[PyTree, list[Value]], tuple[PyTree, list[Value]]]
@@ -181,7 +181,7 @@ def _scan_while(
         ys = [store(b, leaf, index) for b, leaf in zip(ys, y, strict=True)]
         return position + 1, state, ys
 
-    whole = vary(jnp.zeros((), jnp.int32), axes), state, ys
+    whole = vary(zero(), axes), state, ys
     _, state, ys = lax.while_loop(goes_on, move, whole)
     return state, ys
 

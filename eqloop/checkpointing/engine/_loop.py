@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ..._array_types import put_on_mesh
 from ..._compat import is_widened
 from ..._loop_markers import mark
 from ..._partition import Arrays
@@ -147,7 +147,7 @@ class Loop:
 
 def zero() -> jax.Array:
     """Where a traced counter starts."""
-    return jnp.zeros((), jnp.int32)
+    return put_on_mesh(jnp.zeros((), jnp.int32))
 
 
 def element(x: Value, index: Index, axis: int = 0) -> Value:
@@ -200,21 +200,6 @@ def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
     )
 
 
-def stack_type(aval: Aval, size: int) -> Aval:
-    """The type of `size` values of one type along a new leading axis."""
-    return jex.unmapped_aval(size, 0, aval)
-
-
 def nbytes(types: Iterable[Aval]) -> int:
     """The bytes of arrays of these types."""
     return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
-
-
-def stack_of(x: Value, size: int) -> Value:
-    """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
-    return lax.broadcast(x, (size,))
-
-
-def with_batch_axis(x: Value, dim: int | None, size: int) -> Value:
-    """`x` with its batch axis in front, or with one if it has none."""
-    return stack_of(x, size) if dim is None else jnp.moveaxis(x, dim, 0)

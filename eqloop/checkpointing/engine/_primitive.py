@@ -13,7 +13,7 @@ from typing import Self
 import jax
 import jax.extend.core as jex
 
-from ..._array_types import type_of
+from ..._array_types import stack_type, type_of
 from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._equations import Rewrite
@@ -26,7 +26,6 @@ from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout
 from ._listing import listed, stands_for_residuals
-from ._loop import stack_type
 from ._problem import (
     Problem,
     activity,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 
+from ..._array_types import with_batch_axis
 from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ..._typecheck import PyTree
@@ -20,7 +21,6 @@ from ._by_segments import BySegments
 from ._derived import there_and_back
 from ._forward import Active
 from ._layout import AbstractLayout, Layout
-from ._loop import with_batch_axis
 from ._loop_spec import LoopSpec
 from ._problem import Problem, batched_problem
 from ._step import Step
@@ -117,7 +117,7 @@ class AbstractRepetition(abc.ABC, Generic[L]):
         problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
         consts, init, xs = args
         init = [
-            with_batch_axis(c, dim, axis_data.size) if flag else c
+            with_batch_axis(c, dim, axis_data) if flag else c
             for c, dim, flag in zip(init, dims[1], carry, strict=True)
         ]
         args = (list(consts), init, list(xs))

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._across_examples import over_examples, where_run
+from ..._array_types import stack_of
 from ..._partition import Arrays
 from ..._types import Index, Value
 from ._backward_step import BackwardStep, Taken, one
 from ._forward import iterate
 from ._in_place import run_in_place
 from ._layout import Layout
-from ._loop import Loop, opaque, part, put_part, stack_of, zero
+from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
 from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
 from .slots._slots import DeviceSlots, StoredSteps

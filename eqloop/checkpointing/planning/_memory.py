@@ -118,6 +118,6 @@ def _temporary(
     mapped = lambda *leaves: run(*jax.tree.unflatten(tree, leaves))
     for axis_data, dims in maps:
         mapped = vmap(mapped, axis_data, dims, 0)
-        leaves = batched_types(leaves, dims, axis_data.size)
+        leaves = batched_types(leaves, dims, axis_data)
     with unlisted():
         return temporary_bytes(mapped, *leaves)

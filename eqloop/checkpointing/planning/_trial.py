@@ -4,16 +4,16 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
+from ..._array_types import stack_type
 from ..._partition import pick, put
 from ..._tangents import is_inexact
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout
-from ..engine._loop import Loop, stack_type
+from ..engine._loop import Loop
 from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
@@ -69,7 +69,7 @@ def input_types(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:
     """The types of what a loop is given: consts, the initial carry, and `xs`."""
     step, loop = problem.step, problem.loop
     xs = [
-        jex.unmapped_aval(loop.length, axis, aval)
+        stack_type(aval, loop.length, axis)
         for aval, axis in zip(step.x_types, loop.x_axes, strict=True)
     ]
     return step.const_types, step.carry_types, xs

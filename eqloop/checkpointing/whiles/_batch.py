@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import where_leading
+from ..._array_types import explicit_sharding, where_leading, with_batch_axis
 from ..._effects import refuse_callbacks
 from ..._partition import Flags, pick, put, split
 from ..._programs import batched_axes, batched_types
 from ..._reaching import mixes_examples
 from ..._typecheck import PyTree
-from ..._types import BatchAxis, Value
-from ..engine._loop import element, stack_of, with_batch_axis
+from ..._types import BatchAxis, Index, Value
+from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step
 from ._masked_writes import with_masked_writes, written_leaves
@@ -52,8 +52,9 @@ def joint_loop(
         "Under `vmap`, a while loop also runs the steps of examples that have stopped",
         "Map over the examples one by one (`el.Map`)",
     )
-    (consts, init, xs), size = args, axis_data.size
-    init = [with_batch_axis(c, dim, size) for c, dim in zip(init, dims[1], strict=True)]
+    consts, init, xs = args
+    with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
+    init = [with_axis(c, dim) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Value] = []
     # Examples that depend on each other cannot borrow: those that have stopped take
     # part in what the others do, as in `jax.lax.while_loop`.
@@ -66,7 +67,7 @@ def joint_loop(
         first = problem.loop.index(0)
         axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
         x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
-        x = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
+        x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         read = pick(init[1:], _not_written(problem.step))
         guards = [lax.stop_gradient(borrow(c)) for c in [*read, *x]]
     problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), bool(guards))
@@ -77,7 +78,8 @@ def joint_loop(
 def _joint_problem(
     problem: Problem, axis_data: BatchAxis, dims: PyTree, is_guarded: bool
 ) -> Problem:
-    (const_dims, xs_dims), size = dims, axis_data.size
+    const_dims, xs_dims = dims
+    with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
     axes, x_dims = batched_axes(problem.loop.x_axes, xs_dims)
     # Buffers that rows are written to: an example that has stopped writes none.
@@ -95,7 +97,7 @@ def _joint_problem(
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
         where_active = functools.partial(where_leading, is_active)
-        safe = [with_batch_axis(e, dim, size) for e, dim in zip(x, x_dims, strict=True)]
+        safe = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         safe = [*pick(before, is_read), *safe]
         if is_guarded:
             safe = list(map(where_active, safe, guards))
@@ -106,7 +108,7 @@ def _joint_problem(
         pairs = zip(pick(after, is_read), pick(before, is_read), strict=True)
         carry = put(after, is_read, [where_active(*pair) for pair in pairs])
         pairs = zip(y, y_batched, strict=True)
-        y = [e if is_batched else stack_of(e, size) for e, is_batched in pairs]
+        y = [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
         y = [where_active(e, jnp.zeros_like(e)) for e in y]
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], y
@@ -118,7 +120,7 @@ def _joint_problem(
         joint,
         [*one.const_types[:-1], *(guard_types if is_guarded else [])],
         [any_type, *one.carry_types],
-        batched_types(step.x_types, x_dims, size),
+        batched_types(step.x_types, x_dims, axis_data),
     )
     meter = batched.loop.meter.moved(1)
     loop = dataclasses.replace(batched.loop, meter=meter, x_axes=axes, starts=())
@@ -132,5 +134,21 @@ def _not_written(step: Step) -> Flags:
 
 def _borrow(runs: Value, x: Value) -> Value:
     """`x` in which the examples that never run have that of one which does."""
-    lender = lax.dynamic_index_in_dim(x, jnp.argmax(runs), 0)
+    lender = _example(x, jnp.argmax(runs))
     return where_leading(runs, x, lax.stop_gradient(lender))
+
+
+def _example(batch: Value, index: Index) -> Value:
+    """One example of a batch, as a batch of one."""
+    sharding = explicit_sharding(batch)
+    if sharding is None or sharding.spec[0] is None:
+        return lax.dynamic_index_in_dim(batch, index, 0)
+    if jnp.issubdtype(batch.dtype, jax.dtypes.prng_key):
+        data = _example(jax.random.key_data(batch), index)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(batch))
+    # JAX does not slice along an axis that is split over devices. To collect all of the
+    # examples on each device would take the memory of the batch.
+    is_it = jnp.arange(batch.shape[0]) == index
+    others = jnp.zeros_like(batch)
+    only = where_leading(is_it, batch, others)
+    return jnp.sum(only, 0, keepdims=True).astype(batch.dtype)

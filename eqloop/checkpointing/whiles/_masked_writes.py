@@ -21,14 +21,16 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from ..._array_types import on_mesh, placed_as
 from ..._compat import CALLS, close, is_through
 from ..._equations import aval_of, formula_of, renamed
 from ..._partition import Flags, split
 from ..._programs import run
 from ..._typecheck import PyTree
-from ..._types import Value
+from ..._types import Aval, Value
 from ..engine._in_place import READS, WRITES
 from ..engine._primitive import PlannedLoop
 from ..engine._step import Step
@@ -66,15 +68,19 @@ def with_masked_writes(step: Step, written: Flags) -> Step:
         written: Which leaves these are, of its `written_leaves`.
     """
     types = step.const_types, step.carry_types, step.x_types
-    (mask_type,) = jax.make_jaxpr(lambda: jnp.ones((), bool))().out_avals
     places = [step.num_consts + i for i, mark in enumerate(written) if mark]
 
     def masked(*flat: Value) -> list[Value]:
         consts, (mask,), others = split(flat, step.num_consts, 1)
         return run(_masked(step.jaxpr, tuple(places)), *consts, *others, mask)
 
-    jaxpr = jax.make_jaxpr(masked)(*types[0], mask_type, *types[1], *types[2])
+    jaxpr = jax.make_jaxpr(masked)(*types[0], _mask_type(), *types[1], *types[2])
     return dataclasses.replace(step, jaxpr=jaxpr, num_consts=step.num_consts + 1)
+
+
+def _mask_type() -> Aval:
+    """The type of whether writes are kept."""
+    return on_mesh(jax.typeof(np.bool_(True)))
 
 
 def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
@@ -233,7 +239,7 @@ class _Masking:
 
     @classmethod
     def of(cls, program: jex.ClosedJaxpr, places: Sequence[int]) -> Self:
-        (mask,) = jax.make_jaxpr(lambda mask: mask)(True).jaxpr.invars
+        (mask,) = jax.make_jaxpr(lambda mask: mask)(_mask_type()).jaxpr.invars
         return cls(mask, {program.jaxpr.invars[i] for i in places}, {}, [], {})
 
     def add(self, eqn: jex.JaxprEqn) -> None:
@@ -332,4 +338,5 @@ def _masked_indices(indices: Value, mask: Value) -> Value:
     """Indices that are out of bounds unless a mask holds."""
     bits = max(32, 8 * indices.dtype.itemsize)
     indices = indices.astype(f"int{bits}")  # which has numbers below zero
-    return jnp.where(mask, indices, jnp.full_like(indices, -1))
+    none = placed_as(jnp.full_like(indices, -1), indices)
+    return jnp.where(mask, indices, none)

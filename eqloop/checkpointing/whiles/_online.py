@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
+from ..._array_types import axes_of, put_on_mesh, vary
 from ..._constant import constant
 from ..._equations import equations
 from ..._loop_markers import mark
@@ -113,7 +113,9 @@ class Online(AbstractWhileLayout):
 
         has_room = lambda whole: goes_on(whole[0], most)
         state, carries = lax.while_loop(has_room, fill, (first_state(init), carries))
-        spread = jax.tree.map(lambda x: vary(x, axes_of(init[0])), full(self))
+        spread = jax.tree.map(
+            lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
+        )
         if self.checkpoints == 1:
             state = run_until(step, consts, state, self.max_steps)
         elif most < self.max_steps:

@@ -160,6 +160,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
             return super().batched(formula, axis_data, args, dims)
         if formula.saves is not None:
             self.check_batched(formula, axis_data)
+            _refuse_explicit(axis_data)
             return mapped(formula, axis_data, args, given)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         args = (list(consts), list(init), [])
@@ -167,6 +168,22 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
         selected = Selected.of(joint, is_of_example)
         return selected, args, [0] * len(selected.out_avals_flat)
+
+
+def _refuse_explicit(axis_data: BatchAxis) -> None:
+    """Checks that JAX can batch a loop whose number of steps is another for each.
+
+    Such a loop reads its tables at indices that are split over devices, and JAX does
+    not know how what it reads is to be split.
+    """
+    if axis_data.explicit_mesh_axis is not None:
+        raise ValueError(
+            f"`jax.vmap` over the gradient of a while loop along an axis that is split "
+            f"over the explicit axes {axis_data.explicit_mesh_axis} of a mesh: each "
+            f"example is reversed from its own last step, which JAX does not batch "
+            f"there. Take the gradient of the batch instead, `jax.grad` of a sum over "
+            f"the `jax.vmap`, or map with `el.ParallelMap`."
+        )
 
 
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:

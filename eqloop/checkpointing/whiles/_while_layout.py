@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, vary
+from ..._array_types import axes_of, put_on_mesh, vary
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Aval, Index, Value
@@ -123,7 +123,8 @@ class AbstractWhileLayout(AbstractLayout):
         """The types of what a forward sweep saves."""
         # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])
-        zeros = lambda: [vary(jnp.zeros(n, jnp.int32), axes) for n in self.integers]
+        zero = lambda n: vary(put_on_mesh(jnp.zeros(n, jnp.int32)), axes)
+        zeros = lambda: list(map(zero, self.integers))
         integers = jax.make_jaxpr(zeros)().out_avals
         stored = pick(carry_types[1:], held)
         return [*integers, *self.slots.types(stored, self.rows)]

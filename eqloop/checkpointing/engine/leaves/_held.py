@@ -22,10 +22,11 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from ...._array_types import stack_type
 from ...._partition import Flags, closed_under, pick, union
 from ...._programs import called, inputs_read
 from .._backward_step import BackwardStep, program_of
-from .._loop import Loop, stack_type
+from .._loop import Loop
 from .._step import Step
 from ._lean import lean
 from ._rows_once import rows_once
@@ -55,7 +56,7 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
     # are computed. JAX remembers the derivatives of a step that is called.
     back = back.mapped(lambda step: step.rewritten(called))
     axes = zip(x, loop.x_axes, strict=True)
-    xs = [jex.unmapped_aval(block, axis, aval) for aval, axis in axes]
+    xs = [stack_type(aval, block, axis) for aval, axis in axes]
     carried, z = back.end_types
     ends = carried, [stack_type(aval, block) for aval in z]
     run = lambda *args: back(loop, args[:3], args[3])

@@ -34,6 +34,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from ...._array_types import along, explicit_sharding
 from ...._axes import is_symbolic
 from ...._types import Aval, Value
 from .._in_place import writes_rows
@@ -80,6 +81,8 @@ class RowsOnce:
         first, count = first.astype(signed), count.astype(signed)
         row = lax.broadcasted_iota(signed, shape, self.axis)
         is_written = (row - (first + self.offset)) % rows < count - first
+        if explicit_sharding(final) is not None:
+            is_written = along(is_written, range(final.ndim), final)
         return jnp.where(is_written, final, initial)
 
 

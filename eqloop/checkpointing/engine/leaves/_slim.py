@@ -14,11 +14,12 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from ...._array_types import stack_type
 from ...._partition import Arrays, Flags, pick, put, split
 from ...._programs import run, traced
 from ...._types import Aval, Value
 from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
-from .._loop import Loop, stack_type
+from .._loop import Loop
 from .._step import Step
 from ._held import taking, without_leaves
 from ._lean import lean

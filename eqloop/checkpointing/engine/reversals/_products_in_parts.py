@@ -17,6 +17,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
+from ...._array_types import explicit_sharding
 from ...._axes import is_symbolic
 from ...._equations import aval_of
 from ...._typecheck import PyTree
@@ -175,7 +176,11 @@ def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None
     (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
     left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
-    is_sharded = eqn.params.get("out_sharding") is not None
+    # An axis that is split over devices cannot be cut.
+    is_sharded = eqn.params.get("out_sharding") is not None or any(
+        explicit_sharding(aval_of(var)) is not None
+        for var in (*eqn.invars, *eqn.outvars)
+    )
     if not own or is_sharded or any(map(is_symbolic, out.shape)):
         return None
     if nbytes([out]) < _LEAST_BYTES:

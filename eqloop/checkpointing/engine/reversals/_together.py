@@ -28,6 +28,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ...._array_types import stack_type
 from ...._equations import equations, formula_of
 from ...._partition import Arrays, Flags, pick, put
 from ...._programs import has_rules, parted, pruned, pushed, run
@@ -37,7 +38,7 @@ from ...._typecheck import PyTree
 from ...._types import Index, Value
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
-from .._loop import part, stack_type, store
+from .._loop import part, store
 from .._step import Step
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within

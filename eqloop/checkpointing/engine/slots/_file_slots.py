@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ...._array_types import axes_of, vary
+from ...._array_types import axes_of, explicit_sharding, placed_as, vary
 from ...._compat import is_widened
 from ...._partition import Arrays
 from ...._typecheck import PyTree
@@ -86,11 +86,11 @@ class FileSlots(AbstractSlots):
             return self.files.read(_one(number), array.leaf, _one(row))
 
         aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
-        read = jax.pure_callback(
+        loaded = jax.pure_callback(
             load, aval, array.number, row, vmap_method="broadcast_all"
         )
         # Each device has files of its own, which the number of the run does not say.
-        return vary(read, axes_of(array.aval))
+        return vary(placed_as(loaded, array.aval), axes_of(array.aval))
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
         def save(number: np.ndarray, row: np.ndarray, leaf: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ class FileSlots(AbstractSlots):
             self.files.close(_one(number))
 
         # When all that the sweep gives is there.
-        ends = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(outputs)]
+        ends = list(map(_proof, jax.tree.leaves(outputs)))
         io_callback(closed, None, arrays[0].number, *ends)
         return outputs
 
@@ -133,6 +133,13 @@ class _Handle:
 jax.tree_util.register_dataclass(
     _Handle, data_fields=["number"], meta_fields=["leaf", "aval"]
 )
+
+
+def _proof(leaf: Value) -> Value:
+    """A number that is there once a leaf is."""
+    if explicit_sharding(leaf) is not None:
+        return jnp.sum(leaf)  # an axis that is split over devices is not sliced
+    return leaf.reshape(-1)[:1]
 
 
 def _one(numbers: np.ndarray) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from ...._array_types import stack_type
 from ...._compat import is_widened
 from ...._constant import constant
 from ...._partition import Arrays, Flags, pick
@@ -17,7 +18,7 @@ from ...._typecheck import PyTree
 from ...._types import Aval, Index, Value
 from .._by_segments import BySegments, Reached
 from .._costs import Rates
-from .._loop import element, stack_type, store
+from .._loop import element, store
 from ._slots import AbstractSlots, bits_of
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

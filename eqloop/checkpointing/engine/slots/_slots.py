@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...._array_types import stack_of, stack_type
 from ...._compat import is_widened
 from ...._constant import constant
 from ...._partition import Arrays, Flags, pick
@@ -22,7 +23,7 @@ from ...._types import Aval, Index, Value
 from .._by_segments import BySegments
 from .._costs import Rates
 from .._kept_rows import scan
-from .._loop import element, part, stack_of, stack_type, store, zero
+from .._loop import element, part, store, zero
 
 
 @dataclasses.dataclass(frozen=True)
