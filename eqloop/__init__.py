@@ -5,6 +5,8 @@ holds the cell it loops over, and calling it runs the loop. You can differentiat
 through any loop within the memory that you have.
 """
 
+# To find your way in the source, read `docs/contributing.md`: the way of a call through
+# the rooms, and what lives in each of them.
 import os as _os
 
 from jax.extend import source_info_util as _source_info_util

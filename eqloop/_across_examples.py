@@ -1,4 +1,4 @@
-"""What the examples of every `vmap` around have in common, and what they have not.
+"""Values that all examples of the `vmap`s around share, and selections among the rest.
 
 Under `vmap` a loop whose length differs between examples would select between old and
 new of all that it carries, buffers among it, at every step. So it runs for as long as

@@ -184,9 +184,12 @@ def common_length(
         )
     if len(set(sizes.values())) > 1:
         listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
+        # `max_steps` cannot be left out.
+        may_go = length is not None and length_name == "length"
+        asked_for = ", or leave out `length`" if may_go else ""
         raise ValueError(
             f"{name}: these lengths must all be the same:\n{listing}\nCheck the "
-            f"axes, or give a leaf that is to be passed whole the axis None."
+            f"axes, or give a leaf that is to be passed whole the axis None{asked_for}."
         )
     return next(iter(sizes.values()))
 

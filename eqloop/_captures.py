@@ -1,4 +1,4 @@
-"""What tells a function from others, and what it reads besides its arguments.
+"""The identity of a function, and what it reads besides its arguments.
 
 Both are for those who remember something by a function: it must neither be kept alive
 by that, nor be taken for what it was when it has changed.
@@ -22,7 +22,7 @@ class OfOneCallError(TypeError):
 
 
 def identity_of(leaf: object) -> object:
-    """What tells a static leaf from others. It does not keep a function alive.
+    """The identity of a static leaf. It does not keep a function alive.
 
     Raises:
         TypeError: If the leaf is not hashable, or cannot be referred to weakly; or if

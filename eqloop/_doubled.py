@@ -1,4 +1,4 @@
-"""Forward mode: a formula, the one that computes its tangents too, and their equations.
+"""Forward mode of a formula: the one that computes tangents too, and both equations.
 
 In forward mode a formula makes an equation for the tangents and one for the primal.
 JAX has to be able to pull them apart: in `jax.checkpoint`, in a `scan` or a `cond` that
@@ -43,10 +43,10 @@ class Doubled:
     Attributes:
         formula: The formula. Its class is in `_formula.py`, which needs this file.
         uses: Which inputs of the other one it takes.
-        takes: Of which of them it takes tangents. They may be more than have one, for
-            what is carried along in a loop.
+        takes: Which of them it takes tangents of. These may be more than have one: a
+            leaf of a carry may get its tangent later, and then starts from zeros.
         ins: Which of its inputs are tangents.
-        gives: Of which outputs of the other one it gives tangents.
+        gives: Which outputs of the other one it gives tangents of.
         outs: Which of its outputs are tangents.
     """
 
@@ -63,8 +63,8 @@ class Doubled:
 
         Args:
             formula: The formula.
-            moves: Of which inputs of the other one it takes tangents.
-            gives: Of which outputs it gives tangents.
+            moves: Which inputs of the other one it takes tangents of.
+            gives: Which outputs it gives tangents of.
         """
         takes = joined(moves)
         uses = (True,) * len(takes)
@@ -78,9 +78,9 @@ class Doubled:
         return self.formula.in_tree.unflatten(flat)
 
     def primals(self, flat: Sequence[Value]) -> list[Value]:
-        """Of what there is one for each input of the formula: that of the other one.
+        """The entries for the inputs of the other one, from those for the formula's.
 
-        It is `None` for an input that is not used.
+        An input that the formula does not take has the entry `None`.
         """
         of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
         return put([None] * len(self.uses), self.uses, of_primals)

@@ -142,7 +142,7 @@ class _Program:
         self._traceable: Any = jax.jit(_of_arrays(opened))
         self._runnable: dict[int, tuple[Any, Callable[..., Any]]] = {}
         references = weak_references(opened.key)
-        # It is these that tell of a death; those of the key are everybody's.
+        # References of its own, to be called back by: those of the key are shared.
         self._deaths = [weakref.ref(reference(), forget) for reference in references]
         trees = [x for x in captures.objects if not isinstance(x, Iterator)]
         self._is_closed = not any(map(_is_of_one_call, jax.tree.leaves(trees)))

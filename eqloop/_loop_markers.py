@@ -1,4 +1,4 @@
-"""What a loop is called and which steps it is at, told to a debugger that looks on.
+"""Tells a debugger, if one is watching, which loop is run and which of its steps.
 
 The loops of this library run their steps in loops of their own making, of which the
 user knows nothing. So before each step, or each block of steps, they say which of the

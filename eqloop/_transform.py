@@ -214,10 +214,14 @@ def _reject_unbound(cls: type, args: tuple[Any, ...], settings: dict[str, Any]) 
     try:
         signature.bind(*args, **settings)
     except TypeError as error:
-        call = f"{cls.__name__}{_without_settings(signature)}"
+        made = _without_settings(signature)
+        _, *arguments = inspect.signature(cls.__call__).parameters.values()
+        given = [p for p in arguments if p.kind != p.KEYWORD_ONLY]
+        plain = inspect.Signature([p.replace(default=p.empty) for p in given])
+        called = _without_settings(plain)
         raise TypeError(
-            f"{call}: {error}. Settings are given by keyword; what is transformed is "
-            f"called afterwards, `{cls.__name__}(...)(...)`."
+            f"{cls.__name__}{made}: {error}. Settings are given by keyword; what is "
+            f"transformed is called afterwards, `el.{cls.__name__}{made}{called}`."
         ) from None
 
 

@@ -36,11 +36,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("eqloop")
 
 
+# Importing and collecting make hundreds of thousands of objects that stay, and the
+# collector would search these again and again.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Spares the collector what was imported, which it would search again and again."""
-    gc.collect()
+    """Turns the collector on, for what tests make: all that there is by now stays."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 import eqloop as el
 
 from .compiling import programs_compiled
+from .weights import without_key
 
 H, XS = jnp.linspace(0.1, 0.4, 4), jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
 
@@ -173,7 +174,7 @@ def test_in_other_modes(mode: Any):
 
 
 def test_a_model_that_is_trained_is_traced_once():
-    cell = eqx.nn.GRUCell(4, 4, key=jax.random.key(0))
+    cell = without_key(eqx.nn.GRUCell, 4, 4)
     told = Counted()
     call = told(lambda cell, h, x: (cell(x, h), None))
     step = jax.tree_util.Partial(call, cell)

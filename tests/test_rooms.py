@@ -1,6 +1,7 @@
 """The house: which room may import what, and that each name stands for one thing."""
 
 import ast
+import functools
 import graphlib
 import re
 from collections import defaultdict
@@ -37,6 +38,7 @@ class Import(NamedTuple):
     is_for_types: bool
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
@@ -48,7 +50,6 @@ def module_of(path: Path) -> Module:
 
 
 FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {module: parse(path) for module, path in FILES.items()}
 
 
 def imports(module: Module) -> Iterator[Import]:
@@ -56,11 +57,11 @@ def imports(module: Module) -> Iterator[Import]:
     package = module if FILES[module].name == "__init__.py" else module[:-1]
     for_types = {
         id(inner)
-        for node in ast.walk(TREES[module])
+        for node in ast.walk(parse(FILES[module]))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(parse(FILES[module])):
         if isinstance(node, ast.ImportFrom) and node.level:
             above = package[: len(package) - node.level + 1]
             source = (*above, *(node.module or "").split("."))
@@ -129,8 +130,8 @@ def definitions(tree: ast.Module) -> Iterator[str]:
 
 def test_a_name_is_defined_in_one_file():
     found = defaultdict(set)
-    for module, tree in TREES.items():
-        for name in definitions(tree):
+    for module, path in FILES.items():
+        for name in definitions(parse(path)):
             if name not in SHARED:
                 found[name].add(".".join(module))
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
@@ -142,3 +143,13 @@ def test_a_file_has_its_name_alone():
         if path.name != "__init__.py":
             found[path.name].add(path.parent.name)
     assert {name: rooms for name, rooms in found.items() if len(rooms) > 1} == {}
+
+
+def test_the_engine_says_in_which_order_to_read_it():
+    room = FILES["checkpointing", "engine"].parent
+    files = {path.name for path in room.glob("_*.py")} - {"__init__.py"}
+    folders = {f"{path.parent.name}/" for path in room.glob("*/__init__.py")}
+    docstring = ast.get_docstring(parse(FILES["checkpointing", "engine"]))
+    assert docstring is not None
+    named = re.findall(r"`([a-z_]+(?:\.py|/))`", docstring)
+    assert sorted(named) == sorted(files | folders)

@@ -5,6 +5,7 @@ griffe reads the source without running it. It does not know that the fields of 
 with those of the classes that it is derived from. Python does.
 """
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -66,4 +67,14 @@ def _annotations(pkg: griffe.Module, value: type) -> Iterator[tuple[str, Any]]:
         if base.__module__.partition(".")[0] == pkg.name:
             path = f"{base.__module__}.{base.__qualname__}".partition(".")[2]
             for name, attribute in pkg[path].attributes.items():
-                yield name, attribute.annotation
+                yield name, _given(pkg, value, name) or attribute.annotation
+
+
+def _given(pkg: griffe.Module, value: type, name: str) -> Any:
+    """What may be given for a field that is converted: what its converter takes."""
+    fields = {field.name: field for field in dataclasses.fields(value)}
+    convert = fields[name].metadata.get("converter") if name in fields else None
+    if not inspect.isfunction(convert) or "<" in convert.__qualname__:
+        return None  # a lambda has no annotations
+    package, _, path = f"{convert.__module__}.{convert.__qualname__}".partition(".")
+    return pkg[path].parameters[0].annotation if package == pkg.name else None

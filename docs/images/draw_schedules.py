@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import eqloop as el
 from eqloop.checkpointing import AbstractSchedule
-from eqloop.checkpointing.engine._order import Event
+from eqloop.checkpointing.engine.orders._order import Event
 from eqloop.checkpointing.whiles._online import Online
 from eqloop.checkpointing.whiles._spread import full, move_on
 

@@ -75,11 +75,12 @@ class SofoGrad(AbstractDerivative[...]):
         ...         return (hidden, total + loss), None
         ...     (_, total), _ = el.Scan(step)((jnp.zeros(2), 0.0), (xs, targets))
         ...     return total / len(xs)
+        >>> sofo = eqx.filter_jit(loss)
         >>> cell = eqx.nn.GRUCell(1, 2, key=jax.random.key(0))
         >>> xs, targets = jnp.ones((20, 1)), jnp.full((20, 2), 0.5)
-        >>> direction, value = loss(cell, xs, targets, key=jax.random.key(1))
+        >>> direction, value = sofo(cell, xs, targets, key=jax.random.key(1))
         >>> cell = eqx.apply_updates(cell, jax.tree.map(jnp.negative, direction))
-        >>> bool(loss(cell, xs, targets, key=jax.random.key(2))[1] < value)
+        >>> bool(sofo(cell, xs, targets, key=jax.random.key(2))[1] < value)
         True
 
     References:

@@ -27,13 +27,13 @@ from .engine._forward import Saveable
 from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
+from .engine._loop_spec import LoopSpec
 from .engine._normal_form import normal_form
-from .engine._problem import LoopSpec
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .planning._measurements import measurements
 from .whiles._bounded import Bounded
 from .whiles._online import Online
-from .whiles._while_order import UNLIMITED, ForwardOnly
+from .whiles._while_layout import UNLIMITED, ForwardOnly
 
 __all__ = [
     "AUTO",

@@ -12,12 +12,13 @@ from .._bytes import format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedule import AbstractSchedule
 from ._stored_schedules import writable_directory
-from .engine._file_slots import FileSlots
 from .engine._forward import Active
-from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._problem import LoopSpec, Problem
-from .engine._spill_files import SpillFiles
+from .engine._loop_spec import LoopSpec
+from .engine._problem import Problem
+from .engine.slots._file_slots import FileSlots
+from .engine.slots._host_slots import HostSlots
+from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
 from .planning._paces import Paces, paces

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from .._bytes import format_bytes
 from .._partition import pick
 from .._tangents import is_inexact
-from ._schedule import Pinned, measures
-from .engine._all_at_once import AllAtOnce
-from .engine._costs import StepCost
+from ._schedule import Pinned, limit_of, measures
+from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._pace import AbstractPace
 from .engine._problem import Planner, Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
+from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
+from .planning._computed_again import computed_again
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
@@ -56,6 +56,8 @@ class Plan:
             that no reversal of a step reads are not stored or computed again.
         saved_once: The paths of buffers that are read and that slots do not hold, as
             each of their rows is written once: the last carry has all of them.
+        computed_again: How many steps are evaluated once more because the policy does
+            not keep all of their residuals.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -81,6 +83,7 @@ class Plan:
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    computed_again: int = dataclasses.field(default=0, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -123,8 +126,12 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """How often one gradient evaluates the step, the primal included."""
-        return self.layout.evaluations
+        """How often one gradient evaluates the step, the forward pass included.
+
+        Under a policy, a step counts once more if its reversal computes some of its
+        residuals again.
+        """
+        return self.layout.evaluations + self.computed_again
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
@@ -186,7 +193,7 @@ class Plan:
         return plot_plan(self, ax)
 
 
-def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan:
+def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> Plan:
     """The plan that a loop runs by when all of its inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
     how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
@@ -194,7 +201,7 @@ def plan(step: Step, loop: Loop, schedule: Any, policy: Saveable = None) -> Plan
 
 
 def planned(
-    step: Step, loop: Loop, schedule: Any, policy: Saveable
+    step: Step, loop: Loop, schedule: Planner, policy: Saveable
 ) -> tuple[Problem, Active, Layout]:
     """A loop of which all inputs are differentiated, and its layout.
 
@@ -228,13 +235,16 @@ def plan_of(
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
     cost = layout.stored_cost(how_long.cost)
+    if size is None:
+        size = peak_bytes(problem, active, layout, limit_of(problem.planner))
     return Plan(
         schedule=problem.planner,
         layout=layout,
         cost=cost,
-        peak_bytes=peak_bytes(problem, active, layout) if size is None else size,
+        peak_bytes=size,
         relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
+        computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         **_leaves(problem, active, layout),
     )

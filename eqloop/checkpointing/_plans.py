@@ -22,13 +22,13 @@ from ._plan import Plan, plan_of
 from ._schedule import measures
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
-from .engine._layout import Layout
+from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
 from .engine._problem import Problem, activity, all_active
 from .planning._measured import pace
 from .planning._memory import Maps
-from .whiles._while_order import AbstractWhileOrder
+from .whiles._while_layout import AbstractWhileLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plans(Sequence[LoopPlan]):
     Attributes:
         loops: The loops.
         peak_bytes: The bytes that their gradients allocate at once, if each takes as
-            much as its plan says from its forward sweep to its backward sweep. Those of
+            much as its plan says from its forward pass to its backward pass. Those of
             a loop within another one are among those of the outer one.
     """
 
@@ -234,10 +234,11 @@ def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
 
 
 def _plan_of(
-    problem: Problem, active: Active, layout: Layout | AbstractWhileOrder, maps: Maps
+    problem: Problem, active: Active, layout: AbstractLayout, maps: Maps
 ) -> Plan | WhilePlan:
-    if isinstance(layout, AbstractWhileOrder):
+    if isinstance(layout, AbstractWhileLayout):
         return while_plan_of(problem, active, layout, maps)
+    assert isinstance(layout, Layout)
     counted = problem.planned
     layout = layout.by_carries() if problem.loop.stops else layout
     measured = measures(problem.planner)

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .._bytes import format_bytes
-from .engine._order import Event
+from .engine.orders._order import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

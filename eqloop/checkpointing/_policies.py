@@ -83,7 +83,10 @@ class Policy:
 
 
 save_nothing = Policy(checkpoint_policies.nothing_saveable, "save_nothing")
-"""Everything is computed again. What no policy at all means, too."""
+"""Everything is computed again. For [`eqloop.Remat`][], the same as no policy.
+
+Without a policy, a loop stores all residuals of a step that its schedule stores.
+"""
 
 save_everything = Policy(checkpoint_policies.everything_saveable, "save_everything")
 """Nothing is computed again, as if the function were not rematerialised."""

@@ -7,9 +7,9 @@ from typing import final
 from .._settings import check_bool
 from .._typecheck import PyTree
 from ._schedule import AbstractSchedule, Recursive, make_count
-from .engine._inverted import Inverted
 from .engine._layout import Layout
-from .engine._problem import LoopSpec
+from .engine._loop_spec import LoopSpec
+from .engine.orders._inverted import Inverted
 
 
 @final

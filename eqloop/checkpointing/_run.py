@@ -26,7 +26,7 @@ from .whiles._bounded import Bounded
 from .whiles._ending import Ending
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
-from .whiles._while_order import ForwardOnly
+from .whiles._while_layout import ForwardOnly
 
 
 def run_loop(
@@ -104,14 +104,14 @@ def _run_planned(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Value], list[Value]]:
     """Runs a loop as a primitive, in its normal form."""
-    is_told = problem.loop.meter.is_shown
+    has_bars = problem.loop.meter.is_shown
     # Where the carry says whether there is another step, a bar has to count the steps.
-    counts = is_told and problem.repetition.lead > 0
+    counts = has_bars and problem.repetition.lead > 0
     if counts:
         problem, init = _counting(problem, init)
-    if is_told:
+    if has_bars:
         problem = problem.with_bars(Guarded())
-    form = normal_form(problem.step, keeps_carry=is_told)
+    form = normal_form(problem.step, keeps_carry=has_bars)
     refuse_checks(form.step.jaxpr.effects)
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)

@@ -7,13 +7,13 @@ from typing import ClassVar, final
 
 from .._settings import int_of
 from .._typecheck import PyTree
-from .engine._all_at_once import AllAtOnce
 from .engine._layout import Layout
-from .engine._levels import Nest, nests
-from .engine._nested import Nested
-from .engine._problem import LoopSpec
-from .engine._revolved import Revolved
-from .engine._together import together
+from .engine._loop_spec import LoopSpec
+from .engine.orders._all_at_once import AllAtOnce
+from .engine.orders._levels import Nest, nests
+from .engine.orders._nested import Nested
+from .engine.orders._revolved import Revolved
+from .engine.reversals._together import together
 from .planning._default import with_batches
 
 
@@ -330,6 +330,12 @@ class Pinned(AbstractSchedule):
 def measures(schedule: object) -> bool:
     """Whether a schedule decides by what it measures."""
     return bool(getattr(schedule, "measure", False))
+
+
+def limit_of(schedule: object) -> int | None:
+    """The bytes to which a schedule keeps, if it has a budget."""
+    limit = getattr(schedule, "nbytes", None)
+    return limit if isinstance(limit, int) else None
 
 
 def chooses_policy(schedule: object) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 
 from .._typecheck import PyTree
 from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
-from .engine._file_slots import FileSlots
-from .engine._host_slots import HostSlots
 from .engine._layout import Layout
-from .engine._problem import LoopSpec
-from .engine._slots import AbstractSlots
-from .engine._spill_files import SpillFiles
+from .engine._loop_spec import LoopSpec
+from .engine.slots._file_slots import FileSlots
+from .engine.slots._host_slots import HostSlots
+from .engine.slots._slots import AbstractSlots
+from .engine.slots._spill_files import SpillFiles
 
 
 @dataclasses.dataclass(frozen=True)

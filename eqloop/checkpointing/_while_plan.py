@@ -11,7 +11,7 @@ from .engine._repetition import Counted
 from .planning._cost import step_cost
 from .planning._guess import working_set
 from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
-from .whiles._while_order import AbstractWhileOrder
+from .whiles._while_layout import AbstractWhileLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,33 +21,33 @@ class WhilePlan:
     How many steps the loop runs is not known beforehand. Printed, it is a table.
 
     Attributes:
-        order: Which carries are stored.
+        layout: Which carries are stored.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs, however many steps are run.
     """
 
-    order: AbstractWhileOrder = dataclasses.field(repr=False)
+    layout: AbstractWhileLayout = dataclasses.field(repr=False)
     peak_bytes: int
 
     @property
     def length(self) -> int | None:
         """The most steps that the loop runs, if there is a bound."""
-        return self.order.length
+        return self.layout.length
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has: a tuple for each nest in turn."""
-        return self.order.levels
+        return self.layout.levels
 
     @property
     def slots(self) -> int:
         """How many carries are stored at once, at the most."""
-        return self.order.stored
+        return self.layout.stored
 
     @property
     def block(self) -> int:
         """How many consecutive steps have their residuals stored together."""
-        return self.order.block
+        return self.layout.block
 
     @property
     def evaluations(self) -> int | None:
@@ -58,13 +58,13 @@ class WhilePlan:
         that is, for `slots * (slots + 3) / 2` steps. For more steps this is the least,
         and it may take a few per cent more. `None` if there is no bound on the steps.
         """
-        return self.order.evaluations
+        return self.layout.evaluations
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
         steps = "any" if self.length is None else f"<= {self.length}"
-        setting, evaluations = self.order.setting, self.order.evaluations_described
+        setting, evaluations = self.layout.setting, self.layout.evaluations_described
         return steps, setting, f"{self.slots} carries", evaluations
 
     def __str__(self) -> str:
@@ -79,24 +79,24 @@ class WhilePlan:
 
 
 def while_plan_of(
-    problem: Problem, active: Active, order: AbstractWhileOrder, maps: Maps
+    problem: Problem, active: Active, layout: AbstractWhileLayout, maps: Maps
 ) -> WhilePlan:
     """The plan of a while loop.
 
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
-        order: Which carries are stored.
+        layout: Which carries are stored.
         maps: The `vmap`s around its gradient, in which each example is reversed by
             itself.
     """
     batch = math.prod(axis_data.size for axis_data, _ in maps)
-    size = loop_bytes(problem, active, order, maps)
+    size = loop_bytes(problem, active, layout, maps)
     if size is None:
         lead = problem.repetition.lead
         step = problem.repetition.reversed_step(problem.step)
         counted = dataclasses.replace(problem, step=step, repetition=Counted())
         cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
-        size = batch * (order.rows * cost.held + working_set(cost))
+        size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_ends(problem)
-    return WhilePlan(order, with_a_little_more(size))
+    return WhilePlan(layout, with_a_little_more(size))

@@ -143,9 +143,10 @@ def checks_no_values(loop: Any, *_: object, **__: object) -> bool:
 def check_schedule(owner: str, schedule: object) -> None:
     """Checks that `schedule` is one, or `None`."""
     if not isinstance(schedule, AbstractSchedule | None):
+        budget = f"el.Budget({schedule!r})" if isinstance(schedule, str) else ""
         raise TypeError(
-            f"{owner}: `schedule` must be a schedule, such as `el.Recursive(16)`, not "
-            f"{schedule!r}."
+            f"{owner}: `schedule` must be a schedule, such as "
+            f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."
         )
 
 

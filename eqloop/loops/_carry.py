@@ -195,6 +195,8 @@ class Carry:
             f"{self.owner}: {words.carry} must keep its shape, dtype and structure "
             f"from {words.step} to {words.step}, but {words.f} changed it:\n"
             + "\n".join(changes)
+            + "\nReturn the same shapes, dtypes and structure, or start with those "
+            "that came out."
         )
 
     def _raise_static(self, changes: list[str]) -> NoReturn:

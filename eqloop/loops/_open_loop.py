@@ -352,11 +352,14 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
 def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:
     if not isinstance(out, tuple | list) or len(out) != 2:
         what = eqx.tree_pformat(out)
+        hint = "If there is nothing to stack, return `(carry, None)`."
         if isinstance(out, tuple | list):
             what = f"a {type(out).__name__} of {len(out)}, {what}"
+            if len(out) > 2:
+                hint = "To stack several things, return `(carry, (a, b))`."
         raise TypeError(
-            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. If "
-            f"there is nothing to stack, return `(carry, None)`."
+            f"{owner}: f must return a pair `(carry, y)`, but it returned {what}. "
+            f"{hint}"
         )
     return out[0], out[1]
 

@@ -220,7 +220,7 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
         return (carry, count), ys
 
     def label(desc: Callable[[int, PyTree, PyTree], str]) -> Label:
-        # A step tells of itself by its carry, as in a while loop.
+        # A step reports by its carry, as in a while loop.
         return Label.of(desc, step.carry_types, [], opened.carry.join, lambda y: None)
 
     consts = [*opened.consts, *condition.consts]

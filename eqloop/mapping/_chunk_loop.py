@@ -48,29 +48,29 @@ class ChunkLoop:
         chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
         if chunks.size == chunks.length:
             state = self.f(chunks.size, None, consts, xs)
-            return tied(self.tell(number, 0, chunks.size, state), state)
+            return tied(self.report(number, 0, chunks.size, state), state)
 
         def body(index: Index, both: tuple[PyTree, _State]) -> tuple[PyTree, _State]:
             number, state = both
             first = index * chunks.size
             state = self._visit(first, chunks.size, state, consts, xs)
-            return self.tell(number, first, chunks.size, state), state
+            return self.report(number, first, chunks.size, state), state
 
         sum_types, y_types = self.f.out_types
         state = (
-            [zero_array(aval) for aval in sum_types],
+            list(map(zero_array, sum_types)),
             [_buffer(y) for y in y_types],
         )
         number, state = _repeat(chunks.count, body, (number, state), self.unroll)
         if chunks.rest:
             start = chunks.length - chunks.rest
             state = self._visit(start, chunks.rest, state, consts, xs)
-            number = self.tell(number, start, chunks.rest, state)
+            number = self.report(number, start, chunks.rest, state)
         return tied(number, state)
 
     # The bar, if there is one. A chunk is named by its first new row.
 
-    def tell(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
+    def report(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
         """Has the bar move by a chunk."""
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.length)

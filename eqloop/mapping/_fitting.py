@@ -50,7 +50,7 @@ def largest_that_fits(
 
 
 def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
-    """Where the line through two findings, on both sides if there are, meets it."""
+    """Where the line through two findings, one on each side if there are, meets it."""
     larger = sorted(size for size in known if size >= high)
     first, second = (low, high) if low or len(larger) < 2 else larger[:2]
     rise = (known[second] - known[first]) / (second - first)

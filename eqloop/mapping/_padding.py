@@ -1,4 +1,4 @@
-"""As many rows as the devices divide: the last one again, and not counted again.
+"""Pads rows to a number that the devices divide: the last row again, counted once.
 
 A row that is there several times must count once. Dropping the others would give them
 zero cotangents, and zero times an infinite derivative is NaN: so each gets an equal

@@ -50,13 +50,13 @@ def run_stored(
         back = f.meter.back.watch(back, chunks.length - first, chunks.size)
         more, ys = evaluate(loop.visits(first), consts, parts)
         sums = list(map(jnp.add, sums, more))
-        number = loop.tell(number, first, chunks.size, (sums, ys))
+        number = loop.report(number, first, chunks.size, (sums, ys))
         return (number, back, sums), ys
 
     cut = [
         _cut_into_chunks(x, axis, chunks) for x, axis in zip(xs, f.x_axes, strict=True)
     ]
-    sums = [zero_array(aval) for aval in f.out_types[0]]
+    sums = list(map(zero_array, f.out_types[0]))
     state = (f.meter.here.open([*consts, *xs]), back, sums)
     indices = jnp.arange(chunks.count, dtype=jnp.int32)
     state, ys = lax.scan(body, state, (indices, cut))
@@ -72,7 +72,7 @@ def run_stored(
             jnp.concatenate(pair, axis)
             for *pair, axis in zip(ys, last, f.y_axes, strict=True)
         ]
-        number = loop.tell(number, start, chunks.rest, (sums, ys))
+        number = loop.report(number, start, chunks.rest, (sums, ys))
     return (list(sums), ys), back, number
 
 

@@ -6,10 +6,10 @@ does not know how a loop is stored or reversed.
 
 from ._bar import ProgressBar, as_progress, check_progress
 from ._changes import Again, BarChange, Guarded
-from ._counted import counted, told_while, with_count
+from ._counted import counted, while_with_bar, with_count
 from ._host_bar import host_bar
 from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
-from ._telling import hops, told_back, told_scan, watched_step
+from ._reporting import run_with_bar, scan_with_bar, step_with_bar, sweep_with_bar
 
 __all__ = [
     "NO_BARS",
@@ -23,13 +23,13 @@ __all__ = [
     "as_progress",
     "check_progress",
     "counted",
-    "hops",
     "host_bar",
     "make_meter",
+    "run_with_bar",
+    "scan_with_bar",
+    "step_with_bar",
+    "sweep_with_bar",
     "tied",
-    "told_back",
-    "told_scan",
-    "told_while",
-    "watched_step",
+    "while_with_bar",
     "with_count",
 ]

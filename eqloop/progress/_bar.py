@@ -72,7 +72,7 @@ class ProgressBar:
             )
 
 
-def as_progress(progress: ProgressBar | SupportsIndex | None) -> Any:
+def as_progress(progress: ProgressBar | bool | int | SupportsIndex | None) -> Any:
     """The bar that a setting `progress` means; other values stay the same."""
     if progress is False:
         return None

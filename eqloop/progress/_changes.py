@@ -60,7 +60,7 @@ class Guarded(BarChange):
     """Callbacks close all bars when they raise.
 
     When a callback raises, as that of `eqx.error_if` does, the program is abandoned,
-    and nobody tells its bars.
+    and no report closes its bars.
     """
 
     def meter(self, meter: Meter) -> Meter:

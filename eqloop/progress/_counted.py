@@ -1,4 +1,4 @@
-"""Bars of while loops: the steps are counted, and tell how many they are.
+"""Bars of while loops: the steps are counted, and each reports the count.
 
 The number of the bar and the count are two more leaves of the carry. Where they are in
 it, the meter knows.
@@ -19,7 +19,7 @@ from ._changes import BarChange
 from ._meter import Meter, tied
 
 
-class Tell(Formula):
+class CountReport(Formula):
     """`(number, count, carry) -> number`: has the bar move, should it be time."""
 
     meter: Meter
@@ -40,14 +40,14 @@ class Tell(Formula):
         return [False]
 
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
-        # One bar for all examples: it counts the steps of the last to stop, and tells
-        # of the first.
+        # One bar for all examples: it counts the steps of the last to stop, and is
+        # labelled with the carry of the first.
         at = lambda reduce: lambda x, dim: x if dim is None else reduce(x, dim)
         most, first = at(jnp.max), at(lambda x, dim: jnp.take(x, 0, dim))
         (number, count, carry), (*counts_dims, carry_dims) = args, dims
         number, count = map(most, (number, count), counts_dims)
         args = (number, count, list(map(first, carry, carry_dims)))
-        return Tell(self.meter, args)(*args), None
+        return CountReport(self.meter, args)(*args), None
 
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(meter=change.meter(self.meter))
@@ -62,7 +62,7 @@ def counted(meter: Meter, step: Callable[..., PyTree]) -> Callable[..., PyTree]:
         goes_on, number, count, *rest = carry
         (goes_on, *rest), y = step(consts, [goes_on, *rest], x)
         args = (number, count + 1, rest)
-        return [goes_on, Tell(meter, args)(*args), count + 1, *rest], y
+        return [goes_on, CountReport(meter, args)(*args), count + 1, *rest], y
 
     return run
 
@@ -73,7 +73,7 @@ def with_count(init: Arrays) -> list[Value]:
     return [init[0], zero, zero, *init[1:]]
 
 
-def told_while(
+def while_with_bar(
     run: Callable[[Arrays], tuple[PyTree, PyTree]],
     meter: Meter,
     consts: Arrays,

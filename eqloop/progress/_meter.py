@@ -66,7 +66,7 @@ class Label:
         return [*carry[: len(self.carry)], *y[: len(self.y)]]
 
     def __call__(self, done: int, values: Sequence[np.ndarray]) -> str:
-        # A batch has added axes in front: it is the first example that is told of.
+        # A batch has added axes in front: the label is that of the first example.
         firsts = [
             value[(0,) * (value.ndim - ndim)]
             for value, ndim in zip(values, (*self.carry, *self.y), strict=True)
@@ -225,11 +225,11 @@ class Gauge:
         """The same after `size` steps more, should the bar move by now."""
         if not self.is_shown:
             return number
-        tell = lambda: self.report(number, done, carry, y)
+        report = lambda: self.report(number, done, carry, y)
         if isinstance(size, int) and size % self.every == 0:
-            return tell()
+            return report()
         is_due = done // self.every != (done - size) // self.every
-        return lax.cond(is_due | (done == self.total), tell, lambda: number)
+        return lax.cond(is_due | (done == self.total), report, lambda: number)
 
     @property
     def to_watch(self) -> Value:
@@ -237,11 +237,11 @@ class Gauge:
         return jnp.zeros((), jnp.float32) if self.is_shown else None
 
     def watch(self, number: Index, done: Value, size: int) -> Value:
-        """Has a backward sweep that JAX makes tell when it passes here.
+        """Has a backward sweep that JAX makes report when it passes here.
 
         Args:
             number: What `to_watch` was. It is its cotangent that is the number of the
-                bar. Without one, nothing is told.
+                bar. Without one, nothing is reported.
             done: How many steps will then have been reversed.
             size: How many of them since the last report.
 

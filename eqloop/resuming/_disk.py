@@ -25,7 +25,7 @@ ASIDE = ".writing-"
 
 
 @contextlib.contextmanager
-def told(doing: str, path: Path) -> Iterator[None]:
+def explaining_errors(doing: str, path: Path) -> Iterator[None]:
     """Says of an error of the disk what was being done, and that nothing is lost.
 
     Args:
@@ -49,7 +49,7 @@ def told(doing: str, path: Path) -> Iterator[None]:
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it, unless they are there."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    with told("made", path):
+    with explaining_errors("made", path):
         for folder in reversed(missing):
             os.mkdir(folder)
             _sync(folder.parent)
@@ -58,7 +58,7 @@ def make_folder(path: Path) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file, so that it is there as a whole or not at all."""
     aside = path.with_name(ASIDE + path.name)
-    with told("written", path):
+    with explaining_errors("written", path):
         write_bytes(aside, [json.dumps(content, indent=1).encode()])
         os.replace(aside, path)
         _sync(path.parent)
@@ -75,7 +75,7 @@ def begin_folder(path: Path) -> Path:
     """
     aside = path.with_name(ASIDE + path.name)
     if is_leader():
-        with told("written", path):
+        with explaining_errors("written", path):
             remove(aside)
             os.mkdir(aside)
     wait_for_all(f"{aside} was made")
@@ -84,7 +84,7 @@ def begin_folder(path: Path) -> Path:
 
 def finish_folder(aside: Path, path: Path) -> None:
     """Puts a folder into its place, with all that was written to it."""
-    with told("written", path):
+    with explaining_errors("written", path):
         _sync(aside)
         os.replace(aside, path)
         _sync(path.parent)
@@ -93,7 +93,7 @@ def finish_folder(aside: Path, path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Removes a folder: it is gone at once, and its files with it."""
     aside = path.with_name(ASIDE + path.name)
-    with told("removed", path):
+    with explaining_errors("removed", path):
         remove(aside)
         os.replace(path, aside)
         remove(aside)
@@ -104,7 +104,7 @@ def remove_leftovers(folder: Path) -> None:
     if folder.is_dir():
         for path in folder.iterdir():
             if path.name.startswith(ASIDE):
-                with told("removed", path):
+                with explaining_errors("removed", path):
                     remove(path)
 
 

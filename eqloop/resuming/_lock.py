@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from ._disk import told
+from ._disk import explaining_errors
 
 LOCK = "lock"
 
@@ -27,7 +27,7 @@ def locked(directory: Path) -> Iterator[None]:
     import fcntl  # not there on Windows, where all else is to be importable
 
     path = directory / LOCK
-    with told("opened", path):
+    with explaining_errors("opened", path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -37,7 +37,7 @@ def locked(directory: Path) -> Iterator[None]:
                 f"Resumable: another run is in {directory}: {_holder(descriptor)}. "
                 f"Wait until it has ended, or give each run a directory of its own."
             ) from None
-        with told("written", path):
+        with explaining_errors("written", path):
             os.ftruncate(descriptor, 0)
             who = {"process": os.getpid(), "host": socket.gethostname()}
             os.pwrite(descriptor, json.dumps(who).encode(), 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ._disk import ASIDE, npy_header, raw_bytes, told, write_bytes
+from ._disk import ASIDE, explaining_errors, npy_header, raw_bytes, write_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RowFile:
             self.check()
             return
         aside = self.path.with_name(ASIDE + self.path.name)
-        with told("written", self.path):
+        with explaining_errors("written", self.path):
             write_bytes(aside, [self._header])
             os.truncate(aside, self._size)
             os.replace(aside, self.path)
@@ -61,7 +61,7 @@ class RowFile:
         Raises:
             ValueError: If it is not.
         """
-        with told("read", self.path):
+        with explaining_errors("read", self.path):
             size = self.path.stat().st_size
             with open(self.path, "rb") as file:
                 begins = file.read(len(self._header))
@@ -75,7 +75,7 @@ class RowFile:
     @contextlib.contextmanager
     def writing(self) -> Iterator["RowWriter"]:
         """Opens the file, and brings to the disk what was written when it is left."""
-        with told("written", self.path):
+        with explaining_errors("written", self.path):
             descriptor = os.open(self.path, os.O_RDWR)
             try:
                 yield RowWriter(self, descriptor, len(self._header))
@@ -87,7 +87,7 @@ class RowFile:
         """The array: a memory map of the file, if there is anything in it."""
         if not math.prod(self.shape):
             return np.zeros(self.shape, self.dtype)
-        with told("read", self.path):
+        with explaining_errors("read", self.path):
             # Not in place: the file is what a run goes on from.
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         return array.view(self.dtype)

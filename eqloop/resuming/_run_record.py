@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from .._compat import jax_version
 from .._version import __version__
-from ._disk import ASIDE, told, write_json
+from ._disk import ASIDE, explaining_errors, write_json
 from ._fingerprint import python_version
 from ._lock import LOCK
 
@@ -119,7 +119,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: If it is not JSON.
     """
-    with told("read", path):
+    with explaining_errors("read", path):
         text = path.read_bytes()
     try:
         content = json.loads(text)
@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refuse_foreign(directory: Path) -> None:
     if not directory.exists():
         return
-    with told("read", directory):
+    with explaining_errors("read", directory):
         names = sorted(os.listdir(directory))
     others = [name for name in names if name != LOCK and not name.startswith(ASIDE)]
     if others:

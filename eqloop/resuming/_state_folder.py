@@ -19,11 +19,11 @@ from .._types import Value
 from ._disk import (
     begin_folder,
     checksum,
+    explaining_errors,
     finish_folder,
     npy_header,
     raw_bytes,
     remove_folder,
-    told,
     write_bytes,
     write_json,
 )
@@ -103,7 +103,7 @@ class StateFolder:
 
 def steps_in(path: Path) -> list[int]:
     """For how many steps a folder has states, in their order."""
-    with told("read", path):
+    with explaining_errors("read", path):
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     return sorted(int(name) for name in names if re.fullmatch(r"\d{12,}", name))
 
@@ -141,7 +141,7 @@ def _write_pieces(folder: Path, number: int, array: Value) -> list[dict[str, Any
         file = f"{number}{where}.npy"
         piece = piece.view(storable(piece.dtype))
         header = npy_header(piece.shape, piece.dtype)
-        with told("written", folder / file):
+        with explaining_errors("written", folder / file):
             write_bytes(folder / file, [header, raw_bytes(piece)])
         what = {"file": file, "start": start, "bytes": len(header) + piece.nbytes}
         described.append(what | {"checksum": checksum(piece)})
@@ -170,7 +170,7 @@ def _read_array(
 
 def _read_piece(place: Path, described: dict[str, Any]) -> np.ndarray:
     path = place / described["file"]
-    with told("read", path):
+    with explaining_errors("read", path):
         size = path.stat().st_size
         if size != described["bytes"]:
             _damaged(path, f"it has {size} of {described['bytes']} bytes")

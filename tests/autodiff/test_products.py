@@ -7,6 +7,8 @@ import numpy as np
 
 import eqloop as el
 
+from ..weights import without_key
+
 W, X = jnp.array([[1.0, 2.0], [0.5, -1.0]]), jnp.array([0.3, 0.4])
 
 
@@ -55,7 +57,7 @@ def test_jvp_moves_numbers():
 
 
 def test_their_functions_may_be_modules_and_methods():
-    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    linear = without_key(eqx.nn.Linear, 2, 2)
     _, pull = el.Vjp(linear)(X)
     np.testing.assert_allclose(pull(jnp.ones(2))[0], linear.weight.sum(0), rtol=1e-6)
     _, tangent = el.Jvp(linear)((X,), (X,))

@@ -11,6 +11,8 @@ import eqloop as el
 from eqloop.autodiff._directions import normal_directions
 from eqloop.autodiff._sofo import _normalised
 
+from ..weights import normal
+
 KEY = jax.random.key(0)
 W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 XS = jnp.linspace(0.0, 1.0, 15).reshape(5, 3)
@@ -180,7 +182,7 @@ def test_predictions_may_be_trees():
 
 
 def test_with_enough_directions_least_squares_take_one_step():
-    a = jax.random.normal(jax.random.key(1), (8, 3))
+    a = normal(1, (8, 3))
     solution = {"w": jnp.array([1.0, -2.0, 0.5]), "n": 3}
     y = a @ solution["w"]
     f = lambda params: el.losses.mean_squared(a @ params["w"], y)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqloop.checkpointing.engine._mixed import Mixed
-from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine.orders._mixed import Mixed
+from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 STEPS = 400
 SLOTS = (10, 20, 40)

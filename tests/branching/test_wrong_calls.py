@@ -11,6 +11,8 @@ import pytest
 
 import eqloop as el
 
+from ..weights import without_key
+
 X = jnp.zeros(3)
 
 
@@ -29,7 +31,7 @@ STATIC = (
     ": all branches must return equal leaves where they are not arrays, but they do "
     "not:\n"
 )
-LINEARS = [eqx.nn.Linear(1, n, key=jax.random.key(0)) for n in (2, 3)]
+LINEARS = [without_key(eqx.nn.Linear, 1, n) for n in (2, 3)]
 
 WRONG = {
     # What is returned

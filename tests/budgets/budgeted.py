@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import eqloop as el
+
 from ..random_programs.buffers import Buffered
 from ..random_programs.cases import Case
 from ..random_programs.endings import Ended
 from ..random_programs.programs import Layers, Program, Rows, Scanned
-from ..random_programs.transforms import Transform
+from ..random_programs.transforms import Settings, Transform
 from ..random_programs.values import is_inexact
 from ..random_programs.world import World
 from .plain import plain
@@ -26,11 +28,13 @@ class Budgeted(Case):
         more: How many times the least that will do is in the budget.
         unused: Which outputs the loss leaves out.
         limit: Where a loop that may end does, if it counts.
+        others: The settings of its budget: a second place, or whether it is measured.
     """
 
     more: float = 1.0
     unused: tuple[int, ...] = ()
     limit: int = 5
+    others: Settings = (("measure", False),)
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
@@ -86,6 +90,21 @@ class Budgeted(Case):
         rows = jax.eval_shape(run, values, [values[i] for i in at])[1]
         cts = [jnp.full(row.shape, 0.5, row.dtype) for row in rows]
         return gradient, (values, cts)
+
+    def budget(self, nbytes: int) -> el.Budget:
+        """A budget of so many bytes."""
+        return el.Budget(nbytes, **dict(self.others))
+
+    @property
+    def room(self) -> int:
+        """How many bytes there are in the second place."""
+        others = dict(self.others)
+        return others.get("host") or others.get("disk") or 0
+
+    @property
+    def has_host(self) -> bool:
+        """Whether that is the memory of the host, which on a CPU is the device's."""
+        return "host" in dict(self.others)
 
     def reference(self) -> tuple[Any, tuple[Any, Any]]:
         """The gradient by plain JAX, and what it is to be called with."""

@@ -3,10 +3,13 @@
 import dataclasses
 import math
 import random
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+
+import eqloop as el
 
 from ..random_programs import programs
 from ..random_programs.bodies import Body, Op
@@ -33,8 +36,8 @@ _LEAST, _LARGEST, _ALL = 2**12, 2**18, 2**25
 _MOST_WORK = 3 * 10**9
 # Loops within a step that go along a vector take one iteration for each number.
 _LONGEST_WITHIN = 64
-# What keeps to a budget of its own, or in another place.
-_NOT_WITHIN = ("Budget", "Offload")
+# What stores in another place, which on a CPU is in the memory of the device.
+_NOT_WITHIN = ("Offload", "host=")
 
 
 def random_case(seed: int) -> Budgeted:
@@ -64,6 +67,9 @@ def random_case(seed: int) -> Budgeted:
     inputs = range(len(program.inputs))
     left_out = rng.choice([0, 0, 0.4])
     limit = rng.choice([3, program.transform.length, 10**6])
+    others: dict[str, Any] = {"measure": rng.random() < 0.1}
+    if program.transform.name != "ChunkedVmap":
+        others |= _second_place(rng)
     return Budgeted(
         seed=seed,
         program=program,
@@ -80,7 +86,19 @@ def random_case(seed: int) -> Budgeted:
         more=1000 ** rng.random(),
         unused=tuple(i for i in range(8) if rng.random() < left_out),
         limit=limit,
+        others=tuple(others.items()),
     )
+
+
+def _second_place(rng: random.Random) -> dict[str, Any]:
+    """The settings for room on the host, or in files, or for none."""
+    nbytes = round(_LEAST * 10000 ** rng.random())
+    chance = rng.random()
+    if chance < 0.15:
+        return {"host": nbytes}
+    if chance < 0.25:
+        return {"disk": nbytes, "directory": tempfile.gettempdir()}
+    return {}
 
 
 def _parameters(program: Program) -> int:
@@ -118,6 +136,9 @@ def _with_budget(rng: random.Random, program: Program, length: int) -> Program |
             settings["policy"] = "auto"
     transform = Transform(name, tuple(settings.items()), length)
     program = dataclasses.replace(program, transform=transform)
+    if rng.random() < 0.3:
+        bodies = tuple(_with_inner_budgets(rng, body) for body in program.bodies)
+        program = dataclasses.replace(program, bodies=bodies)
     if isinstance(program, Scanned):
         # Leaves that are not arrays take no memory.
         numbers = [_numbers(tree) for tree in program.trees]
@@ -128,6 +149,27 @@ def _with_budget(rng: random.Random, program: Program, length: int) -> Program |
         rows = (lengthened(Type(x.kind, x.shape[1:]), length) for x in xs)
         return dataclasses.replace(program, inputs=(*given, *rows))
     return program
+
+
+def _with_inner_budgets(rng: random.Random, body: Body) -> Body:
+    """The body with a budget for each loop in it that has a schedule."""
+
+    def changed(op: Op) -> Op:
+        bodies = tuple(_with_inner_budgets(rng, inner) for inner in op.bodies)
+        op = dataclasses.replace(op, bodies=bodies)
+        if not isinstance(op.setting, Within):
+            return op
+        transform = op.setting.transform
+        if transform.get("schedule", False) is False:
+            return op
+        nbytes = round(2**16 * 100 ** rng.random())
+        budget = ("schedule", el.Budget(nbytes, measure=False))
+        others = (s for s in transform.settings if s[0] != "schedule")
+        transform = dataclasses.replace(transform, settings=(*others, budget))
+        setting = dataclasses.replace(op.setting, transform=transform)
+        return dataclasses.replace(op, setting=setting)
+
+    return dataclasses.replace(body, ops=tuple(map(changed, body.ops)))
 
 
 def _numbers(tree: Any) -> tuple[int, ...]:

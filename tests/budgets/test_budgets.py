@@ -16,13 +16,13 @@ from ..random_programs.programs import Scanned
 from ..random_programs.shrinking import shrink
 from ..random_programs.transforms import Transform
 from ..random_programs.values import Precision, Type
-from . import judging, plain
+from . import plain
 from .budgeted import Budgeted
 from .choice import random_case
 from .judging import judge
 
 
-@pytest.mark.parametrize("seed", [3, 9, *map(slow, range(10, 40))])
+@pytest.mark.parametrize("seed", [3, 5, *map(slow, range(10, 40))])
 def test_a_random_budget_is_kept(seed):
     try:
         finding = judge(random_case(seed))
@@ -38,8 +38,13 @@ def test_a_seed_is_a_case():
 
 
 def test_all_that_can_have_a_budget_is_tried():
-    names = {random_case(seed).program.transform.name for seed in range(50)}
-    assert names == set(plain.MADE)
+    cases = [random_case(seed) for seed in range(100)]
+    assert {case.program.transform.name for case in cases} == set(plain.MADE)
+    others = [dict(case.others) for case in cases]
+    assert set().union(*others) == {"measure", "host", "disk", "directory"}
+    assert {other["measure"] for other in others} == {False, True}
+    bodies = [body.show() for case in cases for body in case.program.bodies]
+    assert any("Budget" in body for body in bodies)
 
 
 @pytest.fixture
@@ -84,8 +89,8 @@ def test_nothing_is_found_where_a_budget_is_kept(case, backward):
 @pytest.fixture
 def ignored(monkeypatch):
     """Budgets that are too small are refused, and others are not kept."""
-    of = lambda nbytes: el.Budget(1) if nbytes == 1 else el.StoreAll()
-    monkeypatch.setattr(judging, "budget", of)
+    of = lambda case, nbytes: el.Budget(1) if nbytes == 1 else el.StoreAll()
+    monkeypatch.setattr(Budgeted, "budget", of)
 
 
 def test_a_budget_that_is_not_kept_is_found(case, ignored):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -39,10 +40,9 @@ def run(loop: Loop, w: Any, h: Any, us: Any, step: Any = step) -> tuple[Any, Any
 
 
 def inputs() -> tuple[Any, Any, Any]:
-    w = jnp.array([0.9, -0.4])
-    h = jnp.linspace(-1, 1, WIDTH)
-    us = jnp.sin(0.7 * jnp.arange(LENGTH * WIDTH * 1.0)).reshape(LENGTH, WIDTH)
-    return w, h, us
+    us = np.sin(0.7 * np.arange(LENGTH * WIDTH)).reshape(LENGTH, WIDTH)
+    w, h = np.array([0.9, -0.4]), np.linspace(-1, 1, WIDTH)
+    return jnp.asarray(w), jnp.asarray(h), jnp.asarray(us)
 
 
 # Modes
@@ -282,8 +282,8 @@ CONTEXTS = (
     in_cond,
     in_checkpoint,
     in_remat,
-    nested,
     closed_over,
+    nested,
 )
 
 

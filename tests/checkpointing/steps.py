@@ -3,7 +3,9 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
+import numpy as np
+
+from ..weights import normal, without_key
 
 
 class Recurrent(eqx.Module):
@@ -40,13 +42,14 @@ class Ode(eqx.Module):
 
 
 def recurrent(length, width=32):
-    weight = jr.orthogonal(jr.key(0), width)
-    return Recurrent(weight), jnp.ones(width), 0.01 * jnp.ones((length, width))
+    weight, _ = np.linalg.qr(normal(0, (width, width)))
+    step = Recurrent(jnp.asarray(weight))
+    return step, jnp.ones(width), jnp.full((length, width), 0.01)
 
 
 def gru(length, width=16):
-    cell = Gru(eqx.nn.GRUCell(width, width, key=jr.key(1)))
-    return cell, jnp.ones(width), jnp.ones((length, width))
+    step = Gru(without_key(eqx.nn.GRUCell, width, width))
+    return step, jnp.ones(width), jnp.ones((length, width))
 
 
 def field(length, size=32):

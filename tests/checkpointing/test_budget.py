@@ -1,5 +1,6 @@
 """`Budget`: it is kept to, plans are as predicted, errors say what would do."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,7 +9,13 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop.checkpointing import AbstractSchedule
+from eqloop.checkpointing.engine._forward import Active
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine._problem import Problem
+from eqloop.checkpointing.planning._memory import peak_bytes
 
+from ..compiling import programs_compiled
 from ..marks import slow
 from .memory import gradient, temp_bytes
 from .steps import STEPS, recurrent
@@ -23,9 +30,9 @@ def least(f, init, xs, policy=None):
     return int(re.search(r"which is (\d+) bytes", str(error.value))[1])
 
 
-def check(f, init, xs, nbytes, policy=None):
+def check(f, init, xs, nbytes, policy=None, measure=False):
     """The plan is within the budget, and so is the program, which is as predicted."""
-    schedule = el.Budget(nbytes)
+    schedule = el.Budget(nbytes, measure=measure)
     plan = el.Scan(f, schedule=schedule, policy=policy).plan(init, xs)
     temp = temp_bytes(gradient(schedule, policy), f, init, xs)
     assert plan.length == jax.tree.leaves(xs)[0].shape[0]
@@ -38,7 +45,7 @@ def check(f, init, xs, nbytes, policy=None):
 def test_a_budget_holds(name):
     args = STEPS[name](LENGTHS[name])
     smallest = least(*args)
-    plans = [check(*args, nbytes) for nbytes in (smallest, 2**26)]
+    plans = [check(*args, nbytes, measure=True) for nbytes in (smallest, 2**26)]
     times = [plan.relative_time for plan in plans]
     assert times == sorted(times, reverse=True)
 
@@ -50,8 +57,67 @@ def test_every_budget_holds(name):
     smallest = least(*args)
     powers = (2**power for power in range(10, 27))
     budgets = [smallest, *(nbytes for nbytes in powers if nbytes > smallest)]
-    times = [check(*args, nbytes).relative_time for nbytes in budgets]
+    plans = [check(*args, nbytes, measure=True) for nbytes in budgets]
+    times = [plan.relative_time for plan in plans]
     assert times == sorted(times, reverse=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted(AbstractSchedule):
+    """A schedule that notes which loops it is asked for, and as what."""
+
+    schedule: AbstractSchedule
+    asked: list[tuple[Problem, Active, Layout]] = dataclasses.field(compare=False)
+
+    def layout(self, loop):
+        layout = self.schedule.layout(loop)
+        self.asked.append((loop.problem, loop.active, layout))
+        return layout
+
+
+def branching(length):
+    """A step whose steps cannot be reversed together."""
+    f = lambda h, x: (jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, h + x), None)
+    return f, jnp.ones(8), jnp.ones((length, 8))
+
+
+def test_what_may_come_on_top_is_found_out_where_it_decides():
+    asked = []
+    f, init, xs = branching(16384)
+    el.Scan(f, schedule=Noted(el.Chunked(16384), asked)).plan(init, xs)
+    alone = temp_bytes(gradient_of_loop(f, el.Chunked(16384)), init, xs)
+    full = peak_bytes(*asked[-1])
+    assert full > alone + 2000
+    compiled = programs_compiled()
+    # Neither where there is room, nor where it cannot fit.
+    for within in (None, 2 * full, full, alone, alone // 2):
+        assert peak_bytes(*asked[-1], within) == full
+    assert programs_compiled() == compiled
+    near = peak_bytes(*asked[-1], full - 1)
+    assert alone < near < alone + 1000
+    assert programs_compiled() == compiled + 1
+    assert peak_bytes(*asked[-1], near) == near
+    assert programs_compiled() == compiled + 1
+    # What JAX stores of a loop depends too much on the program.
+    el.Scan(f, schedule=Noted(el.StoreAll(), asked)).plan(init, xs)
+    full = peak_bytes(*asked[-1])
+    assert peak_bytes(*asked[-1], full - 1) == full
+
+
+def test_a_plan_that_just_fits_is_taken():
+    f, init, xs = branching(16384)
+    plan = el.Scan(f, schedule=el.Chunked(16384)).plan(init, xs)
+    budget = el.Budget(plan.peak_bytes - 1000, measure=False)
+    found = el.Scan(f, schedule=budget).plan(init, xs)
+    assert found.layout == plan.layout
+    taken = temp_bytes(gradient_of_loop(f, budget), init, xs)
+    assert taken <= found.peak_bytes <= budget.nbytes
+
+
+def gradient_of_loop(f, schedule):
+    """The gradient for a step without parameters."""
+    scan = el.Scan(f, schedule=schedule)
+    return jax.grad(lambda init, xs: jnp.sum(scan(init, xs)[0] ** 2), (0, 1))
 
 
 def test_with_a_policy_its_residuals_count():
@@ -66,10 +132,10 @@ def test_lengths_without_divisors(nbytes):
 
 def test_the_gradient_under_a_budget():
     args = recurrent(100)
-    expected = gradient(None)(*args)
+    expected = jax.jit(gradient(None))(*args)
     smallest = least(*args)
     for nbytes in (smallest, 2**20):
-        actual = jax.jit(gradient(el.Budget(nbytes)))(*args)
+        actual = jax.jit(gradient(el.Budget(nbytes, measure=False)))(*args)
         for a, b in zip(
             jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
         ):

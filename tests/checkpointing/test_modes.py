@@ -75,7 +75,10 @@ def test_modes(mode):
     check(mode, derivatives.plain, el.Binomial(3))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+# The test above has `Binomial(3)` in this mode.
+@pytest.mark.parametrize(
+    "schedule", slow_if((el.Binomial(3),).__contains__, SCHEDULES[1:]), ids=str
+)
 def test_schedules(schedule):
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
 

@@ -35,26 +35,24 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("schedule", SCHEDULES + MORE, ids=repr)
 def test_gradients_agree(schedule):
     args = recurrent(31, width=8)
-    expected = gradient(None)(*args)
-    assert_close(jax.jit(gradient(el.Offload(schedule)))(*args), expected)
+    both = (jax.jit(gradient(s))(*args) for s in (el.Offload(schedule), None))
+    assert_close(*both)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 @pytest.mark.parametrize("reverse", [slow(False), True])
 def test_gradients_agree_with_outputs(schedule, reverse):
     args = recurrent(31, width=8)
-    loss = stacked_loss(el.Offload(schedule), reverse)
-    value, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
-    plain = stacked_loss(None, reverse)
-    expected = jax.value_and_grad(plain, argnums=(0, 1, 2))(*args)
-    assert_close((value, grads), expected)
+    losses = (stacked_loss(s, reverse) for s in (el.Offload(schedule), None))
+    run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
+    assert_close(*map(run, losses))
 
 
 def test_under_vmap():
     f, init, xs = recurrent(9, width=4)
     inits = jnp.stack([init, 2 * init])
-    run = lambda schedule: jax.vmap(
-        lambda init: gradient(schedule)(f, init, xs)[1], in_axes=0
+    run = lambda schedule: jax.jit(
+        jax.vmap(lambda init: gradient(schedule)(f, init, xs)[1])
     )
     assert_close(run(el.Offload(el.Binomial(3)))(inits), run(None)(inits))
 
@@ -72,7 +70,7 @@ def test_reverse_over_reverse_inside_a_scan(schedule):
         body = lambda h, _: (scan(h, xs)[1].sum(), None)
         return lambda h: jax.lax.scan(body, h, length=2)[0]
 
-    second = lambda schedule: jax.grad(jax.grad(twice(schedule)))(0.7)
+    second = lambda schedule: jax.jit(jax.grad(jax.grad(twice(schedule))))(0.7)
     np.testing.assert_allclose(second(el.Offload(schedule)), second(None), rtol=1e-4)
 
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._hierarchical import Hierarchical
-from eqloop.checkpointing.engine._levels import nests
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._revolved import Revolved
+from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
+from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 from ..marks import slow
 from .memory import gradient, temp_bytes
@@ -22,7 +22,7 @@ SCHEDULES = [
     el.Recursive(4),
     el.Chunked(6),
     el.Binomial(3),
-    el.Binomial(30),
+    slow(el.Binomial(30)),
     el.Binomial(3, block=4),
     el.Budget("2KiB"),
     el.Budget("1MiB"),
@@ -50,6 +50,44 @@ def test_evaluations_are_those_of_a_gradient(schedule):
     grad.block_until_ready()
     jax.effects_barrier()
     assert count == plan.evaluations
+
+
+@pytest.mark.parametrize("policy", [el.policies.save_dots, el.policies.save_everything])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_evaluations_count_what_a_policy_has_run_again(schedule, policy):
+    calls = []
+
+    def step(h, x):
+        jax.debug.callback(lambda _: calls.append(None), h)
+        return jnp.sin(h) * x, None
+
+    scan = el.Scan(step, schedule=schedule, policy=policy)
+    h, xs = jnp.ones(()), jnp.ones(31)
+    gradient = jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
+    jax.block_until_ready(gradient(h))
+    jax.effects_barrier()
+    (listed,) = el.plans(gradient)(h)
+    assert len(calls) == scan.plan(h, xs).evaluations == listed.plan.evaluations
+
+
+@pytest.mark.parametrize(
+    ("policy", "computed_again"),
+    [
+        (None, 0),
+        (el.policies.save_everything, 0),
+        (el.policies.save_dots, 31),
+        (el.policies.save_nothing, 31),
+    ],
+)
+def test_a_policy_costs_an_evaluation_only_if_something_is_lost(policy, computed_again):
+    step, *args = STEPS["recurrent"](31)
+    of = lambda schedule: el.Scan(step, schedule=schedule, policy=policy).plan(*args)
+    assert of(el.StoreAll()).evaluations == 31 + computed_again
+    # A step that is reversed by itself computes its values once, whatever is kept.
+    alone = el.Binomial(5)
+    assert (
+        of(alone).evaluations == el.Scan(step, schedule=alone).plan(*args).evaluations
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:-2], ids=repr)

@@ -10,6 +10,8 @@ import pytest
 
 import eqloop as el
 
+from ..weights import without_key
+
 
 def deep(x):
     for _ in range(4):
@@ -120,7 +122,7 @@ class Layer(eqx.Module):
 
 
 def test_is_a_module_whose_arrays_are_those_of_f():
-    layer = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    layer = without_key(eqx.nn.Linear, 3, 2)
     remat = el.Remat(layer)
     assert jax.tree.leaves(remat) == jax.tree.leaves(layer)
     loss = lambda f: jnp.sum(jnp.sin(f(POINT)))

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 import eqloop as el
-from eqloop.checkpointing.engine import _spill_files
-from eqloop.checkpointing.engine._spill_files import SpillFiles
+from eqloop.checkpointing.engine.slots import _spill_files
+from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
 from ..marks import slow
 
@@ -86,9 +87,20 @@ def in_a_loop(f):
     return jax.grad(lambda h, xs: jax.lax.scan(body(xs), 0.0 * h[0], scales)[0], 1)
 
 
+def in_shard_map(f):
+    """Each device has files of its own, for carries that are not those of others."""
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    one = lambda h, xs: jax.lax.psum(f(h[0], xs), "i")
+    specs = dict(in_specs=(PartitionSpec("i"), PartitionSpec()))
+    total = jax.shard_map(one, mesh=mesh, **specs, out_specs=PartitionSpec())
+    gradient = jax.grad(total, (0, 1))
+    return lambda h, xs: gradient(jnp.stack([h, 2 * h]), xs)
+
+
 MODES = [
     vmap_of_grad,
     in_a_loop,
+    in_shard_map,
     *map(slow, (grad, pulled_twice, hessian, vmap_of_vmap, grad_of_vmap)),
     slow(reverse_over_reverse),
 ]
@@ -116,7 +128,7 @@ def test_carries_of_every_kind(tmp_path, is_jitted):
     spill = el.Spill(el.Chunked(5), tmp_path)
     found = grad(functools.partial(loss, OTHERS, spill))
     found = (jax.jit(found) if is_jitted else found)(H, XS)
-    expected = grad(functools.partial(loss, OTHERS, None))(H, XS)
+    expected = jax.jit(grad(functools.partial(loss, OTHERS, None)))(H, XS)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(close, found, expected)
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._file_slots import FileSlots
-from eqloop.checkpointing.engine._hierarchical import Hierarchical
-from eqloop.checkpointing.engine._host_slots import HostSlots
-from eqloop.checkpointing.engine._slots import DeviceSlots
-from eqloop.checkpointing.engine._spill_files import SpillFiles
+from eqloop.checkpointing import _budget
+from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
+from eqloop.checkpointing.engine.slots._file_slots import FileSlots
+from eqloop.checkpointing.engine.slots._host_slots import HostSlots
+from eqloop.checkpointing.engine.slots._slots import DeviceSlots
+from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
+from eqloop.checkpointing.planning._two_places import _PlaceSearch
 
 from ..marks import slow, slow_if
 from . import derivatives
@@ -90,8 +92,8 @@ def test_with_64_bits():
 )
 def test_gradients_agree(length, settings):
     args = recurrent(length, width=4)
-    found = jax.jit(gradient(TwoPlaces(*settings)))(*args)
-    for a, b in zip(*map(jax.tree.leaves, (found, gradient(None)(*args))), strict=True):
+    both = (jax.jit(gradient(s))(*args) for s in (TwoPlaces(*settings), None))
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -204,8 +206,8 @@ def test_the_plan_says_what_is_where():
 def test_gradients_under_a_budget():
     plan = el.Scan(ARGS[0], schedule=BUDGETS[0]).plan(*ARGS[1:])
     assert plan.bytes_elsewhere
-    found = jax.jit(gradient(BUDGETS[0]))(*ARGS)
-    for a, b in zip(*map(jax.tree.leaves, (found, gradient(None)(*ARGS))), strict=True):
+    both = (jax.jit(gradient(s))(*ARGS) for s in (BUDGETS[0], None))
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -239,6 +241,22 @@ def test_too_small_a_budget_is_told_the_least():
     least = int(str(error.value).split("which is ")[1].split()[0])
     enough = el.Budget(least, host="1MiB", measure=False)
     assert on_device_peak(el.Scan(f, schedule=enough).plan(init, xs)) <= least
+
+
+def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
+    for of_one_place in ("best", "smallest"):
+        monkeypatch.setattr(_budget, of_one_place, lambda *_: None)
+    counted = _PlaceSearch.counted
+    more = lambda search, option: counted(search, option) + 2**20
+    monkeypatch.setattr(_PlaceSearch, "counted", more)
+    f, init, xs = recurrent(20, width=16)
+    plan = lambda nbytes: el.Scan(
+        f, schedule=el.Budget(nbytes, host="1MiB", measure=False)
+    ).plan(init, xs)
+    with pytest.raises(ValueError, match="1 on the device and") as error:
+        plan(64)
+    least = int(str(error.value).split("which is ")[1].split()[0])
+    assert on_device_peak(plan(least)) <= least
 
 
 def on_device_peak(plan):

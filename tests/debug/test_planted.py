@@ -327,7 +327,9 @@ SLOW = {
     "deep 2",
     "deep 3",
     "root of a nested Scan",
+    "root of a binomial Scan",
     "root of blocks",
+    "log of a nested Scan",
 }
 
 

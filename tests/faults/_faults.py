@@ -79,7 +79,7 @@ def all_faults() -> list[list[Fault]]:
 
 
 def _under(path: Path) -> list[Fault]:
-    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     return [fault for f in files for fault in faults(f, f.relative_to(ROOT).as_posix())]
 
 

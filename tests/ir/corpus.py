@@ -18,6 +18,8 @@ from jax import lax
 
 import eqloop as el
 
+from ..weights import without_key
+
 X = jnp.linspace(-1.0, 1.0, 6)
 MATRIX = jnp.cos(jnp.arange(36.0)).reshape(6, 6)
 KEY = jax.random.key(0)
@@ -329,7 +331,7 @@ def many_keys(key):
 
 
 def layer(name, make, x, **settings):
-    module = make(key=jax.random.key(1))
+    module = without_key(make)
     dynamic, static = eqx.partition(module, eqx.is_array)
 
     def f(dynamic, x):
@@ -354,20 +356,20 @@ layer("embedding", functools.partial(nn.Embedding, 5, 3), jnp.array(2))
 layer("prelu", lambda key: nn.PReLU(), X)
 
 
-@problem(eqx.filter(nn.GRUCell(6, 4, key=KEY), eqx.is_array), MATRIX)
+@problem(eqx.filter(without_key(nn.GRUCell, 6, 4), eqx.is_array), MATRIX)
 def gru(dynamic, xs):
     cell = eqx.combine(dynamic, nn.GRUCell(6, 4, key=KEY))
     return lax.scan(lambda h, x: (cell(x, h), h), jnp.zeros(4), xs)
 
 
-@problem(eqx.filter(nn.LSTMCell(6, 4, key=KEY), eqx.is_array), MATRIX)
+@problem(eqx.filter(without_key(nn.LSTMCell, 6, 4), eqx.is_array), MATRIX)
 def lstm(dynamic, xs):
     cell = eqx.combine(dynamic, nn.LSTMCell(6, 4, key=KEY))
     carry = jnp.zeros(4), jnp.zeros(4)
     return el.CheckpointedScan(lambda c, x: (cell(x, c), None), base=2)(carry, xs)[0]
 
 
-@problem(eqx.filter(nn.MultiheadAttention(2, 6, key=KEY), eqx.is_array), MATRIX)
+@problem(eqx.filter(without_key(nn.MultiheadAttention, 2, 6), eqx.is_array), MATRIX)
 def attention(dynamic, x):
     layer = eqx.combine(dynamic, nn.MultiheadAttention(2, 6, key=KEY))
     return layer(x, x, x, mask=jnp.tril(jnp.ones((6, 6), bool)))

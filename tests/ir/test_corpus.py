@@ -47,8 +47,9 @@ def gradient(f, leaves, treedef):
 
 
 SLOW = {name for name, problem in PROBLEMS.items() if not problem.is_quick}
-# Each week all of them; else every second one.
-WEEKLY = SLOW | set(list(PROBLEMS)[1::2])
+# Each week all of them; else a third here, and a third written as Python.
+AS_PYTHON = set(list(PROBLEMS)[1::3]) - SLOW
+WEEKLY = SLOW | AS_PYTHON | set(list(PROBLEMS)[2::3])
 
 
 @pytest.mark.parametrize("name", slow_if(WEEKLY.__contains__, PROBLEMS))
@@ -127,9 +128,8 @@ def modules(request, tmp_path_factory):
     """A directory with a module for each problem, its inputs and its outputs."""
     path: Path = tmp_path_factory.mktemp("modules")
     data, shapes = {}, {}
-    # The quick ones are those that the test above leaves to the weekly run.
-    quick = WEEKLY - SLOW
-    for name in quick if request.param == "quick" else PROBLEMS.keys() - quick:
+    others = PROBLEMS.keys() - AS_PYTHON
+    for name in AS_PYTHON if request.param == "quick" else others:
         problem = PROBLEMS[name]
         (path / f"{name}.py").write_text(ir.to_python(problem.f)(*problem.args))
         leaves = jax.tree.leaves(problem.args)

@@ -9,9 +9,10 @@ import pytest
 import eqloop as el
 
 from ..checkpointing.memory import temp_bytes
+from ..weights import normal
 
 DEPTH, WIDTH = 4, 64
-X = jax.random.normal(jax.random.key(1), (32, WIDTH))
+X = normal(1, (32, WIDTH))
 
 
 class Layer(eqx.Module):

@@ -11,11 +11,13 @@ import pytest
 
 import eqloop as el
 
+from ..weights import without_key
+
 # Parameters that all steps share (`variable_broadcast`): a recurrent network
 
 BATCH, TIME, IN, OUT = 4, 12, 7, 32
 SEQUENCES = jnp.sin(jnp.arange(1.0 * BATCH * TIME * IN)).reshape(BATCH, TIME, IN)
-CELL = eqx.nn.LSTMCell(IN, OUT, key=jax.random.key(0))
+CELL = without_key(eqx.nn.LSTMCell, IN, OUT)
 
 
 class Lstm(eqx.Module):
@@ -105,10 +107,8 @@ def test_checkpointed_layers(schedule):
     """As `flax.linen.remat_scan`, which checkpoints them as well."""
     layers = lambda **settings: el.Scan(BLOCKS, f_axes=eqx.if_array(0), **settings)
     loss = lambda mlp: jnp.sum(mlp(jnp.ones(2))[0] ** 2)
-    check(
-        eqx.filter_grad(loss)(layers(schedule=schedule)).f,
-        eqx.filter_grad(loss)(layers()).f,
-    )
+    gradient = eqx.filter_jit(eqx.filter_grad(loss))
+    check(gradient(layers(schedule=schedule)).f, gradient(layers()).f)
 
 
 def test_the_number_of_layers_is_that_of_their_parameters():
@@ -125,7 +125,7 @@ def test_shared_and_stacked_parameters_at_once():
             x = x + self.shared(jnp.tanh(self.own(x)))
             return x, jnp.max(x)
 
-    shared = eqx.nn.Linear(2, 2, key=jax.random.key(7))
+    shared = without_key(eqx.nn.Linear, 2, 2)
     axes = Block(eqx.if_array(0), None)
     x, greatest = el.Scan(Block(BLOCKS.linear, shared), f_axes=axes)(jnp.ones(2))
     expected = jnp.ones(2)

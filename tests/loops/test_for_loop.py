@@ -11,6 +11,7 @@ import pytest
 import eqloop as el
 
 from ..marks import slow
+from ..weights import without_key
 from .test_scan import assert_close, jvp, vjp, vmap
 
 LOOPS = (
@@ -21,7 +22,7 @@ LOOPS = (
 names = ["ForLoop", "CheckpointedForLoop", "blocks"]
 each_loop = pytest.mark.parametrize("loop", LOOPS, ids=names)
 
-MODEL = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+MODEL = without_key(eqx.nn.Linear, 3, 2)
 XS = jnp.sin(jnp.arange(18.0)).reshape(6, 3)
 WEIGHTS = jnp.cos(jnp.arange(6.0))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
+from ..weights import without_key
 from .trees import array
 
 
@@ -104,13 +105,14 @@ def test_broadcast_leaves_are_differentiated():
 
     xs = {"seq": jnp.arange(4.0), "whole": jnp.array([0.5, 2.0])}
     ours = el.CheckpointedScan(f, base=2, in_axes={"seq": 0, "whole": None})
-    grad = jax.grad(run, argnums=1)(ours, xs)
+    gradient = lambda scan: jax.jit(jax.grad(functools.partial(run, scan)))(xs)
+    grad = gradient(ours)
 
     def by_hand(c, xs):
         g = lambda c, s: f(c, {"seq": s, "whole": xs["whole"]})
         return jax.lax.scan(g, c, xs["seq"])
 
-    expected = jax.grad(run, argnums=1)(by_hand, xs)
+    expected = gradient(by_hand)
     np.testing.assert_allclose(grad["seq"], expected["seq"], rtol=1e-5)
     np.testing.assert_allclose(grad["whole"], expected["whole"], rtol=1e-5)
 
@@ -191,8 +193,8 @@ def test_f_axes_scan_the_leaves_of_f(f_axes, method):
         return scan(h)[0]
 
     np.testing.assert_allclose(run(STACK, h), unrolled(STACK, h), rtol=1e-5)
-    loss = lambda run: eqx.filter_grad(lambda layer: jnp.sum(run(layer, h)))(STACK)
-    actual, expected = loss(run), loss(unrolled)
+    gradient = lambda run: eqx.filter_grad(lambda layer: jnp.sum(run(layer, h)))
+    actual, expected = (eqx.filter_jit(gradient(f))(STACK) for f in (run, unrolled))
     np.testing.assert_allclose(actual.weight, expected.weight, rtol=1e-4)
     np.testing.assert_allclose(actual.shared, expected.shared, rtol=1e-4)
 
@@ -219,7 +221,7 @@ def test_f_transform_is_applied_to_each_layer():
 
 
 def test_scanned_broadcast_and_carried_parameters_at_once():
-    mlp = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    mlp = without_key(eqx.nn.Linear, 2, 2)
 
     def f(carry, x):
         h, mlp = carry
@@ -349,11 +351,12 @@ def test_within_itself():
 
     xs = array((3, 5), jnp.float32, 0)
     loss = lambda scan, xs: sum(map(jnp.sum, scan(jnp.zeros(()), xs)))
-    ours = jax.value_and_grad(lambda xs: loss(el.CheckpointedScan(outer, base=2), xs))(
-        xs
+    scans = (
+        el.CheckpointedScan(outer, base=2),
+        lambda c, xs: jax.lax.scan(expected, c, xs),
     )
-    theirs = jax.value_and_grad(
-        lambda xs: loss(lambda c, xs: jax.lax.scan(expected, c, xs), xs)
-    )(xs)
-    for a, e in zip(ours, theirs, strict=True):
+    both = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, scan)))(xs) for scan in scans
+    )
+    for a, e in zip(*both, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-5)

@@ -21,7 +21,7 @@ LENGTH, BATCH, WIDTH = 12, 8, 16
 
 SCHEDULES = (
     el.StoreAll(),
-    el.Chunked(4),
+    slow(el.Chunked(4)),
     el.Recursive(3),
     el.Binomial(3),
     el.Budget("24KiB"),

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 import eqloop as el
 
 from ..marks import slow
+from ..weights import normal
 
 DEPTH, WIDTH = 5, 3
 KEY = jax.random.key(0)
@@ -439,7 +440,7 @@ def test_batch_norm_and_dropout(schedule):
     def gradient(layers, state, run):
         apply = lambda x, state, key: run(layers, x, state, key=key)
         axes = dict(in_axes=(0, None, 0), out_axes=(0, None), axis_name="batch")
-        xs = jax.random.normal(KEY, (4, WIDTH))
+        xs = normal(0, (4, WIDTH))
         keys = jax.random.split(KEY, 4)
         x, state = jax.vmap(apply, **axes)(xs, state, keys)
         return jnp.sum(x**2), (x, state)

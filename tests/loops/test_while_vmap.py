@@ -80,8 +80,9 @@ def test_separate_loops_are_what_they_should_be():
     values, (ct_p, _, ct_scale) = separately()
     at = lambda i: lambda ct: ct[i]
     for i in (int(jnp.argmax(steps == STEPS)) for steps in (0, 2, 5)):
-        loss = lambda p, scale, i=i: jnp.sum(by_hand(p, int(STEPS[i]), scale) ** 2)
-        value, grads = jax.value_and_grad(loss, (0, 1))(P, SCALES[i])
+        steps = int(STEPS[i])
+        loss = lambda p, scale, steps=steps: jnp.sum(by_hand(p, steps, scale) ** 2)
+        value, grads = jax.jit(jax.value_and_grad(loss, (0, 1)))(P, SCALES[i])
         check(values[i], value)
         check((jax.tree.map(at(i), ct_p), ct_scale[i]), grads)
 
@@ -109,7 +110,7 @@ def test_forward_mode():
     run_all = jax.vmap(functools.partial(run, el.WhileLoop), (None, 0, 0))
     scales, dot = SCALES[:9], jnp.cos(jnp.arange(9.0))
     left = jnp.arange(9.0)
-    along = lambda t: run_all(P, left, scales + t * dot)[1]
+    along = jax.jit(lambda t: run_all(P, left, scales + t * dot)[1])
     value, slope = jax.jit(lambda: jax.jvp(along, (0.0,), (1.0,)))()
     check(value, along(0.0))
     difference = (along(1e-2) - along(-1e-2)) / 2e-2
@@ -126,10 +127,10 @@ def test_second_derivatives_do_not_leak():
         pairs = zip((0, 3, 1), scales, strict=True)
         return sum(jnp.sum(by_hand(p, n, scale) ** 2) for n, scale in pairs)
 
-    hessian = jax.jit(jax.hessian(batched))(P["shared"])
-    np.testing.assert_allclose(
-        hessian, jax.hessian(one_by_one)(P["shared"]), rtol=1e-3, atol=1e-3
+    found, expected = (
+        jax.jit(jax.hessian(f))(P["shared"]) for f in (batched, one_by_one)
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @kinds
@@ -166,7 +167,7 @@ def test_carry_alone_is_batched_where_the_condition_is_not(kind):
     jaxpr = str(jax.make_jaxpr(jax.vmap(loop))(xs))
     assert "select_n" not in jaxpr
     sin_5 = lambda x: functools.reduce(lambda x, _: jnp.sin(x), range(5), x)
-    check(jax.jit(jax.vmap(jax.grad(loop)))(xs), jax.vmap(jax.grad(sin_5))(xs))
+    check(*(jax.jit(jax.vmap(jax.grad(f)))(xs) for f in (loop, sin_5)))
 
 
 def test_what_the_step_keeps_apart_may_be_of_any_kind():
@@ -184,7 +185,7 @@ def test_what_the_step_keeps_apart_may_be_of_any_kind():
 
     xs = jnp.ones(4)
     one_by_one = jax.jit(one)
-    out = jax.vmap(one)(keys, counts, xs)
+    out = jax.jit(jax.vmap(one))(keys, counts, xs)
     ct = jax.jit(jax.vmap(jax.grad(lambda *args: one(*args)[3], 2)))(keys, counts, xs)
     for i in range(4):
         key, count, is_odd, x = one_by_one(keys[i], counts[i], xs[i])
@@ -224,5 +225,5 @@ def test_a_batch_of_gradients_that_stop_together_stores_what_one_loop_does():
 
     hs = jnp.sin(jnp.arange(1.0, 7.0)).reshape(3, 2)
     batch = jax.jit(jax.vmap(jax.grad(loss))).lower(hs).compile()
-    check(batch(hs), jnp.stack([jax.grad(loss)(h) for h in hs]))
+    check(batch(hs), jnp.stack(list(map(jax.jit(jax.grad(loss)), hs))))
     assert "s32[3,5]" not in batch.as_text()  # where the carries of an example are

@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..weights import without_key
+
 XS = jnp.arange(4.0)
 
 
@@ -54,7 +56,8 @@ WRONG = {
     "shape": (
         lambda: scan(becomes(State(jnp.zeros(4))), State(ZEROS)),
         TypeError,
-        CHANGED + "  carry.h: float32[3] came in, float32[4] came out",
+        CHANGED + "  carry.h: float32[3] came in, float32[4] came out\nReturn the same "
+        "shapes, dtypes and structure, or start with those that came out.",
     ),
     "dtype": (
         lambda: scan(maps(lambda n: n / 2), jnp.zeros((), jnp.int32)),
@@ -94,8 +97,8 @@ WRONG = {
     ),
     "static field": (
         lambda: scan(
-            becomes(eqx.nn.Lambda(eqx.nn.Linear(2, 3, key=KEYS[0]))),
-            eqx.nn.Lambda(eqx.nn.Linear(2, 4, key=KEYS[0])),
+            becomes(eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 3))),
+            eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 4)),
         ),
         TypeError,
         CHANGED + "  carry.fn: the static fields of the Linear changed\n"
@@ -144,7 +147,7 @@ WRONG = {
         lambda: scan(lambda carry, x: (carry, x, x)),
         TypeError,
         "f must return a pair `(carry, y)`, but it returned a tuple of 3, (0.0, f32[], "
-        "f32[]).",
+        "f32[]). To stack several things, return `(carry, (a, b))`.",
     ),
     "None returned": (
         lambda: scan(lambda carry, x: None),
@@ -177,7 +180,9 @@ WRONG = {
     "length disagrees": (
         lambda: scan(length=3),
         ValueError,
-        "these lengths must all be the same:\n  length: 3\n  xs: 4\n",
+        "these lengths must all be the same:\n  length: 3\n  xs: 4\nCheck the axes, "
+        "or give a leaf that is to be passed whole the axis None, or leave out "
+        "`length`.",
     ),
     "layers disagree with xs": (
         lambda: scan(
@@ -229,7 +234,7 @@ WRONG = {
         "out_axes gives axis -2 for ys, which is float32[] and has the axes -1 to 0.",
     ),
     "axis out of range in f": (
-        lambda: scan(eqx.nn.Linear(2, 2, key=KEYS[0]), f_axes=3),
+        lambda: scan(without_key(eqx.nn.Linear, 2, 2), f_axes=3),
         ValueError,
         "f_axes gives axis 3 for f.weight, which is float32[2,2]",
     ),
@@ -332,7 +337,7 @@ WRONG = {
         lambda: el.Scan(keep, 0.0, XS),
         TypeError,
         "Scan(f): too many positional arguments. Settings are given by keyword; what "
-        "is transformed is called afterwards, `Scan(...)(...)`.",
+        "is transformed is called afterwards, `el.Scan(f)(init, xs)`.",
     ),
     "unroll": (
         lambda: el.Scan(keep, unroll=0),
@@ -364,6 +369,12 @@ WRONG = {
         lambda: el.Scan(keep, schedule=16),
         TypeError,
         "Scan: `schedule` must be a schedule, such as `el.Recursive(16)`, not 16.",
+    ),
+    "schedule of bytes": (
+        lambda: el.Scan(keep, schedule="512MB"),
+        TypeError,
+        "Scan: `schedule` must be a schedule, such as `el.Budget('512MB')`, not "
+        "'512MB'.",
     ),
     "schedule not called": (
         lambda: el.Scan(keep, schedule=el.Recursive),

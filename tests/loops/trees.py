@@ -6,7 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from hypothesis import strategies as st
+
+from ..weights import normal
 
 INEXACT = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.complex64)
 DTYPES = (*INEXACT, jnp.int32, jnp.bool_, "key")
@@ -26,14 +29,15 @@ class Pair(eqx.Module):
 
 def array(shape: tuple[int, ...], dtype: Any, seed: int) -> jax.Array:
     """An array of any dtype, keys included, with values of about one."""
-    key = jax.random.key(seed)
+    generator = np.random.default_rng(seed)
     if dtype == "key":
-        return jax.random.split(key, shape)
+        words = generator.integers(2**32, size=(*shape, 2), dtype=np.uint32)
+        return jax.random.wrap_key_data(words)
     if dtype == jnp.int32:
-        return jax.random.randint(key, shape, -3, 4)
+        return jnp.asarray(generator.integers(-3, 4, shape, np.int32))
     if dtype == jnp.bool_:
-        return jax.random.bernoulli(key, shape=shape)
-    return jax.random.normal(key, shape, dtype)
+        return jnp.asarray(generator.random(shape) < 0.5)
+    return normal(seed, shape, dtype)
 
 
 def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -11,11 +11,12 @@ import eqloop as el
 from eqloop.mapping import _planner
 
 from ..marks import slow
+from ..weights import without_key
 from .test_chunked_vmap import assert_close
 
 
 def mlp(width, depth):
-    return eqx.nn.MLP(8, 4, width, depth, key=jax.random.key(0))
+    return without_key(eqx.nn.MLP, 8, 4, width, depth)
 
 
 def pairwise(x):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 import eqloop as el
 
 from ..marks import slow
+from ..weights import without_key
 from .devices import (
     DEVICES,
     assert_trees_close,
@@ -88,7 +89,7 @@ def test_is_vmap_with_its_derivatives(rows, chunk_size):
 
 
 def test_outside_of_jit():
-    linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    linear = without_key(eqx.nn.Linear, 3, 2)
     x = jnp.ones((9, 3))
     split, whole = el.ParallelMap(linear, chunk_size=1), el.Vmap(linear)
     assert_trees_close(split(x), whole(x))
@@ -125,7 +126,7 @@ def test_an_ensemble_is_made_where_it_lives():
 
 
 def test_nothing_moves_but_the_gradient_of_what_is_shared():
-    layer = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    layer = without_key(eqx.nn.Linear, 3, 3)
     f = el.ParallelMap(lambda layer, x: jnp.tanh(layer(x)), in_axes={"layer": None})
     x = jnp.ones((4 * DEVICES, 3))
     assert not collectives(f, layer, x)
@@ -158,7 +159,7 @@ def test_on_one_device_it_is_a_chunked_vmap():
 
 def test_arrays_that_are_elsewhere_are_moved():
     there = lambda x, i: jax.device_put(x, jax.devices()[i])
-    layer = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    layer = without_key(eqx.nn.Linear, 3, 3)
     x = jnp.ones((DEVICES, 3))
     moved = el.ParallelMap(jax.tree.map(lambda leaf: there(leaf, 3), layer))
     assert_trees_close(moved(there(x, 5)), jax.vmap(layer)(x))

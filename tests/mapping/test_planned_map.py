@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 import eqloop as el
 
 from ..marks import slow, slow_if
+from ..weights import without_key
 
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
 X = jnp.sin(jnp.arange(15.0)).reshape(5, 3)
@@ -269,7 +270,7 @@ def test_in_shard_map():
 
 # A perceptron that is wide enough for the memory of its rows to stand out.
 
-MLP = eqx.nn.MLP(4, 2, 64, depth=2, activation=jax.nn.silu, key=jax.random.key(0))
+MLP = without_key(eqx.nn.MLP, 4, 2, 64, 2, jax.nn.silu)
 
 
 def temporary(derive, f, rows):

@@ -9,6 +9,7 @@ import pytest
 import eqloop as el
 
 from ..marks import slow_if
+from ..weights import without_key
 from .test_chunked_vmap import assert_close
 
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
@@ -119,7 +120,7 @@ def test_a_row_counts_once_where_f_is_singular(chunk_size):
 
 
 def test_accumulates_the_gradient_of_a_module():
-    mlp = eqx.nn.MLP(3, 1, 8, depth=1, key=jax.random.key(0))
+    mlp = without_key(eqx.nn.MLP, 3, 1, 8, 1)
     one = lambda mlp, x: jnp.sum(mlp(x) ** 2)
     chunked = el.ChunkedVmap(one, 3, in_axes={"mlp": None}, reduce="mean")
     whole = lambda mlp, x: jnp.mean(jax.vmap(lambda x: one(mlp, x))(x))
@@ -128,7 +129,7 @@ def test_accumulates_the_gradient_of_a_module():
 
 
 def test_memory_is_that_of_one_chunk_whatever_the_number_of_rows():
-    mlp = eqx.nn.MLP(4, 1, 32, depth=2, activation=jax.nn.silu, key=jax.random.key(0))
+    mlp = without_key(eqx.nn.MLP, 4, 1, 32, 2, jax.nn.silu)
     params, static = eqx.partition(mlp, eqx.is_array)
     one = lambda params, x: eqx.combine(params, static)(x)[0] ** 2
     chunked = el.ChunkedVmap(one, 256, in_axes=(None, 0), reduce="mean")

@@ -49,6 +49,7 @@ def part(weight=WEIGHT, **settings):
     return shard_map(Part(weight), **settings)
 
 
+@jax.jit
 def plain(weight, xs):
     """What `Part` computes, by `jax.shard_map`."""
 
@@ -91,8 +92,8 @@ def test_leaves_that_are_no_arrays():
 
 def test_the_gradient_of_f_is_summed_over_the_devices_once():
     gradient = eqx.filter_grad(lambda f, xs: jnp.sum(f(xs, 2.0, None)["y"] ** 2))
-    found = gradient(part(), XS).f.weight
-    expected = jax.grad(lambda w: jnp.sum(plain(w, XS)[0] ** 2))(WEIGHT)
+    found = eqx.filter_jit(gradient)(part(), XS).f.weight
+    expected = jax.jit(jax.grad(lambda w: jnp.sum(plain(w, XS)[0] ** 2)))(WEIGHT)
     assert_trees_close(found, expected)
     assert collectives(gradient, part(), XS) == {"all-reduce": 1}
 
@@ -108,7 +109,7 @@ def test_the_mesh_of_set_mesh(make_mesh):
             )
         )(f, XS)
     np.testing.assert_allclose(out, plain(WEIGHT, XS)[0], rtol=1e-5)
-    expected = jax.grad(lambda w: plain(w, XS)[1])(WEIGHT)
+    expected = jax.jit(jax.grad(lambda w: plain(w, XS)[1]))(WEIGHT)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4)
 
 
@@ -158,7 +159,7 @@ def test_arrays_that_are_elsewhere_are_moved():
 
 def test_keys():
     keys = jax.random.split(jax.random.key(0), DEVICES)
-    found = shard_map(lambda keys: jax.vmap(jax.random.normal)(keys))(keys)
+    found = jax.jit(shard_map(lambda keys: jax.vmap(jax.random.normal)(keys)))(keys)
     assert_trees_close(found, jax.vmap(jax.random.normal)(keys))
 
 

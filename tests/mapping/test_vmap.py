@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..weights import without_key
 from .test_chunked_vmap import MATRIX, ROWS, assert_close, layer
 
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -88,7 +89,7 @@ def test_is_a_module_a_decorator_and_a_method():
 
     expected = jax.vmap(lambda x: layer(MATRIX, x) + 1, out_axes=1)(ROWS)
     assert_close(Model(MATRIX)(ROWS, 1.0), expected)
-    vmapped = el.Vmap(eqx.nn.Linear(3, 2, key=KEYS[0]))
+    vmapped = el.Vmap(without_key(eqx.nn.Linear, 3, 2))
     assert len(jax.tree.leaves(vmapped)) == 2
     assert inspect.signature(el.Vmap(layer)) == inspect.signature(layer)
 

@@ -15,11 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import eqloop as el
 
 from ..marks import slow
+from ..weights import normal
 
 LENGTH = 12
-W = jax.random.normal(jax.random.key(0), (3, 3))
+W = normal(0, (3, 3))
 H = jnp.linspace(0.5, 1.0, 3)
-XS = jax.random.normal(jax.random.key(1), (LENGTH, 3))
+XS = normal(1, (LENGTH, 3))
 ONE, BACK, DOTS = (("a", LENGTH), ("a (backward)", LENGTH), ("a (tangents)", LENGTH))
 BACK_OF_DOTS = ("a (tangents, backward)", LENGTH)
 SCHEDULES = [el.StoreAll(), el.Recursive(3), el.Binomial(3, block=2), el.Chunked(5)]

@@ -10,10 +10,15 @@ there was one.
 
 import sys
 
+import jax
+
 from .cases import Case
 from .choice import random_case
 from .judging import judge
 from .searching import parser, search
+
+# Enough devices to split a map over.
+jax.config.update("jax_num_cpu_devices", 8)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import eqloop as el
 
 from . import modes
 from .programs import Program
@@ -17,6 +22,13 @@ from .values import DIFFERENTIABLE, Precision, Type, random_value
 from .world import World
 
 AXIS, BATCH = "batch", 2
+# How the library's may be run beside the default: in one of JAX's modes, which may also
+# look for what is not a number in the reference, or with all of its inputs donated.
+DONATING: dict[str, Callable[..., Any]] = {
+    "donate": functools.partial(jax.jit, donate_argnums=0),
+    "Jit": el.Jit(donate="all"),
+}
+SETTINGS = ("disable_jit", "debug_nans", *DONATING)
 # XLA takes minutes for some ten thousand, and gigabytes for the next ten thousand.
 MOST_EQUATIONS = 20_000
 
@@ -95,6 +107,8 @@ class Case:
         batched: Which inputs are.
         has_axis: Whether `vmap` has a name.
         scalars: Which inputs are Python numbers.
+        setting: How the library's is run: one of `SETTINGS`.
+        is_spread: Whether each example of a batch is on a device of its own.
     """
 
     seed: int
@@ -110,6 +124,8 @@ class Case:
     batched: tuple[bool, ...]
     has_axis: bool
     scalars: tuple[int, ...] = ()
+    setting: str = "none"
+    is_spread: bool = False
 
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self) if f.name != "program"]
@@ -163,7 +179,7 @@ class Case:
                 call = lambda *full: self._run(world, full)
                 if axes is None:
                     return call(*full)
-                return self._map(call, axes)(*full)
+                return self._map(call, axes, is_written_out)(*full)
 
             mode = getattr(modes, self.mode)
             return PLACES[self.place](mode, run, *(values[i] for i in at))
@@ -173,15 +189,23 @@ class Case:
                 return derivative(values, None)
             if self.vmap == "inside":
                 return derivative(values, axes)
-            return self._map(lambda *vs: derivative(vs, None), axes)(*values)
+            one = lambda *values: derivative(values, None)
+            return self._map(one, axes, is_written_out)(*values)
 
         evaluate = whole
-        if is_jitted and not self.scalars:
+        donates = self.setting in DONATING and not is_written_out
+        if donates:
+            evaluate = DONATING[self.setting](whole)
+        elif is_jitted and not self.scalars:
             evaluate = jax.jit(whole)
             if is_written_out and _size(evaluate.trace(values).jaxpr) > MOST_EQUATIONS:
                 raise ValueError("too much to be written out")
-        out = jax.block_until_ready(evaluate(values))
-        jax.effects_barrier()
+        with self._mode(is_written_out):
+            if donates:
+                jax.block_until_ready(evaluate(self.values(nudge)))
+                world.forget()
+            out = jax.block_until_ready(evaluate(values))
+            jax.effects_barrier()
         if self.mode != "primal" or self.vmap != "none":
             return Result(out)  # how often it has effects is up to JAX
         return Result(
@@ -195,9 +219,39 @@ class Case:
         out = self.program(world, values)
         return [*out, world.ref[...]]
 
-    def _map(self, f: Callable[..., Any], axes: Any) -> Callable[..., Any]:
+    def _mode(self, is_written_out: bool) -> contextlib.AbstractContextManager[Any]:
+        if self.setting == "debug_nans":
+            return jax.debug_nans(True)
+        if self.setting == "disable_jit" and not is_written_out:
+            return jax.disable_jit()
+        return contextlib.nullcontext()
+
+    def _map(
+        self, f: Callable[..., Any], axes: Any, is_written_out: bool
+    ) -> Callable[..., Any]:
+        if self.is_spread and not is_written_out:
+            return _spread(f, axes)
         name = {"axis_name": AXIS} if self.has_axis else {}
         return jax.vmap(f, tuple(axes), axis_size=BATCH, **name)
+
+
+def _spread(f: Callable[..., Any], axes: Any) -> Callable[..., Any]:
+    """Runs each example on a device of its own: the same as `vmap` gives."""
+
+    def on_device(*args: Any) -> Any:
+        mine = [x if axis is None else x[0] for axis, x in zip(axes, args, strict=True)]
+        return jax.tree.map(lambda y: y[None], f(*mine))
+
+    mesh = Mesh(np.array(jax.devices()[:BATCH]), (AXIS,))
+    specs = tuple(PartitionSpec(*[AXIS] * (axis is not None)) for axis in axes)
+    run = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
+    )
+    return jax.jit(run)
 
 
 @dataclasses.dataclass

@@ -4,12 +4,17 @@ import random
 from typing import Any
 
 from . import modes
-from .cases import PLACES, THROUGH_JAX, Case
-from .grow import Features
+from .buffers import Buffered
+from .cases import PLACES, SETTINGS, THROUGH_JAX, Case
+from .endings import Ended
+from .grow import ON_DEVICES, Features
 from .kinds import random_program
-from .programs import Program
+from .programs import Program, While
 from .rules import RULES
 from .values import DIFFERENTIABLE, Precision, Type
+
+# In these, each example of a batch may end at its own time.
+ENDING = (While, Ended, Buffered)
 
 
 def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
@@ -33,6 +38,7 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         + [Precision(real="float32"), Precision(x64=False, real="float32")] * 2
         + [Precision(half="bfloat16"), Precision(half="float16")]
     )
+    is_spread = vmap != "none" and not effects and rng.random() < 0.2
     has_axis = vmap != "none" and rng.random() < 0.5
     is_second = mode in {m.__name__ for m in modes.SECOND}
     features = Features(
@@ -44,11 +50,17 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         effects=effects,
         has_axis=has_axis,
         while_loops=_while_loops(mode),
+        devices=0 if is_spread else rng.randint(1, 4),
     )
     width = rng.choice([1, 2, 3, 3])
     length = rng.choice([0, 1, 2, 3, 4, 5, 6, 7] if is_second else [*range(13), 30])
     program = random_program(rng, width, features, length)
     differentiated = _differentiated(rng, program)
+    scalars = _scalars(rng, program, differentiated, vmap, precision)
+    # Operations one by one do not move between devices.
+    is_on_devices = is_spread or any(name in str(program) for name in ON_DEVICES)
+    names = [n for n in SETTINGS if not (is_on_devices and n == "disable_jit")]
+    is_within = any(n in b.show() for n in ON_DEVICES for b in program.bodies)
     count = len(program.inputs)
     batched = tuple(rng.random() < 0.5 for _ in range(count))
     return Case(
@@ -57,14 +69,16 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         mode=mode,
         place=place,
         vmap=vmap,
-        is_jitted=rng.random() < 0.7,
+        is_jitted=rng.random() < 0.7 or is_within,
         is_strict=rng.random() < 0.3,
         precision=precision,
         width=width,
         differentiated=differentiated,
         batched=batched,
         has_axis=has_axis,
-        scalars=_scalars(rng, program, differentiated, vmap, precision),
+        scalars=scalars,
+        setting="none" if scalars else pick(["none"] * 8 + names),
+        is_spread=is_spread and not (has_axis and isinstance(program, ENDING)),
     )
 
 

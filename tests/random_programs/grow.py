@@ -28,6 +28,8 @@ class Features:
         has_axis: Whether there is a named axis.
         while_loops: Which while loops; JAX's own has no derivative in reverse mode.
         depth: How deep loops and branches are nested.
+        devices: How many a function may be split over, the same throughout a program
+            as in any with JAX; none where they are taken.
     """
 
     kinds: str = "fib"
@@ -37,6 +39,14 @@ class Features:
     has_axis: bool = False
     while_loops: tuple[str, ...] = ("BoundedWhileLoop", "CheckpointedWhileLoop")
     depth: int = 2
+    devices: int = 0
+
+    def on(self, transform: Transform) -> "Features":
+        """What may be in a function that this may run on many devices."""
+        if transform.name not in ON_DEVICES:
+            return self
+        # JAX has no collectives of a `vmap` in a `shard_map` within it.
+        return dataclasses.replace(self, devices=0, has_axis=False)
 
     def within(self, transform: Transform) -> "Features":
         """What may be in a loop or branch of this kind."""
@@ -44,13 +54,22 @@ class Features:
         if is_plain:
             rules = tuple(name for name in rules if RULES[name].is_honest)
         # Under `vmap` examples run all branches, those of others as well. That theirs
-        # have no cotangents is not told to collectives in a branch, by JAX either.
-        has_axis = self.has_axis and transform.name not in BRANCHES
+        # have no cotangents is not told to collectives in a branch, by JAX either. And
+        # devices that have ended do not meet those that go on.
+        without = (*BRANCHES, *WHILES * (not self.devices))
+        on = self.on(transform)
+        has_axis = on.has_axis and transform.name not in without
         return dataclasses.replace(
-            self, rules=rules, effects=(), has_axis=has_axis, depth=self.depth - 1
+            on,
+            rules=rules,
+            effects=(),
+            has_axis=has_axis,
+            depth=self.depth - 1,
         )
 
 
+WHILES = ("BoundedWhileLoop", "CheckpointedWhileLoop", "lax.while_loop", "WhileLoop")
+ON_DEVICES = ("ParallelMap", "ShardMap")
 BRANCHES = ("lax.cond", "lax.switch", "Cond", "Switch", "IfElse")
 
 
@@ -246,10 +265,12 @@ class Grower:
 
     def _map(self) -> None:
         names = ("jax.vmap", "ChunkedVmap", "Map", "ForLoop", "CheckpointedForLoop")
+        devices = self.features.devices
+        names += ON_DEVICES * (devices > 0)
         xs = [i for i, t in enumerate(self.types) if t.kind == "f" and t.shape]
         xs = self.rng.sample(xs, min(len(xs), self.rng.randint(1, 2)))
         xs, closed = xs or [self.find(Type("f", (self.width,)))], self.some(2)
-        transform = settings.row_map(self.rng, self.width, names)
+        transform = settings.row_map(self.rng, self.width, names, devices)
         inputs = [Type(t.kind, t.shape[1:]) for t in self.typed(xs)]
         body = self.inner(transform, [*inputs, *self.typed(closed)], [REAL])
         within = Within(transform, 0, len(xs))
@@ -268,7 +289,10 @@ class Grower:
         self.add(Op("branch", args, tuple(results), tuple(bodies), within))
 
     def _wrapper(self) -> None:
-        transform = settings.wrapper(self.rng)
+        names = ("jax.checkpoint", "jax.jit", "Remat")
+        devices = self.features.devices
+        names += ON_DEVICES[1:] * (devices > 0)
+        transform = settings.wrapper(self.rng, names, devices)
         operands, closed = [self.find(REAL), *self.some(2)], self.some(2)
         inputs, results = self.typed([*operands, *closed]), self.typed(operands)
         body = self.inner(transform, inputs, results)

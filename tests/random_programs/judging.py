@@ -65,12 +65,15 @@ def _is_refused(case: Case, error: Exception) -> bool:
     not transpose a scan that hands on integers on the host, which offloaded slots are.
     A carry is differentiated if it starts so, as that of `lax.scan` is, whether or not
     steps keep to it; then a rule without a forward mode may be asked for one.
-    `jax.checkpoint` cannot save complex residuals. And the backward pass of a loop that
-    stops is not stored, which reversing a cotangent's clipping would need.
+    Without `jit`, JAX has no scans of no steps. `jax.checkpoint` cannot save complex
+    residuals. And the backward pass of a loop that stops is not stored, which reversing
+    a cotangent's clipping would need.
     """
     if not isinstance(error, ValueError | TypeError):
         return False
     if "reduce_precision does not accept dtype complex" in str(error):
+        return True
+    if "zero-length scan is not supported in disable_jit" in str(error):
         return True
     if "cannot be differentiated twice in reverse mode" in str(error):
         clips = case.program.transform.get("backward") is not None

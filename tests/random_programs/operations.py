@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import io_callback
 
+import eqloop as el
+
 Operation = tuple[str, Callable[..., Any]]
+
+# What policies may call some of the values.
+TAG = "tagged"
 
 
 def _solve(a: Any, b: Any) -> Any:
@@ -54,6 +59,7 @@ PURE: dict[str, Operation] = {
     "matvec": ("fNN fN -> fN", lambda a, x: jnp.tanh(a) @ x),
     "matmul": ("fNN fNN -> fNN", lambda a, b: jnp.tanh(a) @ b),
     "solve": ("fNN fN -> fN", _solve),
+    "named": ("fS -> fS", lambda x: el.name(x, TAG)),
     "transpose": ("fNN -> fNN", jnp.transpose),
     "rows": ("fNN -> fN", lambda a: a.sum(1)),
     "convolve": ("fN fN -> fN", lambda x, y: jnp.convolve(x, y, mode="same") / 2),

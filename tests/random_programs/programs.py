@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from . import settings
 from .bodies import Body
-from .grow import Features, Grower
+from .grow import ON_DEVICES, Features, Grower
 from .transforms import (
     Transform,
     mapped,
@@ -269,7 +269,8 @@ def rows(rng: random.Random, width: int, features: Features, length: int) -> Pro
     length, features = max(length, 1), dataclasses.replace(features, effects=())
     parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
     xs = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
-    transform = settings.row_map(rng, length, MAPS)
+    names = MAPS + ON_DEVICES * 2 * (features.devices > 0)
+    transform = settings.row_map(rng, length, names, features.devices)
     is_reduced = transform.name == "ChunkedVmap" and rng.random() < 0.3
     wanted = random_types(rng, width, features.kinds, rng.randint(1, 2))
     if is_reduced:
@@ -277,7 +278,8 @@ def rows(rng: random.Random, width: int, features: Features, length: int) -> Pro
         how = ("reduce", rng.choice(["sum", "mean"]))
         transform = dataclasses.replace(transform, settings=(*transform.settings, how))
     inner = [*parameters, *xs]
-    body = Grower(rng, width, features, inner).body(wanted, rng.randint(2, 8))
+    grower = Grower(rng, width, features.on(transform), inner)
+    body = grower.body(wanted, rng.randint(2, 8))
     inputs = (*parameters, *(lengthened(x, length) for x in xs))
     module = rng.random() < 0.5
     return Rows(inputs, (body,), transform, len(parameters), module)
@@ -324,7 +326,7 @@ def layers(rng: random.Random, width: int, features: Features, length: int) -> P
     body = Grower(rng, width, features, inner).body(x, rng.randint(2, 7))
     made = {"schedule": settings.schedule(rng, depth)}
     if rng.random() < 0.3:
-        made["policy"] = settings.policy(rng)
+        made["policy"] = settings.policy(rng, made["schedule"])
     transform = Transform("StackedLayers", tuple(made.items()), depth)
     stacked = (lengthened(t, depth) for t in parameters)
     return Layers((*x, *stacked), (body,), transform)

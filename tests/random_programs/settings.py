@@ -4,8 +4,13 @@ import random
 import tempfile
 from typing import Any
 
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
 import eqloop as el
 
+from .operations import TAG
 from .transforms import Transform
 
 SCHEDULES = ("StoreAll", "Recursive", "Chunked", "Binomial", "Budget")
@@ -27,7 +32,8 @@ def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
         block = rng.randint(1, max(length, 1)) if rng.random() < 0.4 else 1
         return el.Binomial(rng.randint(1, 5), block=block)
     if kind == "Budget":
-        return el.Budget(rng.choice(["64KiB", "1MiB"]))
+        host = rng.choice([None, None, "64KiB"])
+        return el.Budget(rng.choice(["64KiB", "1MiB"]), host=host)
     inner = schedule(rng, length, rng.choice(["Recursive", "Chunked", "Binomial"]))
     if kind == "Offload":
         return el.Offload(inner)
@@ -43,7 +49,12 @@ def backward(rng: random.Random, length: int) -> Any:
     return el.ClipCotangent(rng.choice([0.3, 1.0, 5.0]))
 
 
-def policy(rng: random.Random) -> Any:
+def policy(rng: random.Random, schedule: Any = None) -> Any:
+    """One of those that the loop may have which has this schedule."""
+    if isinstance(schedule, el.Budget) and rng.random() < 0.5:
+        return "auto"
+    if rng.random() < 0.2:
+        return el.policies.save_names(TAG)
     return getattr(el.policies, rng.choice(POLICIES))
 
 
@@ -62,7 +73,7 @@ def scan(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
     if rng.random() < 0.2:
         settings["unroll"] = rng.choice([2, 3, True])
     if rng.random() < 0.25:
-        settings["policy"] = policy(rng)
+        settings["policy"] = policy(rng, settings.get("schedule"))
     if rng.random() < 0.15:
         settings["backward"] = backward(rng, length)
     if name == "SlicedScan":
@@ -89,8 +100,12 @@ def while_loop(rng: random.Random, names: tuple[str, ...], most: int = 4) -> Tra
     return Transform(name, tuple(settings.items()), most)
 
 
-def row_map(rng: random.Random, length: int, names: tuple[str, ...]) -> Transform:
+def row_map(
+    rng: random.Random, length: int, names: tuple[str, ...], devices: int
+) -> Transform:
     name = rng.choice(names)
+    if name == "ShardMap" and length % devices:
+        name = "ParallelMap"  # which pads
     settings: dict[str, Any] = {}
     if name == "ChunkedVmap":
         settings["chunk_size"] = rng.randint(1, length + 1)
@@ -104,10 +119,26 @@ def row_map(rng: random.Random, length: int, names: tuple[str, ...]) -> Transfor
         settings["base"] = rng.randint(2, 4)
     if name == "ForLoop":
         settings["schedule"] = schedule(rng, length)
+    if name == "ParallelMap":
+        settings["devices"] = jax.devices()[:devices]
+        if rng.random() < 0.4:
+            settings["chunk_size"] = rng.randint(1, length + 1)
+    if name == "ShardMap":
+        settings = sharding(devices, PartitionSpec("rows"))
     return Transform(name, tuple(settings.items()), length)
 
 
-def wrapper(rng: random.Random) -> Transform:
-    name = rng.choice(["jax.checkpoint", "jax.jit", "Remat"])
-    settings = (("policy", policy(rng)),) if name == "Remat" else ()
-    return Transform(name, settings)
+def sharding(count: int, spec: PartitionSpec) -> dict[str, Any]:
+    """The settings of a `ShardMap` over so many devices."""
+    mesh = Mesh(np.array(jax.devices()[:count]), ("rows",))
+    return {"mesh": mesh, "in_specs": spec, "out_specs": spec}
+
+
+def wrapper(rng: random.Random, names: tuple[str, ...], devices: int) -> Transform:
+    name = rng.choice(names)
+    settings: dict[str, Any] = {}
+    if name == "Remat":
+        settings["policy"] = policy(rng)
+    if name == "ShardMap":
+        settings = sharding(devices, PartitionSpec())
+    return Transform(name, tuple(settings.items()))

@@ -48,6 +48,10 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, scalars=())
     if case.is_strict:
         yield replace(case, is_strict=False)
+    if case.setting != "none":
+        yield replace(case, setting="none")
+    if case.is_spread:
+        yield replace(case, is_spread=False)
     if len(case.differentiated) > 1:
         for i in range(len(case.differentiated)):
             left = case.differentiated[:i] + case.differentiated[i + 1 :]

@@ -12,8 +12,9 @@ import eqloop as el
 
 from ..marks import slow
 from .bodies import Body, Op
-from .cases import Case
+from .cases import SETTINGS, Case
 from .choice import random_case
+from .grow import ON_DEVICES
 from .judging import Skipped, judge
 from .programs import Scanned
 from .shrinking import shrink
@@ -21,7 +22,7 @@ from .transforms import Transform
 from .values import Precision, Type
 
 
-@pytest.mark.parametrize("seed", [*range(6), *map(slow, range(6, 20))])
+@pytest.mark.parametrize("seed", [*range(5), *map(slow, range(5, 20))])
 def test_a_random_program_is_as_written_out(seed):
     try:
         finding = judge(random_case(seed))
@@ -34,6 +35,14 @@ def test_a_seed_is_a_program():
     for seed in range(50):
         assert str(random_case(seed)) == str(random_case(seed))
     assert len({str(random_case(seed)) for seed in range(50)}) == 50
+
+
+def test_every_setting_and_device_is_tried():
+    cases = [random_case(seed) for seed in range(200)]
+    assert {case.setting for case in cases} == {"none", *SETTINGS}
+    assert {case.is_spread for case in cases} == {False, True}
+    programs = "\n".join(str(case.program) for case in cases)
+    assert all(f"{name}(" in programs for name in ON_DEVICES)
 
 
 def test_what_is_left_out_is_not_there():

@@ -204,6 +204,8 @@ def scan_while(
 
 def mapped(transform: Transform, is_written_out: bool, f: Any) -> Callable[..., Any]:
     """A map over the rows of its arguments."""
+    if transform.name == "ShardMap" and not is_written_out:
+        return transform.made(el.Vmap(f))
     if not (is_written_out or transform.is_plain):
         return transform.made(f)
     reduce = transform.get("reduce")

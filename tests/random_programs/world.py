@@ -36,6 +36,11 @@ class World:
     unordered: list[Any] = dataclasses.field(default_factory=list)
     ref: Any = None
 
+    def forget(self) -> None:
+        """Forgets what effects have seen."""
+        self.log.clear()
+        self.unordered.clear()
+
     def cast(self, x: Any, kind: str) -> Any:
         return lax.convert_element_type(x, self.precision.dtype(kind))
 

@@ -13,6 +13,8 @@ from jax import lax
 
 import eqloop as el
 
+from ..weights import normal
+
 LENGTH, EVERY = 11, 4
 
 
@@ -30,7 +32,7 @@ class Cell(eqx.Module):
 
 
 def cell() -> Cell:
-    return Cell(0.5 * jr.normal(jr.key(0), (3, 3)), jnp.full(3, 0.1))
+    return Cell(normal(0, (3, 3), scale=0.5), jnp.full(3, 0.1))
 
 
 def data(length: int = LENGTH) -> np.ndarray:

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..weights import without_key
+
 X = jnp.arange(3.0)
 
 
@@ -66,7 +68,7 @@ def test_names():
         "energy": el.Jit(energy),
         "mine": el.Jit(energy, name="mine"),
         "Grad_energy": el.Jit(el.Grad(energy)),
-        "Linear": el.Jit(eqx.Partial(eqx.nn.Linear(3, 1, key=jax.random.key(0)))),
+        "Linear": el.Jit(eqx.Partial(without_key(eqx.nn.Linear, 3, 1))),
     }
     for name, jit in names.items():
         lowered = jit.lower(X, n=2) if name != "Linear" else jit.lower(X)

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..weights import without_key
+
 X = jnp.arange(3.0)
 
 
@@ -82,7 +84,7 @@ def test_static_leaves_must_be_hashable():
 
 def test_eval_shape():
     large = jax.ShapeDtypeStruct((100_000, 3), jnp.float32)
-    linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+    linear = without_key(eqx.nn.Linear, 3, 2)
     out = el.EvalShape(lambda f, x: (jax.vmap(f)(x), "s"))(linear, large)
     assert (out[0].shape, out[1]) == ((100_000, 2), "s")
     assert el.EvalShape(linear)(X).shape == (2,)

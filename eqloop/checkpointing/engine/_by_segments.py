@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,11 @@ from ..._partition import Arrays
 from ..._tangents import zero_array
 from ..._typecheck import PyTree
 from ..._types import Index, Value
-from ...progress import hops
+from ...progress import run_with_bar
 from ._forward import iterate
 from ._loop import Loop, element, opaque, store, zero
-from ._order import AbstractSlotOrder
 from ._step import Step
+from .orders._order import AbstractSlotOrder
 
 # A program that has the step in it more often takes longer to compile.
 _MOST_GROUPS = 2
@@ -96,8 +96,8 @@ class BySegments:
         for stride, equal in itertools.groupby(sizes):
             groups.append(Group(first, len(list(equal)), stride))
             first += groups[-1].size
-        told = self.loop.meter.here.is_shown
-        if told or self.loop.stops or len(groups) > _MOST_GROUPS:
+        has_bar = self.loop.meter.here.is_shown
+        if has_bar or self.loop.stops or len(groups) > _MOST_GROUPS:
             return [Group(0, len(sizes), None)]
         return groups
 
@@ -135,7 +135,7 @@ class BySegments:
             state = lax.fori_loop(0, size, run, state)
         return state
 
-    def run(self, reached: Reached, segment: Any, stride: int | None) -> Reached:
+    def run(self, reached: Reached, segment: Index, stride: int | None) -> Reached:
         """Runs a segment, from where the one before it has ended."""
         if stride is None:
             ends = constant([*self.starts[1:], self.loop.length])
@@ -151,8 +151,8 @@ class BySegments:
         # The position comes first for a bar, and the carry second.
         number, *state = reached
         run = lambda state, stop: self._moves(Reached(number, *state), stop)[1:]
-        gauge = self.loop.meter.here
-        number, state = hops(gauge, number, tuple(state), stop, run, self._last_y)
+        gauge, last_y = self.loop.meter.here, self._last_y
+        number, state = run_with_bar(gauge, number, tuple(state), stop, run, last_y)
         return Reached(number, *state)
 
     def _moves(self, reached: Reached, stop: Index) -> Reached:

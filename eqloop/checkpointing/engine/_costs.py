@@ -1,11 +1,17 @@
-"""What a step and the operations in it cost: numbers for orders to add up.
+"""What a step costs, and how long the pieces of a gradient take.
 
-`planning` finds them out, from the traced step and the backend in use.
+Orders add these numbers up. `planning` finds them out, from the traced step and the
+backend in use.
 """
 
+import abc
 import dataclasses
+from typing import TYPE_CHECKING, Self
 
 from ..._types import Aval
+
+if TYPE_CHECKING:
+    from .reversals._block_reversals import AbstractReversal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +30,18 @@ class StepCost:
         ct_consts: Bytes of the cotangents of what all steps share.
         products: Bytes of what a batch of steps adds to these, of which a large product
             is made part by part.
+        known: Bytes of the products of a step that are kept if it is run again before
+            it is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         reversal: The work of taking cotangents back, given the residuals.
+        started_once: The part of both that it takes to start those operations, of
+            whatever size, that a batch of steps has once: all but the ones by which the
+            cotangent of the carry goes back step by step.
+        dots_once: How many of these are dots.
         reads: Entries of outer products that are computed from stored residuals.
     """
 
@@ -42,11 +54,14 @@ class StepCost:
     ct_y: int
     ct_consts: int
     products: int
+    known: int
     residuals: int
     rows: int | None
     everything: int
     evaluation: float
     reversal: float
+    started_once: float
+    dots_once: int
     reads: int
 
 
@@ -59,6 +74,9 @@ class Rates:
         entry: One entry of an elementwise result.
         costly_entry: The same for a transcendental function.
         equation: Any equation, however small.
+        dot_of_batch: A dot of a batch of steps, in addition. XLA writes out the product
+            of a small matrix and a vector, and calls a library for that of two
+            matrices.
         byte: One byte written to a buffer that lives longer than an iteration.
         byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
@@ -77,6 +95,7 @@ class Rates:
     entry: float
     costly_entry: float
     equation: float
+    dot_of_batch: float
     byte: float
     byte_of_sums: float
     iteration: float
@@ -86,3 +105,96 @@ class Rates:
     byte_to_file: float
     callback: float
     entry_of_reads: float
+
+
+class AbstractPace(abc.ABC):
+    """What orders add up to the time of a gradient, in nanoseconds.
+
+    Attributes:
+        cost: What a step costs.
+        rate: What single operations take on the backend in use.
+    """
+
+    cost: StepCost
+    rate: Rates
+
+    @property
+    @abc.abstractmethod
+    def is_measured(self) -> bool:
+        """Whether that was found by running pieces of this very step."""
+
+    @property
+    @abc.abstractmethod
+    def advance(self) -> float:
+        """One step that is run, by the primal or again."""
+
+    @property
+    @abc.abstractmethod
+    def everything(self) -> float:
+        """One step, run and taken back, of a loop whose residuals are all stored."""
+
+    @abc.abstractmethod
+    def block(self, reversal: "AbstractReversal", count: int) -> float:
+        """A block of so many steps, taken back from the carry before it."""
+
+    @abc.abstractmethod
+    def recomputing(self, cost: StepCost, again: float) -> Self:
+        """The same for a step that keeps something else, as a guess.
+
+        Args:
+            cost: What that step costs.
+            again: How much more it computes again, as work.
+        """
+
+    @abc.abstractmethod
+    def beside(self, other: "AbstractPace") -> Self:
+        """The same at a moment when the step was run as fast as in another pace.
+
+        What was measured at two times may differ by how busy the machine was.
+        """
+
+    @property
+    def slot(self) -> float:
+        """A carry, written to a slot and read from it."""
+        return 2 * self.cost.held * self.rate.byte + 2 * self.rate.iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimated(AbstractPace):
+    """What the work of a step takes at the rates of the backend."""
+
+    cost: StepCost
+    rate: Rates
+
+    @property
+    def is_measured(self) -> bool:
+        return False
+
+    @property
+    def advance(self) -> float:
+        return self.cost.evaluation + self.rate.iteration
+
+    @property
+    def everything(self) -> float:
+        cost, rate = self.cost, self.rate
+        return self.advance + reversal_time(cost, rate) + residuals_time(cost, rate)
+
+    def block(self, reversal: "AbstractReversal", count: int) -> float:
+        return reversal.block_time(self.cost, count, self.rate)
+
+    def recomputing(self, cost: StepCost, again: float) -> Self:
+        return dataclasses.replace(self, cost=cost)
+
+    def beside(self, other: AbstractPace) -> Self:
+        return self
+
+
+def reversal_time(cost: StepCost, rate: Rates) -> float:
+    """What it takes to take a step back, given its residuals."""
+    # The cotangents of what all steps share are a sum, which every step adds to.
+    return cost.reversal + rate.iteration + 2 * cost.ct_consts * rate.byte_of_sums
+
+
+def residuals_time(cost: StepCost, rate: Rates) -> float:
+    """What it takes to store the residuals of a step and to read them."""
+    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads

@@ -1,4 +1,4 @@
-"""What a reverse sweep does to a step, differentiated: a forward and a reverse loop.
+"""The backward step, differentiated: a forward and a reverse loop.
 
 - In forward mode, the forward loop carries the tangents of the carry along, and the
   reverse loop the tangents of what is carried back.
@@ -28,23 +28,32 @@ from ..._programs import has_rules, inputs_read, settled
 from ..._tangents import cotangent_types, instantiated, zero_tangent
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
-from ._back import Around, Back, Ends, Inputs, Taken, indices, one, single
+from ._backward_step import (
+    Around,
+    BackwardStep,
+    Ends,
+    Inputs,
+    Taken,
+    indices,
+    one,
+    single,
+)
 from ._forward import Active
 from ._loop import Loop
 from ._step import Step, make_step
 
 
 class NotLinearError(Exception):
-    """A reversal is not linear in what it carries back."""
+    """A backward step is not linear in what it carries back."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Derived(Around):
-    """What is derived from another one.
+    """A backward step that is derived from another one.
 
     Attributes:
-        forward: The step of its loop there, without outputs.
-        active: Which of the inputs of its loop are differentiated.
+        forward: The step of the other one's forward loop, without outputs.
+        active: Which of the inputs of that loop are differentiated.
     """
 
     forward: Step
@@ -58,7 +67,7 @@ class Derived(Around):
     def _open(
         self, loop: Loop, inputs: Inputs
     ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
-        """The loop and the inputs of the other one, and what follows upon these."""
+        """The loop and the inputs of the other one, and what comes behind these."""
         pairs = [split(x, len(t)) for x, t in zip(inputs, self.of.types, strict=True)]
         own, more = ([pair[i] for pair in pairs] for i in (0, 1))
         of_other = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
@@ -67,10 +76,10 @@ class Derived(Around):
 
 @dataclasses.dataclass(frozen=True)
 class Pushed(Derived):
-    """The same with tangents.
+    """The other one, and its tangents.
 
-    Active consts, leaves of the carry and of `xs` have their tangents behind them; so
-    do all that are carried back, and all that is given.
+    Behind the consts, the carry and `xs` are the tangents of those that are active.
+    Behind all that is carried back, and all that is given, are their tangents.
     """
 
     @property
@@ -182,21 +191,23 @@ class Left(Derived):
         return Taken(*split(outs, *counts))
 
 
-def left_of(back: Back, forward: Step, active: Active, reverse: bool) -> Back:
-    """What is left of a reversal when it has been differentiated."""
+def left_of(
+    back: BackwardStep, forward: Step, active: Active, reverse: bool
+) -> BackwardStep:
+    """What is left of a backward step when it has been differentiated."""
     if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
         return back
     return Left(back, forward, active, reverse)
 
 
 @functools.lru_cache(maxsize=128)
-def onward(back: Back, step: Step) -> Step:
-    """The step of the loop that takes the cotangents of a reversal there.
+def onward(back: BackwardStep, step: Step) -> Step:
+    """The step of a forward loop that takes the cotangents of a way back along.
 
     Args:
-        back: The reversal.
-        step: The step of its loop there. If its carry has more leaves, the first ones
-            are not for the reversal.
+        back: The backward step.
+        step: The step of its forward loop. If its carry has more leaves, the way back
+            is not given the first ones.
 
     Returns:
         A step for consts, carry and `xs` as `Pulled` has them. Its `y` are the
@@ -226,8 +237,8 @@ def onward(back: Back, step: Step) -> Step:
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 
 
-def _given(back: Back) -> tuple[list[Aval], list[Aval], list[Aval]]:
-    """The types of what a reversal gives, by what they follow upon in `Pulled`."""
+def _given(back: BackwardStep) -> tuple[list[Aval], list[Aval], list[Aval]]:
+    """The types of what a backward step gives, by what they come behind in `Pulled`."""
     consts, _, xs = back.types
     sums = [consts[i] for i in back.const_of]
     return sums, back.end_types[0], [xs[i] for i in back.x_of]
@@ -243,23 +254,23 @@ def _zeros(types: PyTree) -> PyTree:
 
 
 def there_and_back(
-    back: Back, step: Step, loop: Loop, inputs: Inputs, ends: Ends
+    back: BackwardStep, step: Step, loop: Loop, inputs: Inputs, ends: Ends
 ) -> Taken:
     """What a way back gives in the end: two loops for JAX to differentiate.
 
     It takes memory for every carry, and so it is for what cannot be had otherwise: the
-    cotangents of a reversal that is not linear in what it carries back.
+    cotangents of a backward step that is not linear in what it carries back.
 
     Args:
         back: What the way back does to a step.
-        step: The step of the loop there.
+        step: The step of the forward loop.
         loop: The loop.
         inputs: Consts, the initial carry and `xs`.
         ends: What is carried back from the end, and what the steps get besides.
     """
     (consts, init, xs), (carried, zs) = inputs, ends
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
-    one = loop.part(1)
+    of_one = loop.part(1)
 
     def move(carry: list[Value], x: list[Value]) -> tuple[list[Value], list[Value]]:
         return step(consts, carry, x)[0], carry
@@ -269,7 +280,7 @@ def there_and_back(
         carry, x, z = at
         x = [jnp.expand_dims(e, axis) for e, axis in zip(x, loop.x_axes, strict=True)]
         z = [stack_of(e, 1) for e in z]
-        taken = back(one, (consts, carry, x), (carried, z))
+        taken = back(of_one, (consts, carry, x), (carried, z))
         axes = [loop.x_axes[i] for i in back.x_of]
         given = [jnp.squeeze(e, axis) for e, axis in zip(taken.xs, axes, strict=True)]
         sums = [a + b for a, b in zip(sums, taken.sums, strict=True)]
@@ -277,8 +288,8 @@ def there_and_back(
 
     every_z = list(zs)
     if loop.kept is not None:
-        indices = jnp.arange(loop.length, dtype=jnp.int32)
-        every_z = jax.vmap(lambda index: loop.z(zs, index))(indices)
+        every = jnp.arange(loop.length, dtype=jnp.int32)
+        every_z = jax.vmap(lambda index: loop.z(zs, index))(every)
     # The order of `xs` and of the rows is that of the steps, or the other way round.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry

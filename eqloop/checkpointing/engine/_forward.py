@@ -1,8 +1,9 @@
-"""Runs a loop forward and saves nothing of it: `primal`, or `stored` for JAX to derive.
+"""Runs a loop forward and saves nothing of it.
 
-Plain JAX on lists of arrays. JAX differentiates `stored` alone. A gradient that is
-planned runs two other loops: a forward sweep, which also leaves carries in slots
-(`_by_segments.py` and `_slots.py`), and a reverse sweep (`_sweep.py`).
+Plain JAX on lists of arrays. `stored` is what JAX differentiates if all residuals are
+to be stored; it differentiates nothing else here. A gradient that is planned runs two
+other loops: a forward sweep, which also leaves carries in slots (`_by_segments.py` and
+`_slots.py`), and a reverse sweep (`_sweep.py`).
 """
 
 import functools
@@ -37,7 +38,9 @@ def primal(
 ) -> tuple[list[Value], list[Value]]:
     """Runs the loop and saves nothing. Returns the final carry and `ys`."""
 
-    def body(read: Any, state: tuple[Value, list[Value]], _: Value) -> PyTree:
+    def body(
+        read: tuple[Arrays, ...], state: tuple[Value, list[Value]], _: Value
+    ) -> PyTree:
         (consts, xs), (position, carry) = read, state
         carry, y = step(consts, carry, loop.x(xs, position))
         return (position + 1, carry), y
@@ -67,7 +70,9 @@ def stored(
         for x, axis in zip(xs, loop.x_axes, strict=True)
     ]
 
-    def body(read: Any, state: tuple[None, list[Value]], x: list[Value]) -> PyTree:
+    def body(
+        read: tuple[Arrays, ...], state: tuple[None, list[Value]], x: list[Value]
+    ) -> PyTree:
         (consts,), (_, carry) = read, state
         carry, y = evaluate(consts, carry, x)
         return (None, carry), y

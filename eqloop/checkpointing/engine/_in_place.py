@@ -49,7 +49,7 @@ def run_in_place(
         f: The function. It closes over no tracers.
         args: Its arguments.
     """
-    if not _writes(program):
+    if not writes_rows(program):
         return f(*args)
     flat, tree = jax.tree.flatten(args)
     on_flat = lambda *flat: f(*tree.unflatten(flat))
@@ -58,7 +58,8 @@ def run_in_place(
 
 
 @functools.lru_cache(maxsize=512)
-def _writes(program: jex.ClosedJaxpr) -> bool:
+def writes_rows(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program writes rows of a buffer, at any depth."""
     return any(eqn.primitive.name in WRITES for eqn in equations(program))
 
 

@@ -20,7 +20,7 @@ from ..._partition import Arrays
 from ..._tangents import zero_array
 from ..._typecheck import PyTree
 from ..._types import Index, Value
-from ...progress import told_scan
+from ...progress import scan_with_bar
 from ._loop import Loop, opaque, store, zero
 
 # A step as `lax.scan` takes it: `(state, x) -> (state, y)`, for lists `x` and `y`.
@@ -56,7 +56,7 @@ def scan(
     if not is_differentiated:
         read = tuple(map(opaque, read))
     run = functools.partial(body, read)
-    return told_scan(_scan, run, state, xs, loop, after, not is_differentiated)
+    return scan_with_bar(_scan, run, state, xs, loop, after, not is_differentiated)
 
 
 def _scan(

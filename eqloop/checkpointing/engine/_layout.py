@@ -1,22 +1,53 @@
 """What a schedule decides for one loop: an order, slots, and a reversal."""
 
+import abc
 import dataclasses
 from collections.abc import Hashable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from ._costs import StepCost
+from ._costs import AbstractPace, StepCost
 from ._loop import nbytes
-from ._order import AbstractOrder
-from ._pace import AbstractPace
-from ._reversals import AbstractReversal, ByResiduals
-from ._slots import AbstractSlots, DeviceSlots
+from .orders._order import AbstractOrder
+from .reversals._block_reversals import AbstractReversal, ByResiduals
+from .slots._slots import AbstractSlots, DeviceSlots
 
 # A kind of reversal, and of how many steps at once.
 Piece: TypeAlias = tuple[Hashable, int]
 
 
+class AbstractLayout(abc.ABC):
+    """How one loop is stored and reversed, for whoever differentiates it.
+
+    It is a frozen, hashable dataclass. Only a loop of its kind runs by it, and knows
+    what else there is to it: a `Layout`, or an `AbstractWhileLayout` of `whiles`.
+
+    Attributes:
+        slots: Where the carries are that the primal stores.
+        reversal: How one block of steps is taken back.
+        kept: The names of what a step keeps, if that was chosen, see `Layout`.
+    """
+
+    slots: AbstractSlots
+    reversal: AbstractReversal
+    kept: tuple[str, ...] | None
+
+    @property
+    @abc.abstractmethod
+    def block(self) -> int:
+        """How many steps are reversed at once, at the most."""
+
+    @property
+    @abc.abstractmethod
+    def stores_residuals(self) -> bool:
+        """Whether the primal stores residuals, and no carries."""
+
+    @abc.abstractmethod
+    def by_carries(self) -> Self:
+        """The same for a loop whose primal cannot store residuals."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(AbstractLayout):
     """How one loop is stored and reversed: what a schedule decides.
 
     Args:
@@ -68,7 +99,7 @@ class Layout:
 
     @property
     def evaluations(self) -> int:
-        """How often the step is evaluated for one gradient, by the primal included."""
+        """How often the step is evaluated for one gradient that has no policy."""
         again = 0 if self.slots.outlast_primal else self.order.length
         return self.order.evaluations + again
 
@@ -79,7 +110,7 @@ class Layout:
 
     @property
     def kind(self) -> Hashable:
-        """Layouts of one kind make programs alike: what one takes tells of another."""
+        """Layouts of one kind make similar programs: one is a guide to the others."""
         return self.order.kind, self.reversal.kind, self.kept is None
 
     @property
@@ -123,7 +154,7 @@ class Layout:
         again = 0 if self.slots.outlast_primal else self.order.length
         return again * pace.advance + self.order.duration(pace, self.reversal)
 
-    def by_carries(self) -> "Layout":
+    def by_carries(self) -> Self:
         """The same for a loop whose primal cannot store residuals.
 
         Returns:

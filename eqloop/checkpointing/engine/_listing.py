@@ -1,4 +1,4 @@
-"""A note of every layout that is decided while a program is traced to be looked at.
+"""Lists the layouts that are decided while a program is traced, for `plans`.
 
 A loop that stores residuals leaves no trace of its layout in a program: what is there
 is JAX's own derivative of a scan. So where layouts are listed, such a loop is traced as
@@ -8,15 +8,19 @@ to make a plan is traced as ever, or it would be measured as what it is not.
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from ..._partition import Flags
 from ._forward import Active
+from ._layout import AbstractLayout
+
+_Kind = TypeVar("_Kind", bound=AbstractLayout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +29,14 @@ class Decided:
 
     Attributes:
         layout: The layout.
-        stands_for_it: That which is in the program, and in no other equation of it.
+        stands_for_it: The layout that is in the program instead. It is found there by
+            its identity, so it is in one equation alone.
         active: Which inputs of the loop are differentiated.
         still: Which leaves of the initial carry are not, though the carry varies.
     """
 
-    layout: Any
-    stands_for_it: Any
+    layout: AbstractLayout
+    stands_for_it: AbstractLayout
     active: Active
     still: Flags = ()
 
@@ -79,11 +84,11 @@ def stands_for_residuals(layout: object) -> bool:
     )
 
 
-def listed(layout: Any, active: Active, still: Flags) -> Any:
+def listed(layout: _Kind, active: Active, still: Flags) -> _Kind:
     """The layout to go on with; it is noted, if layouts are listed."""
     decided = _list.get()
     if decided is None:
         return layout
-    stand_in = dataclasses.replace(layout.by_carries())
+    stand_in = copy.copy(layout.by_carries())
     decided.append(Decided(layout, stand_in, active, still))
     return stand_in

@@ -20,8 +20,8 @@ from ...progress import NO_BARS, Meter
 class Loop:
     """Everything about a loop but its step and its schedule.
 
-    A step is told apart by its position, which counts in the order of execution, and
-    by its index, which is its place in `xs` and `ys`; they differ under `reverse`.
+    A step has a position, which counts in the order of execution, and an index, which
+    is its place in `xs` and `ys`. The two differ under `reverse`.
 
     Attributes:
         length: How many steps.

@@ -23,9 +23,8 @@ from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ...progress import Again, BarChange
-from ._all_at_once import pull_residuals, store_residuals
 from ._forward import Active
-from ._held import Needs, Saves, leaves_computed, without_leaves
+from ._layout import AbstractLayout
 from ._listing import listed, stands_for_residuals
 from ._problem import (
     Problem,
@@ -37,6 +36,9 @@ from ._problem import (
 )
 from ._reverse_primitive import Reverse
 from ._step import reaching
+from .leaves._held import leaves_computed, without_leaves
+from .leaves._saves import Needs, Saves
+from .orders._all_at_once import pull_residuals, store_residuals
 
 
 def planned_loop(
@@ -55,10 +57,12 @@ class PlannedLoop(Formula):
     """
 
     problem: Problem
-    saves: Saves | None
+    saves: Saves[AbstractLayout] | None
     unit = "iteration"
 
-    def __init__(self, problem: Problem, saves: Saves | None, inputs: PyTree):
+    def __init__(
+        self, problem: Problem, saves: Saves[AbstractLayout] | None, inputs: PyTree
+    ):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
         slots = []
@@ -88,8 +92,8 @@ class PlannedLoop(Formula):
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         again = self.with_bars(Again())
-        # All leaves that vary are perturbed here, as in `jax.checkpoint`. Nothing tells
-        # whose cotangents are read.
+        # It is not known here whose cotangents will be read. So all leaves that vary
+        # count as perturbed, as in `jax.checkpoint`.
         moves = [False] * len(perturbed[1])
         _, residuals, _ = again._sweep(perturbed, moves, inputs)
         return again.vjp_bwd_retval(residuals, cts)
@@ -188,9 +192,9 @@ class PlannedLoop(Formula):
         carry = leaves_computed(step, [True] * own + carry[own:], ys)
         kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
         # A bar may show any of the leaves.
-        is_told = meter.here.is_shown or meter.back.is_shown
+        has_bars = meter.here.is_shown or meter.back.is_shown
         if (
-            is_told
+            has_bars
             or step.jaxpr.effects
             or all((*kept, *ys, any(slots) == bool(slots)))
         ):
@@ -214,7 +218,7 @@ class PlannedLoop(Formula):
 
     def _saves_of_gradient(
         self, problem: Problem, active: Active, y_active: Flags
-    ) -> Saves:
+    ) -> Saves[AbstractLayout]:
         """What the forward sweep of a gradient leaves for the way back.
 
         If this loop leaves slots for another way back as well, then these are in the
@@ -244,7 +248,7 @@ class PlannedLoop(Formula):
 
     def _reversed(
         self,
-        saves: Saves,
+        saves: Saves[AbstractLayout],
         active: Active,
         y_active: Flags,
         residuals: PyTree,

@@ -5,38 +5,41 @@ under `vmap`. They keep the schedule, and are planned anew.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..._axes import is_symbolic, refuse_symbolic
+from ..._axes import is_symbolic
 from ..._partition import Flags, pick
 from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
 from ..._tangents import inexact_only
 from ..._typecheck import PyTree
 from ..._types import BatchAxis
 from ...progress import Again, BarChange
-from ._all_at_once import AllAtOnce
-from ._back import Pull
+from ._backward_step import Pull
 from ._forward import Active, Saveable
-from ._held import Needs, needs_of
 from ._kept_names import KeptNames, with_named_dots
-from ._layout import Layout
+from ._layout import AbstractLayout, Layout
 from ._listing import unlisted
-from ._loop import Loop, nbytes
-from ._reversals import ByResiduals
-from ._segmented import Segmented
+from ._loop import Loop
+from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
+from .leaves._held import needs_of
+from .leaves._saves import Needs
+from .orders._all_at_once import AllAtOnce
 
 if TYPE_CHECKING:
+    from ._loop_spec import LoopSpec
     from ._repetition import AbstractRepetition
 
 
 class Planner(Protocol):
     """What the primitive needs of a schedule."""
 
-    def layout(self, loop: "LoopSpec") -> Layout:
-        """How to store and reverse a loop, once it is known what is differentiated."""
+    def layout(self, loop: "LoopSpec") -> Any:
+        """How to store and reverse a loop, once it is known what is differentiated.
+
+        The layout is one that the loop's `repetition` runs by.
+        """
         ...
 
 
@@ -59,7 +62,7 @@ class Problem:
     loop: Loop
     policy: Saveable
     planner: Planner
-    repetition: "AbstractRepetition"
+    repetition: "AbstractRepetition[Any]"
     still: Flags = ()
 
     @property
@@ -72,8 +75,8 @@ class Problem:
         """The loop that is run where this one is planned."""
         return self.repetition.run_as_planned(self)
 
-    def layout(self, active: Active) -> Layout:
-        """How its planner has it stored and reversed."""
+    def layout(self, active: Active) -> Any:
+        """How its planner has it stored and reversed: an `AbstractLayout`."""
         if not is_symbolic(self.loop.length) and self.loop.length == 0:
             return Layout(AllAtOnce(0))  # no schedule has to think of it
         with unlisted():
@@ -85,7 +88,7 @@ class Problem:
         starts = self.loop.starts[self.repetition.lead :]
         return dataclasses.replace(self.loop, starts=starts)
 
-    def under(self, layout: Any) -> "Problem":
+    def under(self, layout: AbstractLayout) -> "Problem":
         """The same loop with the policy that a layout has chosen, if it has."""
         return self if layout.kept is None else self.keeping(layout.kept)
 
@@ -117,145 +120,6 @@ class Problem:
         return dataclasses.replace(self, step=self.step.rewritten(change), loop=loop)
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopSpec:
-    """A loop to plan, as a schedule sees it.
-
-    The library makes it, and passes it to the `layout` of a schedule.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
-
-    Examples:
-        >>> import dataclasses
-        >>> import jax.numpy as jnp
-        >>> import eqloop as el
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class AtMost(el.AbstractSchedule):
-        ...     nbytes: int
-        ...     def layout(self, loop: el.LoopSpec) -> el.Layout:
-        ...         slots = self.nbytes // loop.slot_bytes
-        ...         return loop.cut([(loop.length, el.Binomial(slots))])
-        >>> step = lambda h, x: (jnp.sin(h + x), None)
-        >>> scan = el.Scan(step, schedule=AtMost(10_000))
-        >>> scan.plan(jnp.zeros(100), jnp.zeros((1000, 100))).slots
-        26
-    """
-
-    # Not a part of the public types, which would be those of the whole engine.
-    problem: Any = dataclasses.field(repr=False)
-    active: Any = dataclasses.field(repr=False)
-
-    @property
-    def length(self) -> int:
-        """How many steps the loop has."""
-        refuse_symbolic(
-            type(self.problem.planner).__name__,
-            self.problem.loop.length,
-            "planning the gradient of a loop",
-            "Use `schedule=el.StoreAll()`, or export for each length by itself",
-        )
-        return self.problem.loop.length
-
-    @property
-    def carry_bytes(self) -> int:
-        """The bytes of a carry."""
-        return nbytes(self.problem.step.carry_types)
-
-    @property
-    def slot_bytes(self) -> int:
-        """The bytes that a slot takes: of a carry it holds what is read again."""
-        return nbytes(pick(self.problem.step.carry_types, self._held))
-
-    def cut(self, segments: Iterable[tuple[int, "Planner"]]) -> Layout:
-        """The loop as segments, one after the other.
-
-        The primal stores the carry at the start of each segment. On the way back, last
-        segment first, each segment is run again from there, and reversed as its own
-        schedule plans; a segment of one step is reversed at once. Equal segments that
-        follow one another share one loop in the program. Steps are reversed together if
-        all schedules have the same `block`.
-
-        Args:
-            segments: How many steps each segment has, and the schedule for it. With
-                [`StoreAll`][eqloop.StoreAll] the residuals of the segment are stored
-                together; with `Chunked(1)` each of its carries.
-
-        Returns:
-            What a schedule returns from `layout`.
-
-        Raises:
-            TypeError: If a number of steps is not an int, or a schedule is none.
-            ValueError: If the segments do not add up to the loop, or one has an
-                [`Offload`][eqloop.Offload], which is for the whole schedule.
-
-        Examples:
-            See [`AbstractSchedule`][eqloop.AbstractSchedule].
-        """
-        layouts = [self._layout_of(count, schedule) for count, schedule in segments]
-        orders = [layout.order.as_part() for layout in layouts]
-        owner = type(self.problem.planner).__name__
-        if sum(order.length for order in orders) != self.length:
-            lengths = ", ".join(str(order.length) for order in orders)
-            raise ValueError(
-                f"{owner}: the segments that are passed to `loop.cut` must add up to "
-                f"the length of the loop, {self.length}, and they are: "
-                f"{lengths or 'none'}."
-            )
-        parts = [(len(list(same)), order) for order, same in itertools.groupby(orders)]
-        reversals = {layout.reversal for layout in layouts}
-        reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
-        return Layout(Segmented(tuple(parts)), reversal=reversal)
-
-    def _layout_of(self, count: object, schedule: Any) -> Layout:
-        """The layout of a segment, as its schedule plans it."""
-        owner = type(self.problem.planner).__name__
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise TypeError(
-                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
-                f"steps, an int of at least 1, and a schedule. Its number of steps is "
-                f"{count!r}."
-            )
-        if not hasattr(schedule, "layout"):
-            raise TypeError(
-                f"{owner}: a segment that is passed to `loop.cut` must be a number of "
-                f"steps and a schedule, such as `el.Chunked(1)`. Its schedule is "
-                f"{schedule!r}."
-            )
-        loop = self.problem.loop.part(count)
-        problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
-        layout = problem.layout(self.active)
-        if layout.slots != Layout(layout.order).slots:
-            raise ValueError(
-                f"{owner}: the slots of a segment are on the device, and cannot be "
-                f"those of {schedule!r}. Pass the schedule within to `loop.cut`, and "
-                f"wrap the whole one: `el.{type(schedule).__name__}({owner}(...))`."
-            )
-        return layout
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether residuals of the steps may be stored."""
-        return self.problem.policy is not None
-
-    @property
-    def has_inverse(self) -> bool:
-        """Whether there is an inverse of the step."""
-        return self.problem.step.inverse is not None
-
-    @property
-    def has_slots(self) -> bool:
-        """Whether there is anything to store: something of a carry is read again."""
-        return any(self._held)
-
-    @property
-    def _held(self) -> Flags:
-        step = self.problem.step
-        _, y_active = activity(step, self.active)
-        return needs_of_gradient(self.problem, self.active, y_active).held
-
-
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
     """Which leaves vary with the perturbed inputs: those of all inputs, and of `y`."""
     types = (step.const_types, step.carry_types, step.x_types)
@@ -277,7 +141,7 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
 
 
 def again(problem: Problem) -> Step:
-    """The step to advance by on the way back: all bars in it were shown there."""
+    """The step that the way back runs again, without bars: they have been shown."""
     step = problem.step.rewritten(Again())
     return without_outputs(problem.repetition.reversed_step(step))
 
@@ -345,7 +209,7 @@ def batched_problem(
     front = lambda flags: [0 if flag else None for flag in flags]
     in_dims = (*const_dims, *front(carry), *x_dims)
     out_dims = (*front(carry), *front(ys))
-    jaxpr = batched(step.jaxpr, axis_data, in_dims, out_dims)
+    jaxpr = with_short_sums(batched(step.jaxpr, axis_data, in_dims, out_dims))
     inverse = step.inverse and pruned(
         batched(step.inverse, axis_data, in_dims, tuple(front(carry)))
     )

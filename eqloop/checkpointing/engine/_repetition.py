@@ -6,7 +6,7 @@ says so (`whiles`). Here is all that differs between these in a derivative.
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 
@@ -15,35 +15,40 @@ from ..._formula import Formula
 from ..._partition import Arrays, pick
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
-from ...progress import told_back
+from ...progress import sweep_with_bar
 from . import _forward
 from ._by_segments import BySegments
 from ._derived import there_and_back
 from ._forward import Active
-from ._held import Saves
-from ._problem import LoopSpec, Problem, batched_problem
+from ._layout import AbstractLayout, Layout
+from ._loop_spec import LoopSpec
+from ._problem import Problem, batched_problem
 from ._step import Step
 from ._sweep import Cotangents, Sweep
+from .leaves._saves import Saves
 
 if TYPE_CHECKING:
-    from ._back import Back, Taken
+    from ._backward_step import BackwardStep, Taken
     from ._primitive import PlannedLoop
 
+# The layouts by which loops of one kind run.
+L = TypeVar("L", bound=AbstractLayout)
 
-class AbstractRepetition(abc.ABC):
-    """How a loop goes on: a frozen, hashable dataclass."""
+
+class AbstractRepetition(abc.ABC, Generic[L]):
+    """How a loop goes on: a frozen, hashable dataclass. Its layouts are of one kind."""
 
     # What to do where a callback in the step keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
-    # How many leaves of the carry the way back does not know of.
+    # How many leaves, at the start of the carry, the way back is not given.
     lead: ClassVar[int]
 
     @property
     def own_leaves(self) -> int:
-        """How many leaves at the start of the carry it goes by."""
+        """How many leaves, at the start of the carry, say how the loop goes on."""
         return self.lead
 
-    def layout(self, problem: Problem, active: Active) -> Any:
+    def layout(self, problem: Problem, active: Active) -> L:
         """How a loop is stored and reversed, as its planner has it."""
         return problem.planner.layout(LoopSpec(problem, active))
 
@@ -57,7 +62,7 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[L] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         """Runs the loop.
 
@@ -72,12 +77,12 @@ class AbstractRepetition(abc.ABC):
         """
 
     @abc.abstractmethod
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[L]) -> list[Aval]:
         """The types of what is saved."""
 
     @abc.abstractmethod
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: L, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         """Takes what is carried back to the start of the loop.
 
@@ -90,7 +95,7 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def reversed_step(self, step: Step) -> Step:
-        """The step as the way back knows it: without the leaves that `lead` counts."""
+        """The step on the way back: without the leaves that `lead` counts."""
 
     @abc.abstractmethod
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
@@ -128,13 +133,18 @@ class AbstractRepetition(abc.ABC):
 
     @abc.abstractmethod
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
+        self,
+        problem: Problem,
+        back: "BackwardStep",
+        step: Step,
+        inputs: PyTree,
+        ends: PyTree,
     ) -> "Taken":
         """What a way back gives that is not linear in what it carries back."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted(AbstractRepetition):
+class Counted(AbstractRepetition[Layout]):
     """So many steps, which are known beforehand.
 
     Attributes:
@@ -142,7 +152,7 @@ class Counted(AbstractRepetition):
             it is planned: by all of its steps.
     """
 
-    ending: AbstractRepetition | None = None
+    ending: AbstractRepetition[Layout] | None = None
 
     instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
     lead: ClassVar[int] = 0
@@ -154,7 +164,7 @@ class Counted(AbstractRepetition):
         return dataclasses.replace(problem, loop=loop, repetition=self.ending)
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         step, loop = problem.step, problem.loop
         if saves is None or not any(saves.held):
@@ -164,15 +174,15 @@ class Counted(AbstractRepetition):
         segments = BySegments(step, loop, order, consts, xs)
         return saves.layout.slots.sweep(segments, held, init)
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[Layout]) -> list[Aval]:
         rows = len(saves.layout.order.by_carries().starts) + 1
         return saves.layout.slots.types(pick(step.carry_types, saves.held), rows)
 
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         run = lambda sweep, carried: sweep.run(layout, saved, carried)
-        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
+        return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def reversed_step(self, step: Step) -> Step:
         return step
@@ -184,6 +194,11 @@ class Counted(AbstractRepetition):
         """Nothing is refused."""
 
     def written_out(
-        self, problem: Problem, back: "Back", step: Step, inputs: PyTree, ends: PyTree
+        self,
+        problem: Problem,
+        back: "BackwardStep",
+        step: Step,
+        inputs: PyTree,
+        ends: PyTree,
     ) -> "Taken":
         return there_and_back(back, step, problem.loop, inputs, ends)

@@ -9,7 +9,7 @@ and a `Reverse`, which are planned anew.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.extend.core as jex
@@ -19,21 +19,15 @@ from ..._doubled import Doubled
 from ..._formula import Formula
 from ..._partition import Flags, pick, put, split
 from ..._programs import behind, joined
-from ..._tangents import (
-    inexact_only,
-    instantiated,
-    with_tangent_types,
-    zero_cotangent,
-)
+from ..._tangents import inexact_only, instantiated, with_tangent_types, zero_cotangent
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
 from ..._vmapped import mapped
 from ...progress import Again, BarChange
-from ._back import Back, Taken
+from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._held import Needs, Saves, needs_of
-from ._layout import Layout
+from ._layout import AbstractLayout
 from ._problem import (
     Problem,
     activity,
@@ -42,9 +36,11 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
-from ._slim import Known, narrowed, slim
 from ._step import Step, without_outputs
 from ._sweep import Sweep
+from .leaves._held import needs_of
+from .leaves._saves import Needs, Saves
+from .leaves._slim import Known, Slim, narrowed
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop
@@ -58,11 +54,11 @@ class Reverse(Formula):
     cotangents of those consts, leaves of the initial carry and `xs` that are active.
 
     In a derivative of a gradient, `carried` is whatever is carried back, and `zs`
-    whatever else each step is given (see `_back.py`).
+    whatever else each step is given (see `_backward_step.py`).
 
     Attributes:
-        there: The class `PlannedLoop`, of which the forward loops are. It cannot be
-            imported, as its file imports this one.
+        there: The class `PlannedLoop`, to make forward loops by. It cannot be imported
+            here, because its file imports this one.
         problem: The forward loop.
         back: What is done to a step.
         layout: Which carries are in slots.
@@ -73,8 +69,8 @@ class Reverse(Formula):
 
     there: "type[PlannedLoop]"
     problem: Problem
-    back: Back
-    layout: Any  # Layout | AbstractWhileOrder
+    back: BackwardStep
+    layout: AbstractLayout
     given: Needs | None
     unit = "iteration"
     is_backward = True
@@ -83,8 +79,8 @@ class Reverse(Formula):
         self,
         there: "type[PlannedLoop]",
         problem: Problem,
-        back: Back,
-        layout: Layout,
+        back: BackwardStep,
+        layout: AbstractLayout,
         given: Needs | None,
         inputs: PyTree,
     ):
@@ -109,11 +105,13 @@ class Reverse(Formula):
             given = self.needed
             slots = self._forward(inputs, given)
         (consts, init, xs), problem = inputs, self.problem
-        known = Known.of(given, self.again, problem.loop_back)
         slots, last = split(slots, len(slots) - sum(given.final))
-        last = put(given.final, given.final, last)
-        consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
-        step, back = narrowed(self.again, known), slim(self.back, known)
+        step, back = self.again, self.back
+        if not all(given.held):
+            known = self._known_of_carry(given)
+            last = put(given.final, given.final, last)
+            consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
+            step, back = narrowed(step, known), Slim(back, known)
         settings = step, problem.loop, back, self.layout.reversal
         sweep = Sweep(*settings, consts, xs, zs)
         cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
@@ -220,7 +218,7 @@ class Reverse(Formula):
             # It starts from slots, which hold the initial carry as well.
             inputs, *others = reads
             consts, _, xs = inputs
-            known = Known.of(self.given, self.again, self.problem.loop_back)
+            known = self._known_of_carry(self.given)
             init = [False] * self.problem.repetition.lead + known.firsts
             reads = (consts, init, xs), *others
         return tuple(jax.tree.leaves(reads))
@@ -258,10 +256,14 @@ class Reverse(Formula):
         """Of the active inputs those that the way back knows of."""
         return active._replace(carry=active.carry[self.problem.repetition.lead :])
 
+    def _known_of_carry(self, given: Needs) -> Known:
+        """What is known of a carry before a step, from what is given of some."""
+        return Known.of(given, self.again, self.problem.loop_back)
+
     def _derived(
         self,
         problem: Problem,
-        kind: Callable[..., Back],
+        kind: Callable[..., BackwardStep],
         active: Active,
         in_avals: PyTree,
     ) -> "Reverse":

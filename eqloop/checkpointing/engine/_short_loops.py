@@ -108,7 +108,7 @@ def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Valu
 def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     """What a program gives."""
     jaxpr = program.jaxpr
-    values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    values: dict[jex.Var, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
 
     def read(atom: jax.core.Atom) -> _Value:
@@ -162,7 +162,7 @@ def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
     program, indices = close(params["jaxpr"]), range(params["length"])
     consts, carry, xs = split(inputs, *scan_counts(params))
     most = max(map(_count_entries, carry), default=0)
-    rows: dict[int, list[Any]] = {}
+    rows: dict[int, list[Value]] = {}
     for i in reversed(indices) if params["reverse"] else indices:
         x = [_Value(lax.index_in_dim(x.array, i, keepdims=False)) for x in xs]
         # The cotangent of a const is a sum over all iterations, too. XLA would keep the

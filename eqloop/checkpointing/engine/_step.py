@@ -149,7 +149,9 @@ def trace_step(
     return Step(pruned(jex.ClosedJaxpr(jaxpr, [])), len(consts), num_carry), consts
 
 
-def _strongly_typed(outs: tuple[Arrays, Arrays], before: Sequence[Any]) -> list[Any]:
+def _strongly_typed(
+    outs: tuple[Arrays, Arrays], before: Sequence[Value]
+) -> list[Value]:
     """What a step returns, with no weak types.
 
     A leaf that is handed on as it is stays the same variable, for `normal_form`.

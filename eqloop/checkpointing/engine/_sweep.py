@@ -1,8 +1,9 @@
-"""A reverse sweep: takes cotangents back, one block of steps at a time.
+"""A reverse sweep: takes cotangents back through a whole loop, block by block.
 
 Three others say how. An order decides which steps are run again and which block is next
-(`_order.py`), a reversal how a block is taken back (`_reversals.py`), and a `Back` what
-is done to a step (`_back.py`). A sweep is what they all work with.
+(`_order.py`), a reversal how a block is taken back (`_block_reversals.py`), and a
+backward step what is done to a step (`_backward_step.py`). A sweep is what they all
+work with.
 """
 
 import dataclasses
@@ -16,14 +17,14 @@ from ..._across_examples import over_examples, where_run
 from ..._array_types import stack_of
 from ..._partition import Arrays
 from ..._types import Index, Value
-from ._back import Back, Taken, one
+from ._backward_step import BackwardStep, Taken, one
 from ._forward import iterate
 from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, zero
-from ._reversals import AbstractReversal, carries_within, one_by_one
-from ._slots import StoredSteps
 from ._step import Step
+from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
+from .slots._slots import DeviceSlots, StoredSteps
 
 _least = over_examples(jnp.min)
 
@@ -61,7 +62,7 @@ class Sweep:
 
     step: Step
     loop: Loop
-    back: Back
+    back: BackwardStep
     reversal: AbstractReversal
     consts: Arrays
     xs: Arrays
@@ -163,7 +164,7 @@ class Sweep:
         whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
         cts = lax.fori_loop(0, is_whole, whole, cts)
         left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
-        carries = carries_within(self, carry, start, count, left)
+        carries = carries_within(self, DeviceSlots(), carry, start, left, count)
         steps = StoredSteps(carries, 0, start, left, count)
         return one_by_one(self, steps, cts)
 
@@ -191,7 +192,7 @@ class Sweep:
     def take(
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
-        """Takes cotangents past `count` steps by the `Back`."""
+        """Takes cotangents past `count` steps by the `BackwardStep`."""
         if count == 1:
             return self._take_one(carry, start, cts)
         at, xs, zs = self.block(start, count)

@@ -7,9 +7,10 @@ loops takes long, so it is done for the first of them.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
-from ..engine._problem import LoopSpec, Problem
+from ..engine._loop_spec import LoopSpec
+from ..engine._problem import Problem
 from ..engine._step import Step
 
 
@@ -17,7 +18,7 @@ from ..engine._step import Step
 class _Nobody:
     """Plans nothing."""
 
-    def layout(self, loop: LoopSpec) -> Any:
+    def layout(self, loop: LoopSpec) -> NoReturn:
         raise AssertionError("what is asked does not depend on who plans the loop")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
-from ..engine._together import can_join
+from ..engine.reversals._together import can_join
 from ._guess import Guess
 from ._memory import peak_bytes
 from ._paces import Paces, pace_keeping
@@ -69,11 +69,12 @@ def fastest(
         if layout is None:
             break
         left = [item for item in left if item[1] != layout]
-        if _bytes_learned(problem, active, layout, guess) <= nbytes:
+        if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
             found, limit = layout, WORTHWHILE * times.duration(layout)
     if found is None:
         least = smallest(problem, active, times)
-        return least if peak_bytes(problem, active, least) <= nbytes else None
+        fits = peak_bytes(problem, active, least, nbytes) <= nbytes
+        return least if fits else None
     return found
 
 
@@ -127,10 +128,14 @@ def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
 
 
 def _bytes_learned(
-    problem: Problem, active: Active, layout: Layout, guess: Guess
+    problem: Problem,
+    active: Active,
+    layout: Layout,
+    guess: Guess,
+    within: int | None = None,
 ) -> int:
     """The bytes that a layout takes, from which others are guessed better."""
-    size = peak_bytes(problem, active, layout)
+    size = peak_bytes(problem, active, layout, within)
     guess.learn(layout, size)
     return size
 

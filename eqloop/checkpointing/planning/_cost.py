@@ -4,11 +4,9 @@ import functools
 
 from ..._partition import Flags, pick, union
 from ..._tangents import is_inexact
-from ..engine._back import Back
+from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
-from ..engine._held import leaves_read
-from ..engine._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine._loop import Loop, nbytes
 from ..engine._problem import (
     Problem,
@@ -17,11 +15,15 @@ from ..engine._problem import (
     needs_of_gradient,
     settled_problem,
 )
-from ..engine._products_in_parts import product_bytes
-from ..engine._slim import Known, slim
-from ..engine._slots import DeviceSlots
+from ..engine._step import Step
+from ..engine.leaves._held import leaves_read
+from ..engine.leaves._slim import Known, Slim
+from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
+from ..engine.reversals._products_in_parts import product_bytes
+from ..engine.reversals._together import can_join, parts_in_turn
+from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
-from ._work import outer_products, rates, work
+from ._work import count_dots, outer_products, rates, start, work
 
 
 def step_cost(problem: Problem, active: Active) -> StepCost:
@@ -43,6 +45,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
     held_types = tuple(pick(step.carry_types, needs.held))
+    slim = back if all(needs.held) else Slim(back, known)
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -52,6 +55,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     if problem.loop.kept is not None:
         silent = gradient_back(problem, active, (False,) * len(wanted))
         quiet = _residuals(silent, problem.loop)
+    once, dots = _started_once(step, back, rate)
     return StepCost(
         carry=nbytes(step.carry_types),
         read=nbytes(pick(step.carry_types, read)),
@@ -59,14 +63,32 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         held_types=held_types,
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
+        known=_known_bytes(back),
         residuals=residuals,
-        rows=rows_per_step(slim(back, known), DeviceSlots()),
+        rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         reversal=work(pull, rate),
+        started_once=once,
+        dots_once=dots,
         reads=outer_products(pull, stored),
         **sizes,
     )
+
+
+def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, int]:
+    """What it takes to start the operations that a batch of steps has once.
+
+    Returns:
+        That time, and how many of them are dots.
+    """
+    if not can_join(step):
+        return 0.0, 0
+    _, linear, _ = parts_in_turn(back)
+    programs = step.jaxpr, parts_of(back).rest
+    time = sum(start(one.jaxpr, rate) for one in programs) - start(linear.jaxpr, rate)
+    dots = sum(map(count_dots, programs)) - count_dots(linear)
+    return max(time, 0.0), max(dots, 0)
 
 
 def gradient_parts(problem: Problem, active: Active) -> StepParts:
@@ -79,7 +101,7 @@ def _wanted(problem: Problem) -> Flags:
     return tuple(has_rows and is_inexact(y) for y in problem.step.y_types)
 
 
-def _residuals(back: Back, loop: Loop) -> int:
+def _residuals(back: BackwardStep, loop: Loop) -> int:
     """Bytes that one step adds to the residuals of a block."""
     consts, carry, x = back.types
     parts, first = parts_of(back), len(consts) + len(carry)
@@ -90,6 +112,12 @@ def _residuals(back: Back, loop: Loop) -> int:
         if axis and first + i in parts.source
     ]
     return nbytes(parts.kept_types) + nbytes(moved)
+
+
+def _known_bytes(back: BackwardStep) -> int:
+    """Bytes of the products of a step that are kept for its reversal."""
+    found = back.with_products() if can_join(back.base.step) else None
+    return nbytes(found[0].out_avals) if found else 0
 
 
 def _everything(

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from ..._axes import is_symbolic
 from ..._partition import pick
+from ..engine._costs import Estimated
 from ..engine._layout import Layout
-from ..engine._levels import Nest, nests
 from ..engine._loop import nbytes
-from ..engine._nested import Nested
-from ..engine._pace import Estimated
-from ..engine._problem import LoopSpec
-from ..engine._together import Together, can_join
+from ..engine._loop_spec import LoopSpec
+from ..engine.orders._levels import Nest, nests
+from ..engine.orders._nested import Nested
+from ..engine.reversals._together import Together, can_join
 from ._cost import step_cost
 from ._work import rates
 

@@ -17,21 +17,20 @@ import jax.extend.core as jex
 
 from ..._equations import equations, formula_of
 from ...progress import Again
-from ..engine._all_at_once import AllAtOnce
-from ..engine._costs import Rates, StepCost
+from ..engine._costs import AbstractPace, Estimated, Rates, StepCost, residuals_time
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
-from ..engine._levels import Nest
 from ..engine._loop import nbytes
-from ..engine._nested import Nested
-from ..engine._pace import AbstractPace, Estimated, residuals_time
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem
 from ..engine._repetition import Counted
-from ..engine._reversals import AbstractReversal, ByResiduals
-from ..engine._slots import AbstractSlots
 from ..engine._step import Step, without_outputs
-from ..engine._together import Together, can_join
+from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._levels import Nest
+from ..engine.orders._nested import Nested
+from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.reversals._together import Together, can_join
+from ..engine.slots._slots import AbstractSlots
 from ._cost import step_cost
 from ._measurements import key_of, lookup, remember
 from ._stopwatch import nanoseconds
@@ -52,9 +51,12 @@ _MOST_BYTES = 2**26
 # the number of equations it grows by about the square.
 _WORTH_MEASURING = 2e6
 _QUICKLY_COMPILED = 64
-# The blocks that are tried. What others take is told from these.
+# The blocks that are tried. What others take is told from these. Of a large step only
+# the small ones are: each is another program, and takes as long to compile as the
+# gradient itself.
 _BLOCKS = (1, 8, 64)
 _BATCHES = (8, 64)
+_SMALL = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,14 +179,15 @@ def move_time(
 
 def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:
     takes = problem.loop.length * estimated.everything
-    return takes >= _least_time(problem.step) and _can_be_run(problem)
+    # How long it has to take for measuring to pay.
+    least = _WORTH_MEASURING * max(_largeness(problem.step), 1) ** 2
+    return takes >= least and _can_be_run(problem)
 
 
 @functools.lru_cache(maxsize=512)
-def _least_time(step: Step) -> float:
-    """How long a loop of a step has to take for measuring to pay, in nanoseconds."""
-    count = sum(1 for _ in equations(step.jaxpr))
-    return _WORTH_MEASURING * max(count / _QUICKLY_COMPILED, 1) ** 2
+def _largeness(step: Step) -> float:
+    """How many times as large a step is as one that is quickly compiled."""
+    return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
 
 
 @functools.lru_cache(maxsize=512)
@@ -236,12 +239,13 @@ def _tried(
     problem: Problem, length: int, only_blocks: bool
 ) -> list[tuple[AbstractReversal, int]]:
     """Reversals to try, and the size of their blocks."""
+    most = min(length, _SMALL) if _largeness(problem.step) > 1 else length
     blocks: list[tuple[AbstractReversal, int]] = [
-        (ByResiduals(), count) for count in _BLOCKS if count <= length
+        (ByResiduals(), count) for count in _BLOCKS if count <= most
     ]
     if only_blocks:
         return blocks
-    batches = [size for size in _BATCHES if size <= length]
+    batches = [size for size in _BATCHES if size <= most]
     joined = [(Together(size), 1) for size in batches if can_join(problem.step)]
     return [*blocks, *joined]
 

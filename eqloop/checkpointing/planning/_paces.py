@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 
+from ..engine._costs import AbstractPace
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
-from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
-from ..engine._together import can_join
+from ..engine.reversals._together import can_join
 from ._cost import step_cost
 from ._kept_values import Kept, costs_by_kept
 from ._measured import pace

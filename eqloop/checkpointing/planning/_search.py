@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from ..engine._all_at_once import AllAtOnce
 from ..engine._layout import Layout
-from ..engine._levels import Nest, nests
-from ..engine._mixed import Mixed
-from ..engine._nested import Nested
-from ..engine._order import AbstractOrder
-from ..engine._revolved import Revolved
-from ..engine._together import Together
+from ..engine.orders._all_at_once import AllAtOnce
+from ..engine.orders._levels import Nest, nests
+from ..engine.orders._mixed import Mixed
+from ..engine.orders._nested import Nested
+from ..engine.orders._order import AbstractOrder
+from ..engine.orders._revolved import Revolved
+from ..engine.reversals._together import Together
 
 # Orders that run each step more often than this are not offered: with a single slot, a
 # loop of a million steps would take 10**12 evaluations.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..._typecheck import PyTree
 from ..._types import Value
-from ..engine._slots import key_impl
+from ..engine.slots._slots import key_impl
 
 # Of all programs together, as far as a few runs of each allow; in seconds.
 _ENOUGH = 0.3

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..._array_types import stack_type
 from ..._partition import pick, put
@@ -11,26 +12,34 @@ from ..._tangents import is_inexact
 from ..._typecheck import PyTree
 from ..._types import Aval, Value
 from ..engine._forward import Active
+from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop
+from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
-from ..engine._problem import LoopSpec, Problem
+from ..engine._problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
     """Plans the one layout."""
 
-    only: Any  # Layout | AbstractWhileOrder
+    only: AbstractLayout
 
-    def layout(self, loop: LoopSpec) -> Any:
+    def layout(self, loop: LoopSpec) -> AbstractLayout:
         return self.only
 
 
-def gradient_of(problem: Problem, active: Active) -> Any:
+def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
     Those of the leaves that are `still` are not among them: they take memory as well,
     and not that of an output.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        of_loss: Whether they are those of a loss, which is returned as well: the sum of
+            the last carry. XLA then keeps other values in buffers.
 
     Returns:
         A function of the inputs, in threes, and the cotangents of `ys`; and the types
@@ -46,6 +55,9 @@ def gradient_of(problem: Problem, active: Active) -> Any:
             return pick(carry, active.carry), list(filter(is_inexact, ys))
 
         (carry, _), pull = jax.vjp(run, *map(pick, inputs, moves))
+        if of_loss:
+            ones = list(map(jnp.ones_like, carry))
+            return list(map(jnp.sum, carry)), pull((ones, ct_ys))
         # A loss depends on the last carry, and so do its cotangents.
         return pull(([-leaf for leaf in carry], ct_ys))
 

@@ -6,16 +6,15 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from ..engine._costs import StepCost
+from ..engine._costs import AbstractPace, StepCost
 from ..engine._forward import Active
-from ..engine._hierarchical import Hierarchical
 from ..engine._layout import Layout
 from ..engine._loop import nbytes
-from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
-from ..engine._reversals import AbstractReversal, ByResiduals
-from ..engine._slots import AbstractSlots
-from ..engine._together import Together, can_join
+from ..engine.orders._hierarchical import Hierarchical
+from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.reversals._together import Together, can_join
+from ..engine.slots._slots import AbstractSlots
 from ._choice import WORTHWHILE
 from ._cost import step_cost
 from ._guess import working_set
@@ -84,6 +83,12 @@ def fastest_in_two_places(
         spare.learn(option, size - search.counted(option))
         if size <= nbytes:
             found, limit = option, WORTHWHILE * left[option]
+    if found is None:
+        # The compiler may share memory that was counted twice, so this may fit after
+        # all. Errors say that it does if it is what they name.
+        smallest = search.smallest
+        if device_bytes(problem, active, search.layout(smallest)) <= nbytes:
+            found = smallest
     return None if found is None else search.layout(found)
 
 

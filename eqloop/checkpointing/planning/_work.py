@@ -4,13 +4,14 @@ The unit is a nanosecond, roughly, on the backend in use. Nothing depends on the
 plans are compared with one another.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
-from ..._equations import aval_of
+from ..._equations import aval_of, equations
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
 
@@ -31,14 +32,17 @@ _FREE = frozenset({
 # fmt: on
 
 
-# Measured on two cores, by `tests/benchmarks/calibrate.py`. The last two are fitted to
-# gradients of loops under many layouts: those of a three-variable ODE under `Binomial`,
-# and those of `h <- tanh(W tanh(W h + x))` with all residuals stored and with none.
+# Measured on two cores, by `tests/benchmarks/calibrate.py`. Three are fitted to
+# gradients of loops under many layouts: `run` to those of a three-variable ODE under
+# `Binomial`, `entry_of_reads` to those of `h <- tanh(W tanh(W h + x))` with all
+# residuals stored and with none, and `dot_of_batch` to those of that step, a GRU and a
+# neural ODE in batches of 8 and of 64.
 CPU = Rates(
     flop=0.01,
     entry=0.06,
     costly_entry=0.5,
     equation=20.0,
+    dot_of_batch=1e3,
     byte=0.05,
     byte_of_sums=0.02,
     iteration=5.0,
@@ -58,6 +62,7 @@ ACCELERATOR = Rates(
     entry=2e-3,
     costly_entry=2e-3,
     equation=1e3,
+    dot_of_batch=0.0,
     byte=5e-4,
     byte_of_sums=5e-4,
     iteration=2e3,
@@ -78,6 +83,16 @@ def rates() -> Rates:
 def work(jaxpr: AnyJaxpr, rate: Rates) -> float:
     """The time that the equations of a jaxpr take, one after the other."""
     return sum(equation_work(eqn, rate) for eqn in jaxpr.eqns)
+
+
+def start(jaxpr: AnyJaxpr, rate: Rates) -> float:
+    """The part of that time which does not depend on sizes."""
+    return work(jaxpr, rate) - work(jaxpr, dataclasses.replace(rate, equation=0.0))
+
+
+def count_dots(jaxpr: AnyJaxpr) -> int:
+    """How many dots there are in a jaxpr; those in a loop are counted once."""
+    return sum(eqn.primitive.name == "dot_general" for eqn in equations(jaxpr))
 
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:

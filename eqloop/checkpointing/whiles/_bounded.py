@@ -8,15 +8,15 @@ from jax import lax
 from ..._constant import constant
 from ..._partition import Arrays, Flags, pick
 from ..._types import Index, Value
-from ..engine._levels import nests
-from ..engine._nested import Nested
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ._while_order import AbstractWhileOrder, State, first_state, run_until
+from ..engine.orders._levels import nests
+from ..engine.orders._nested import Nested
+from ._while_layout import AbstractWhileLayout, State, first_state, run_until
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounded(AbstractWhileOrder):
+class Bounded(AbstractWhileLayout):
     """The order of a loop of `max_steps` steps, of which the first ones are run.
 
     Saved are the number of steps, and the slots.

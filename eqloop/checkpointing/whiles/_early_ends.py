@@ -31,6 +31,18 @@ from ..._programs import called, pruned, run
 from ..._types import Index, Value
 from ..engine._loop import zero
 from ..engine._step import Step
+from ..engine.leaves._lean import lean
+
+
+@functools.lru_cache(maxsize=128)
+def only_run(step: Step) -> Step:
+    """A step of the same meaning for where it is run; JAX cannot differentiate it.
+
+    If there is a custom derivative in the step, its primals are those of a derivative
+    (`settled`), for which a loop in it fills slots. Here nothing would read them.
+    """
+    used = (True,) * len(step.jaxpr.out_avals)
+    return with_early_ends(step.rewritten(lambda program: lean(program, used)))
 
 
 @functools.lru_cache(maxsize=128)

@@ -10,7 +10,6 @@ if each had a loop of its own, JAX would copy slots and `ys` at every step.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +19,26 @@ from ..._formula import Formula, Selected
 from ..._partition import Arrays
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
-from ...progress import NO_BARS, told_back, told_while
+from ...progress import NO_BARS, sweep_with_bar, while_with_bar
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
-from ..engine._held import Saves
+from ..engine._layout import Layout
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
-from ..engine._repetition import Counted
+from ..engine._repetition import Counted, L
+from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._early_ends import with_early_ends
+from ._early_ends import only_run
 from ._stopping import AbstractStopping
 
 _most = over_examples(jnp.max)
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending(AbstractStopping):
+class Ending(AbstractStopping[Layout]):
     """So many steps, or fewer if the first leaf of the carry says so.
 
     Attributes:
@@ -51,7 +52,7 @@ class Ending(AbstractStopping):
     def own_leaves(self) -> int:
         return self.count_at + 1
 
-    def layout(self, problem: Problem, active: Active) -> Any:
+    def layout(self, problem: Problem, active: Active) -> Layout:
         # JAX differentiates no loop that stops, so there are no residuals to store.
         return self.planned(problem).layout(active).by_carries()
 
@@ -60,11 +61,11 @@ class Ending(AbstractStopping):
         return dataclasses.replace(problem, loop=loop, repetition=Counted(self))
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         consts, init, xs = inputs
-        step = with_early_ends(problem.step)
-        # Steps tell of themselves here.
+        step = only_run(problem.step)
+        # The steps report here, not the loop.
         loop = dataclasses.replace(problem.loop, meter=NO_BARS)
 
         def forward(init: Arrays) -> tuple[list[Value], Value]:
@@ -77,24 +78,24 @@ class Ending(AbstractStopping):
             carry, ys, slots = layout.slots.sweep(segments, held, init)
             return carry, (ys, [carry[self.count_at], *slots])
 
-        carry, (ys, saved) = told_while(forward, problem.loop.meter, consts, init)
+        carry, (ys, saved) = while_with_bar(forward, problem.loop.meter, consts, init)
         return carry, ys, saved
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[Layout]) -> list[Aval]:
         slots = Counted().saved_types(step, _of_whole_carry(saves))
         return [step.carry_types[self.count_at], *slots]
 
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         own, *slots = saved
         # In a joint loop the steps themselves know which examples have stopped.
         most = _most(own)
         own = most if own.ndim else own
-        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
         run = lambda sweep, carried: sweep.run(layout, slots, carried)
-        return told_back(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
+        return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
@@ -106,7 +107,7 @@ class Ending(AbstractStopping):
         if has_slots:
             self.check_batched(formula, axis_data)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = Ending(self.count_at + 1, is_joint=True)
+        repetition = Ending(self.count_at + 1)
         problem = dataclasses.replace(problem, repetition=repetition)
         args = (consts, init, list(args[2]))
         # Slots do not hold whether any example goes on, nor whether one's own does.
@@ -125,6 +126,6 @@ class Ending(AbstractStopping):
         return Selected.of(joint, shown), args, out_dims
 
 
-def _of_whole_carry(saves: Saves) -> Saves:
+def _of_whole_carry(saves: Saves[L]) -> Saves[L]:
     """The same for a carry with its first leaf, which the way back does not know."""
     return saves.of_leaves(lambda flags: (False, *flags))

@@ -15,17 +15,17 @@ from ..._equations import equations
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
 from ..._types import Index, Value
-from ..engine import _binomial
 from ..engine._loop import element
 from ..engine._short_loops import numbers_after, with_known
-from ..engine._slot_stack import Chain, Stack
-from ..engine._slots import Carries
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.orders import _binomial
+from ..engine.orders._slot_stack import Chain, Stack
+from ..engine.slots._slots import Carries
 from ._spread import Spread, appended, full, move_on
-from ._while_order import (
+from ._while_layout import (
     UNLIMITED,
-    AbstractWhileOrder,
+    AbstractWhileLayout,
     State,
     first_state,
     goes_on,
@@ -39,7 +39,7 @@ _MOST_RANKS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
-class Online(AbstractWhileOrder):
+class Online(AbstractWhileLayout):
     """The carries of a loop of any length in a given number of slots.
 
     Saved are the number of steps, the positions of the slots and their rows, and the
@@ -67,7 +67,7 @@ class Online(AbstractWhileOrder):
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
-        return [(), (self.checkpoints,), (self.checkpoints,)]
+        return [(), (self.checkpoints,), (self.rows,)]
 
     @property
     def rows(self) -> int:
@@ -149,10 +149,9 @@ class Online(AbstractWhileOrder):
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         count, starts, rows, *slots = saved
         reach = constant(self.reach)
-        order = appended(rows, self.checkpoints)
         later = past_later_steps(sweep)
         first = 0 if later is sweep else 1
-        chain = Chain(later, self.checkpoints - 1, reach, order=order)
+        chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         carries = self.slots.holding(slots, sweep.step.carry_types)
         stack = self._stack(reach, count, starts, carries)
         stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))

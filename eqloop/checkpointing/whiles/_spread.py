@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
     Attributes:
         starts: The positions of the carries.
-        rows: The rows that they are stored in.
+        rows: The rows that they are stored in, and behind them the one beyond.
         rank: The rank of the segments.
         stop: The position at which this is to be looked at again.
     """
@@ -53,9 +53,9 @@ class Spread(NamedTuple):
 
 def full(order: "Online") -> Spread:
     """The slots when the first carries have been stored, one after the other."""
-    places = jnp.arange(order.checkpoints, dtype=jnp.int32)
+    rows = jnp.arange(order.rows, dtype=jnp.int32)
     rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, order.checkpoints))
-    return Spread(places, places, rank, stop)
+    return Spread(rows[:-1], rows, rank, stop)
 
 
 def move_on(order: "Online", spread: Spread, position: Index) -> Any:
@@ -67,10 +67,11 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(order, spread, position)
-    is_kept = jnp.arange(order.checkpoints, dtype=jnp.int32) < place
-    row = element(appended(rows, order.checkpoints), place)
-    starts = jnp.where(is_kept, starts, appended(starts[1:], position))
-    rows = jnp.where(is_kept, rows, appended(rows[1:], row))
+    is_kept = jnp.arange(order.rows, dtype=jnp.int32) < place
+    row = element(rows, place)
+    starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
+    moved = appended(appended(rows[1:-1], row), order.checkpoints)
+    rows = jnp.where(is_kept, rows, moved)
     is_full = (place == order.checkpoints).astype(jnp.int32)
     rank = jnp.minimum(rank + is_full, order.ranks)
     before, last = starts[-2], starts[-1]

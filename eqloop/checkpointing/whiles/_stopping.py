@@ -1,12 +1,12 @@
 """Loops that end when their carry says so, and what they cannot do.
 
-A while loop is `UntilStopped`, and has an order for loops of which the length is not
+A while loop is `UntilStopped`, and has a layout for loops of which the length is not
 known. A scan that may end before its length is in `_ending.py`.
 """
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import jax.extend.core as jex
 from jax import lax
@@ -20,35 +20,35 @@ from ..._reaching import names_axis
 from ..._typecheck import PyTree
 from ..._types import Aval, BatchAxis, Value
 from ..._vmapped import mapped
-from ...progress import told_back, told_while
-from ..engine._back import Back
+from ...progress import sweep_with_bar, while_with_bar
+from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
-from ..engine._held import Saves
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
-from ..engine._repetition import AbstractRepetition
+from ..engine._repetition import AbstractRepetition, L
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._early_ends import with_early_ends
-from ._while_order import UNLIMITED, first_state, next_carry, run_until
+from ._early_ends import only_run
+from ._while_layout import (
+    UNLIMITED,
+    AbstractWhileLayout,
+    first_state,
+    next_carry,
+    run_until,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class AbstractStopping(AbstractRepetition):
+class AbstractStopping(AbstractRepetition[L]):
     """A loop goes on for as long as the first leaf of its carry says so.
 
     It is closed under derivatives just as a loop of known length is. The loop of the
     step's jvp stops when the primal does, since tangents are no part of what the
     condition reads.
-
-    Attributes:
-        is_joint: Whether it is the loop of a batch whose examples stop apart, see
-            `_batch.py`.
     """
-
-    is_joint: bool = dataclasses.field(default=False, kw_only=True)
 
     instead_of_effects: ClassVar[str] = (
         "Run so many steps with `el.Scan` and `schedule=el.StoreAll()`"
@@ -57,14 +57,6 @@ class AbstractStopping(AbstractRepetition):
 
     def reversed_step(self, step: Step) -> Step:
         return _unconditional(step)
-
-    def written_out_loops(self, back: Back) -> Back:
-        """What the way back does to a step, with short loops in it written out.
-
-        Not in the joint loop of a batch: branches that depend on the example are
-        selections there, and stay. Written out, such a step takes longer.
-        """
-        return back if self.is_joint else back.mapped(without_short_loops)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent.
@@ -97,7 +89,12 @@ class AbstractStopping(AbstractRepetition):
             )
 
     def written_out(
-        self, problem: Problem, back: Any, step: Step, inputs: PyTree, ends: PyTree
+        self,
+        problem: Problem,
+        back: BackwardStep,
+        step: Step,
+        inputs: PyTree,
+        ends: PyTree,
     ) -> NoReturn:
         raise ValueError(
             "A while loop cannot be differentiated twice in reverse mode if there is a "
@@ -124,37 +121,36 @@ def _unconditional(step: Step) -> Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class UntilStopped(AbstractStopping):
+class UntilStopped(AbstractStopping[AbstractWhileLayout]):
     """Another step is run if the first leaf of the carry says so.
 
-    There are neither `xs` nor `ys`, and an `AbstractWhileOrder` is the layout. Under
-    `vmap` each example stops at its own time.
+    There are neither `xs` nor `ys`. Under `vmap` each example stops at its own time.
     """
 
     def run(
-        self, problem: Problem, saves: Saves | None, inputs: PyTree
+        self, problem: Problem, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, _), loop = inputs, problem.loop
-        step = with_early_ends(problem.step)
+        step = only_run(problem.step)
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
                 return _run_plain(step, loop.length, consts, init), []
             return saves.layout.forward(step, saves.held, consts, init)
 
-        carry, saved = told_while(forward, loop.meter, consts, init)
+        carry, saved = while_with_bar(forward, loop.meter, consts, init)
         return carry, [], saved
 
-    def saved_types(self, step: Step, saves: Saves) -> list[Aval]:
+    def saved_types(self, step: Step, saves: Saves[AbstractWhileLayout]) -> list[Aval]:
         return saves.layout.saved_types(step.carry_types, saves.held)
 
     def reverse(
-        self, sweep: Sweep, layout: Any, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: AbstractWhileLayout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        step, back = with_early_ends(sweep.step), self.written_out_loops(sweep.back)
+        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
-        return told_back(run, sweep, carried, saved)
+        return sweep_with_bar(run, sweep, carried, saved)
 
     def batched(
         self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
@@ -167,8 +163,6 @@ class UntilStopped(AbstractStopping):
             _refuse_explicit(axis_data)
             return mapped(formula, axis_data, args, given)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = dataclasses.replace(self, is_joint=True)
-        problem = dataclasses.replace(problem, repetition=repetition)
         args = (list(consts), list(init), [])
         joint = PlannedLoop(problem, None, args)
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))

@@ -11,11 +11,11 @@ import eqloop as el
 from eqloop._equations import equations
 from eqloop.checkpointing import Loop
 from eqloop.checkpointing.engine._by_segments import BySegments
-from eqloop.checkpointing.engine._levels import Nest
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._revolved import Revolved
-from eqloop.checkpointing.engine._slots import DeviceSlots
 from eqloop.checkpointing.engine._step import make_step
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 
 H, XS = jnp.linspace(-1.0, 1.0, 3), jnp.sin(jnp.arange(31.0))
 LOOP = Loop(31, x_axes=(0,))

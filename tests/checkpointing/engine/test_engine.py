@@ -13,11 +13,11 @@ import pytest
 from hypothesis import strategies as st
 
 import eqloop as el
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._levels import nests
-from eqloop.checkpointing.engine._nested import Nested
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._levels import nests
+from eqloop.checkpointing.engine.orders._nested import Nested
 
-from ...marks import slow
+from ...marks import slow, slow_if
 
 SCHEDULES = (
     el.StoreAll(),
@@ -30,6 +30,8 @@ SCHEDULES = (
     el.Binomial(99),
     el.Binomial(3, block=4),
 )
+# They are like others, with other numbers.
+MORE = (el.Chunked(5), el.Recursive(3, block=2), el.Binomial(1), el.Binomial(99))
 
 
 class Counter:
@@ -127,7 +129,7 @@ def test_a_block_of_steps_is_advanced_over_as_a_whole():
     assert collections.Counter(places) == dict.fromkeys(range(10), 2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", slow_if(MORE.__contains__, SCHEDULES), ids=str)
 @pytest.mark.parametrize("length", [0, slow(4), 13])
 def test_the_primal_evaluates_each_step_once(schedule, length):
     step = Counter()
@@ -142,7 +144,8 @@ def test_the_primal_evaluates_each_step_once(schedule, length):
     assert sorted(step.evaluations(batched, 0.5, xs)) == once
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=str)
+# One of each order, and of those that have blocks.
+@pytest.mark.parametrize("schedule", slow_if(MORE.__contains__, SCHEDULES[1:]), ids=str)
 def test_value_and_gradient_share_their_primal(schedule):
     """The places come in order: first those of the primal, each once."""
     step = Counter(ordered=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._slots import DeviceSlots
+from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 
 from ...marks import slow
 from ..memory import temp_bytes

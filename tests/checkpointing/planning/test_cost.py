@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine import _binomial
-from eqloop.checkpointing.engine._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine._costs import Estimated
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._levels import Nest
-from eqloop.checkpointing.engine._nested import Nested
-from eqloop.checkpointing.engine._pace import Estimated
-from eqloop.checkpointing.engine._revolved import Revolved
-from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.engine.orders import _binomial
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
+from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning._search import MOST_ADVANCES, layouts, orders
 from eqloop.checkpointing.planning._work import CPU, work
 
@@ -108,6 +109,41 @@ def test_work_is_counted():
     assert work(loop(a).jaxpr, CPU) == pytest.approx(
         9 * (CPU.equation + 15 * CPU.entry)
     )
+
+
+def many_leaves(length, count=50):
+    """A step of small operations on many leaves."""
+    step = lambda h, x: ([jnp.tanh(a * x + x) for a in h], None)
+    return step, [jnp.ones(16)] * count, jnp.ones((length, 16))
+
+
+def test_a_batch_starts_most_operations_once():
+    light, heavy = cost(many_leaves(10)), cost(recurrent(10))
+    work = light.evaluation + light.reversal
+    # The rest are products by which cotangents go back, and the entries of all.
+    assert 0.4 * work < light.started_once < 0.8 * work
+    assert light.dots_once == 0
+    # Two of the step, and two of the weight's cotangent.
+    assert heavy.dots_once == 4
+    branching = lambda h, x: (jax.lax.cond(x > 0, jnp.sin, jnp.cos, h), None)
+    alone = cost((branching, jnp.ones(3), jnp.ones(5)))
+    assert (alone.started_once, alone.dots_once) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "nbytes", "kind"),
+    [
+        (many_leaves(1024), 1_000_000, Together),
+        (gru(512, 32), 180_000, Together),
+        (field(512), 2_000_000, ByResiduals),
+        (field(512), 200_000, ByResiduals),
+    ],
+    ids=["leaves", "gru", "field", "field in little"],
+)
+def test_steps_are_estimated_to_be_faster_together_where_they_are(args, nbytes, kind):
+    schedule = el.Budget(nbytes, measure=False)
+    plan = el.Scan(args[0], schedule=schedule).plan(*args[1:])
+    assert isinstance(plan.layout.reversal, kind)
 
 
 def test_an_order_that_runs_more_takes_longer():

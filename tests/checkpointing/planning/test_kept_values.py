@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine._kept_names import with_named_dots
 from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._problem import LoopSpec
+from eqloop.checkpointing.engine._loop_spec import LoopSpec
+from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.planning._cost import step_cost
 from eqloop.checkpointing.planning._kept_values import (
     KeptValues,

@@ -8,10 +8,9 @@ import jax.random as jr
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import StepCost
-from eqloop.checkpointing.engine._pace import Estimated
-from eqloop.checkpointing.engine._reversals import ByResiduals
-from eqloop.checkpointing.engine._together import Together
+from eqloop.checkpointing.engine._costs import Estimated, StepCost
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
+from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import _measured, _paces, _stopwatch
 from eqloop.checkpointing.planning._measured import Measured
 from eqloop.checkpointing.planning._work import CPU
@@ -147,11 +146,13 @@ def test_a_large_program_is_run_only_for_long_loops(runs):
         return scan.plan(jnp.zeros(32), jnp.ones((length, 32)))
 
     assert plan_of_terms(15, 4 * LENGTH).is_measured
+    assert runs == [7]
     runs.clear()
     # As many operations altogether, with sixteen times as many equations to compile.
     assert not plan_of_terms(255, LENGTH // 4).is_measured
     assert not runs
     assert plan_of_terms(255, 4 * LENGTH).is_measured
+    assert runs == [5]  # no blocks or batches of 64 steps
 
 
 def test_several_processes_measure_nothing(runs, monkeypatch, tmp_path):
@@ -292,9 +293,8 @@ def test_wrong_settings(tmp_path):
 
 
 def test_between_the_sizes_that_were_run_times_are_told():
-    cost = StepCost(
-        *[100] * 3, (), *[100] * 6, 1, 100, evaluation=10.0, reversal=20.0, reads=0
-    )
+    work = dict(evaluation=10.0, reversal=20.0, started_once=5.0, dots_once=0, reads=0)
+    cost = StepCost(*[100] * 3, (), *[100] * 7, 1, 100, **work)
     kinds = ByResiduals().kind, Together(8).kind
     seen = (
         (kinds[0], 1, 2.0),

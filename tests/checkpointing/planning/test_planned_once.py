@@ -8,7 +8,8 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import trace_step
-from eqloop.checkpointing.engine import _back, _held
+from eqloop.checkpointing.engine import _backward_step
+from eqloop.checkpointing.engine.leaves import _held
 
 from ...compiling import programs_compiled
 
@@ -40,13 +41,13 @@ def plan(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks of steps that are differentiated: how many steps each has."""
     blocks: list[int] = []
-    differentiate = _back.Pull.__call__
+    differentiate = _backward_step.Pull.__call__
 
     def counting(back: Any, loop: Any, *args: Any) -> Any:
         blocks.append(loop.length)
         return differentiate(back, loop, *args)
 
-    monkeypatch.setattr(_back.Pull, "__call__", counting)
+    monkeypatch.setattr(_backward_step.Pull, "__call__", counting)
     return blocks
 
 

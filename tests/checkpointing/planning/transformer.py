@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 import eqloop as el
 
+from ...weights import normal
+
 LENGTH, WIDTH, HEADS = 8, 16, 2
 
 
@@ -21,11 +23,11 @@ class TransformerBlock(eqx.Module):
 
     def __init__(self, *, key: jax.Array) -> None:
         keys = jax.random.split(key, 4)
-        normal = lambda i, *s: jax.random.normal(keys[i], s) / s[0] ** 0.5
-        self.mixes = normal(0, WIDTH, 3 * WIDTH)
-        self.out = normal(1, WIDTH, WIDTH)
-        self.up = normal(2, WIDTH, 4 * WIDTH)
-        self.down = normal(3, 4 * WIDTH, WIDTH)
+        drawn = lambda i, *s: jax.random.normal(keys[i], s) / s[0] ** 0.5
+        self.mixes = drawn(0, WIDTH, 3 * WIDTH)
+        self.out = drawn(1, WIDTH, WIDTH)
+        self.up = drawn(2, WIDTH, 4 * WIDTH)
+        self.down = drawn(3, 4 * WIDTH, WIDTH)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         heads = jnp.reshape(_normed(x) @ self.mixes, (*x.shape[:-1], HEADS, -1))
@@ -47,4 +49,4 @@ def stacked(depth: int, **settings: Any) -> tuple[Any, jax.Array]:
     """A stack of such layers, and what it can be called with."""
     build = lambda key: TransformerBlock(key=key)
     layers = el.StackedLayers.init(build, depth, key=jax.random.key(0), **settings)
-    return layers, jax.random.normal(jax.random.key(1), (2, LENGTH, WIDTH))
+    return layers, normal(1, (2, LENGTH, WIDTH))

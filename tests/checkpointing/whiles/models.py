@@ -9,7 +9,7 @@ algorithm, then that of Wang, Moin and Iaccarino, and a reverse sweep that halve
 import dataclasses
 from math import comb, inf
 
-from eqloop.checkpointing.engine._binomial import advances
+from eqloop.checkpointing.engine.orders._binomial import advances
 
 
 class Ours:

@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop._equations import equations
-from eqloop._programs import run
+from eqloop._equations import equations, formula_of
+from eqloop._programs import run, settled
 from eqloop.checkpointing.engine._step import make_step
-from eqloop.checkpointing.whiles._early_ends import with_early_ends
+from eqloop.checkpointing.whiles._early_ends import only_run, with_early_ends
 
 from ...marks import slow
 
@@ -134,3 +134,25 @@ def test_no_branch_is_left_in_a_gradient(kind):
         loop = lambda init: scan(init)[0]
     gradient = jax.jit(jax.grad(lambda y: loop((0, y))[1].sum()))
     assert "stablehlo.case" not in gradient.lower(Y).as_text()
+    # Examples that stop apart share the stages.
+    ends = lambda y: jax.vmap(lambda count: loop((count, y))[1])(jnp.arange(3)).sum()
+    assert "stablehlo.case" not in jax.jit(jax.grad(ends)).lower(Y).as_text()
+
+
+def test_loops_in_a_step_that_is_run_fill_no_slots():
+    def move(consts, carry, x):
+        body = lambda c: (c[0] + 1, jnp.sin(c[1]))
+        loop = el.CheckpointedWhileLoop(lambda c: c[0] < 3, body, checkpoints=2)
+        # `relu` has a derivative of its own.
+        return [jax.nn.relu(loop((0, *carry))[1])], []
+
+    def slots(step):
+        loops = [formula_of(eqn) for eqn in equations(step.jaxpr)]
+        return [loop.out_avals_flat[3:] for loop in loops if loop is not None]
+
+    step = make_step(move, [], [jax.typeof(Y)], [])
+    primal = step.rewritten(lambda program: settled(program, (True,), reverse=True))
+    assert [len(found) > 0 for found in slots(primal)] == [True]
+    assert slots(only_run(primal)) == [[]]
+    for found in (primal, only_run(primal)):
+        np.testing.assert_allclose(run(found.jaxpr, Y), run(step.jaxpr, Y), rtol=1e-6)

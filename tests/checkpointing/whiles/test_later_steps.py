@@ -1,6 +1,5 @@
 """While loops with short loops in their steps, and flags of their first steps."""
 
-import dataclasses
 import functools
 
 import jax
@@ -10,17 +9,14 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop._equations import equations, formula_of
-from eqloop.checkpointing.engine._back import Pull
+from eqloop._equations import equations
+from eqloop.checkpointing.engine._backward_step import Pull
 from eqloop.checkpointing.engine._forward import Active
 from eqloop.checkpointing.engine._loop import Loop
-from eqloop.checkpointing.engine._primitive import PlannedLoop
-from eqloop.checkpointing.engine._reversals import ByResiduals
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
-from eqloop.checkpointing.whiles._ending import Ending
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.whiles._online import past_later_steps
-from eqloop.checkpointing.whiles._stopping import UntilStopped
 
 from ...marks import slow
 
@@ -152,42 +148,3 @@ def test_branches_of_later_steps_are_known():
 def test_a_flag_that_changes_is_not_known():
     sweep = sweep_of(jnp.logical_not)
     assert past_later_steps(sweep) is sweep
-
-
-def joint_loops(f, *args):
-    """For each loop that stops, whether it is the joint loop of a batch."""
-    found = []
-    for eqn in equations(jax.make_jaxpr(f)(*args)):
-        formula = formula_of(eqn)
-        formula = getattr(formula, "formula", formula)
-        if isinstance(formula, PlannedLoop):
-            found.append(formula.problem.repetition.is_joint)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["checkpointed", "scan"])
-def test_only_the_loop_of_examples_that_stop_apart_is_joint(kind):
-    ends = lambda count: loss(kind)(W, Y, count)
-    assert joint_loops(ends, 3) == [False]
-    assert joint_loops(jax.vmap(ends), jnp.arange(3)) == [True]
-    together = jax.vmap(lambda y: loss(kind)(W, y, 3))
-    assert joint_loops(together, jnp.ones((2, 3))) == [False]
-
-
-def test_a_bar_makes_no_joint_loop():
-    scan = el.ScanWhile(lambda h: h < 5, lambda h, _: (h + 1, None), max_steps=9)
-    told = dataclasses.replace(scan, progress=True)
-    assert joint_loops(told, jnp.zeros(())) == [False]
-
-
-@pytest.mark.parametrize("repetition", [UntilStopped, Ending])
-def test_short_loops_of_a_joint_loop_stay(repetition):
-    def move(consts, carry, x):
-        (w,), (y,) = consts, carry
-        return [lax.scan(lambda y, _: (jnp.sin(w @ y), None), y, None, length=3)[0]], []
-
-    move = make_step(move, [jax.typeof(W)], [jax.typeof(Y)], [])
-    back = Pull(move, None, Active((True,), (True,), ()), ())
-    assert repetition(is_joint=True).written_out_loops(back) is back
-    written_out = repetition().written_out_loops(back).base.step.jaxpr
-    assert "scan" not in [eqn.primitive.name for eqn in equations(written_out)]

@@ -84,6 +84,8 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 LIKE_OTHERS = (
+    derivatives.vjp,
+    derivatives.jacfwd,
     derivatives.grad_of_parameters,
     derivatives.reverse_over_reverse,
     derivatives.reverse_over_forward,

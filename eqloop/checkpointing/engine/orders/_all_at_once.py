@@ -1,0 +1,121 @@
+"""Every residual is stored by the primal, and the steps are reversed all at once."""
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from ...._bytes import format_bytes
+from ...._partition import Arrays, Flags, pick, put, split
+from ...._typecheck import PyTree
+from ...._types import Value
+from ....progress import step_with_bar, tied
+from .._costs import AbstractPace, StepCost
+from .._forward import Active, Saveable, stored
+from .._loop import Loop
+from .._step import Step
+from ..reversals._block_reversals import AbstractReversal
+from ._levels import Nest
+from ._nested import Nested
+from ._order import AbstractOrder, AbstractSlotOrder, Event
+
+
+@dataclasses.dataclass(frozen=True)
+class AllAtOnce(AbstractOrder):
+    """The whole loop is one block, whose residuals are stored while the primal runs."""
+
+    steps: int
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def block(self) -> int:
+        return self.steps
+
+    @property
+    def slots(self) -> int:
+        return 0
+
+    @property
+    def adjacent(self) -> int:
+        return 0
+
+    @property
+    def evaluations(self) -> int:
+        """Once by the primal, and never again."""
+        return self.steps
+
+    @property
+    def stores_residuals(self) -> bool:
+        return True
+
+    def by_carries(self) -> AbstractSlotOrder:
+        return Nested((Nest((self.steps,)),))
+
+    def as_part(self) -> AbstractSlotOrder:
+        return Nested((Nest((1,), self.steps),))
+
+    def stored_bytes(
+        self, cost: StepCost, reversal: AbstractReversal, first: bool
+    ) -> int:
+        return cost.everything
+
+    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        return self.steps * pace.everything
+
+    @property
+    def kind(self) -> Hashable:
+        return "all at once"
+
+    def history(self) -> Iterator[Event]:
+        for position in range(self.steps):
+            yield Event("primal", position, 0, position + 1)
+        for position in reversed(range(self.steps)):
+            yield Event("reversal", position, 0, position + 1)
+
+    def stored_by_primal(self, event: Event) -> int:
+        return 0
+
+    def event_bytes(self, cost: StepCost, event: Event) -> int:
+        return cost.everything * event.residuals // self.steps
+
+    def described(self, cost: StepCost) -> list[tuple[str, str]]:
+        each = format_bytes(cost.everything // max(self.steps, 1))
+        return [("stored", f"residuals, {each} a step")]
+
+
+def store_residuals(
+    step: Step,
+    loop: Loop,
+    policy: Saveable,
+    active: Active,
+    y_active: Flags,
+    inputs: PyTree,
+) -> tuple[Value, Value]:
+    """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
+    reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
+
+    def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:
+        consts, init, xs = map(put, inputs, active, marked)
+        init = [*init, *number, *extra[1:]]
+        carry, ys = stored(reporting, loop, policy, consts, init, xs)
+        carry, number, _ = split(carry, step.num_carry, len(number))
+        moving = (number, pick(carry, active.carry), pick(ys, y_active))
+        return moving, (carry, ys, number)
+
+    marked = map(pick, inputs, active)
+    _, pull, (carry, ys, number) = jax.vjp(run, extra[:1], *marked, has_aux=True)
+    return (carry, ys), (pull, number)
+
+
+def pull_residuals(
+    loop: Loop, residuals: PyTree, ct_carry: Arrays, ct_ys: Arrays
+) -> PyTree:
+    """The cotangents of active inputs, from what `store_residuals` stored."""
+    pull, after = residuals
+    number = loop.meter.back.open([*after, *ct_carry, *ct_ys], jnp.float32)
+    number, *cts = pull((jax.tree.leaves(number), ct_carry, ct_ys))
+    return tied(number[0] if number else None, cts)

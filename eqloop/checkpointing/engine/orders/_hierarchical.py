@@ -1,0 +1,291 @@
+"""Carries in two places: the loop is cut into leaves, each reversed on the device.
+
+Where the leaves are, and which carries are stored where, is worked out in
+`_hierarchy.py`, without JAX. Leaves are reversed by the machine of `_slot_stack.py`.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from ...._array_types import axes_of, vary
+from ...._bytes import format_bytes
+from ...._constant import constant
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element, zero
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
+from . import _binomial, _hierarchy
+from ._binomial import BlockChain
+from ._hierarchy import Leaf, Leaves
+from ._order import AbstractSlotOrder, Event
+from ._revolved import Revolved
+from ._slot_stack import Chain, Stack
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical(AbstractSlotOrder):
+    """Far slots, which the primal fills, and near ones on the device for each leaf.
+
+    A chain of blocks, as in `Revolved`. Where the size of a block does not divide the
+    length the first one is shorter. Trip counts are dynamic.
+
+    Attributes:
+        steps: How many steps the loop has.
+        near: How many slots there are for a leaf.
+        far: How many far slots there are, at most.
+        move: What it takes to write a carry to a far slot, or to read it from there, in
+            units of an evaluation.
+        block_size: How many steps a block has.
+    """
+
+    steps: int
+    near: int
+    far: int
+    move: float
+    block_size: int = 1
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def blocks(self) -> BlockChain:
+        """The chain."""
+        return BlockChain(self.steps, self.block_size)
+
+    @property
+    def leaves(self) -> Leaves:
+        """The leaves, in blocks."""
+        move = self.move / self.block_size
+        return _hierarchy.cut(self.blocks.count, self.near, self.far, move, move)
+
+    @property
+    def starts(self) -> Sequence[int]:
+        return [self.blocks.position(block) for block in self.leaves.starts]
+
+    @property
+    def slots(self) -> int:
+        longest = max(leaf.stop - leaf.start for leaf in self.leaves.leaves)
+        return len(self.leaves.starts) + min(self.near, longest)
+
+    @property
+    def advances(self) -> int:
+        return _advances(self)
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return self.blocks.sizes
+
+    @property
+    def moves(self) -> int:
+        """How many carries are written to far slots, and read from them."""
+        return self.leaves.writes + self.leaves.reads
+
+    @property
+    def reach(self) -> list[list[int]]:
+        """The table by which the segments of a leaf are split."""
+        longest = max(leaf.stop - leaf.start for leaf in self.leaves.leaves)
+        rank = _binomial.rank_of(longest, self.near)
+        return _binomial.reach_table(self.near, rank, longest + 1)
+
+    # How it is run.
+
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        missing, blocks = self.blocks.missing, self.blocks.count
+        first = int(missing > 0)
+        if sweep.count is not None:
+            steps = jnp.clip(sweep.count, 0, self.steps) + missing
+            blocks = -(-steps // self.block_size)
+        carry = carries.read(0)
+        machine = _Machine(self, sweep, blocks, first)
+        near = carries.slots.near.filled(carry, self.near + 1)
+        _, _, cts = lax.fori_loop(
+            0, len(self.leaves.leaves), machine.reverse_leaf, (carries, near, cts)
+        )
+        if not first:
+            return cts
+        # The first block is shorter. Its carry is in the first far slot all the while.
+        return sweep.pull_first(carry, self.block_size - missing, cts)
+
+    # What it costs.
+
+    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        far = (len(self.leaves.starts) + 1) * cost.held if first else 0
+        return far + cost.held + self.near * self.near_slot_bytes(cost)
+
+    def near_slot_bytes(self, cost: StepCost) -> int:
+        """The bytes of a near slot, which has a start and a rank besides its carry."""
+        return cost.held + 8
+
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        leaves = self.leaves.leaves
+        runs = len(leaves) + self.blocks.count / (self.near / 2 + 1)
+        dynamic = self.blocks.count + self.advances
+        blocks = self.blocks.count * pace.block(reversal, self.block_size)
+        moves = self.moves * self.move * pace.advance
+        rest = dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
+        return blocks + moves + rest
+
+    @property
+    def kind(self) -> Hashable:
+        return "hierarchical", self.block_size == 1, self.blocks.missing > 0
+
+    # How it is shown.
+
+    def described(self, cost: StepCost) -> list[tuple[str, str]]:
+        far, each = len(self.leaves.starts), format_bytes(cost.held)
+        (_, _), *others = super().described(cost)
+        stored = f"{self.slots - far} on the device and {far} elsewhere, {each} each"
+        return [("stored carries", stored), ("moves", str(self.moves)), *others]
+
+    def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
+        besides, within = slots - len(self.leaves.starts), self.within
+        for leaf in self.leaves.leaves:
+            for event in self._leaf_history(leaf, within):
+                moved = event.within(start, besides)
+                yield moved._replace(far=event.far + besides)
+
+    def _leaf_history(self, leaf: Leaf, within: Revolved) -> Iterator[Event]:
+        """The way to a leaf, and its reversal."""
+        filled = leaf.row + 1
+        for begin, stop in itertools.pairwise([leaf.begin, *leaf.pushes, leaf.start]):
+            for event in within.advance_history(begin, stop, filled):
+                yield event._replace(far=filled)
+            filled += 1
+        filled = leaf.row + 1 + len(leaf.pushes)
+        length = leaf.stop - leaf.start
+        rank = _binomial.rank_of(length, within.slots)
+        for event in within.chain_history(leaf.start, length, rank, 1):
+            yield event._replace(slots=event.slots + filled, far=filled)
+
+    def stored_by_primal(self, event: Event) -> int:
+        return event.slots if event.kind == "primal" else event.far
+
+    @property
+    def within(self) -> Revolved:
+        """The chain of all blocks, with the near slots."""
+        return Revolved(self.steps, self.near, self.block_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _advances(order: Hierarchical) -> int:
+    return sum(_advances_of(order, leaf) for leaf in order.leaves.leaves)
+
+
+def _advances_of(order: Hierarchical, leaf: Leaf) -> int:
+    """How many steps are run again on the way to a leaf, and within it."""
+    near, missing = order.near, order.blocks.missing
+    position = order.blocks.position
+    way = position(leaf.start) - position(leaf.begin)
+    length = leaf.stop - leaf.start
+    inside = _binomial.advances(length, near) * order.block_size
+    if leaf.start or not missing:
+        return way + inside
+    rank = _binomial.rank_of(length, near)
+    return inside - _binomial.crossings(length, near, rank) * missing
+
+
+class _Way(NamedTuple):
+    """Where each leaf is, and how its first carry is come by: a row for each.
+
+    Attributes:
+        row: The far slot that is read.
+        begin: The position of the carry in it.
+        push: The first of the positions at which carries are stored on the way.
+        pushes: How many these are.
+        start: Where the leaf starts.
+        stop: Where it ends.
+    """
+
+    row: Index
+    begin: Index
+    push: Index
+    pushes: Index
+    start: Index
+    stop: Index
+
+
+class _Machine:
+    """Reverses one leaf after the other.
+
+    Attributes:
+        sweep: The loop.
+        chain: The near slots.
+        blocks: How many blocks were run.
+        first: The first block that is reversed.
+        axes: The axes of devices along which these may differ.
+    """
+
+    def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Index, first: int):
+        self.sweep, self.blocks, self.first = sweep, blocks, first
+        # Each device may have run as many steps as it needed.
+        self.axes = frozenset() if sweep.count is None else axes_of(sweep.count)
+        self.reach = constant(order.reach)
+        self.chain = Chain(
+            sweep, order.near - 1, self.reach, order.block_size, order.blocks.missing
+        )
+        leaves = order.leaves.leaves
+        counts = [len(leaf.pushes) for leaf in leaves]
+        before = [0, *itertools.accumulate(counts[:-1])]
+        rows = [
+            _Way(leaf.row, leaf.begin, push, count, leaf.start, leaf.stop)
+            for leaf, push, count in zip(leaves, before, counts, strict=True)
+        ]
+        self.ways = constant(rows)
+        # An array of none could not be indexed.
+        self.pushes = constant([p for leaf in leaves for p in leaf.pushes] or [0])
+
+    def reverse_leaf(
+        self, i: Index, state: tuple[Carries, Carries, Cotangents]
+    ) -> PyTree:
+        """Reverses a leaf, given the far slots and the near ones."""
+        far, near, cts = state
+        way = _Way(*element(self.ways, i))
+        carry, far = self._arrive(way, far)
+        near = near.write(carry, 0)
+        stop = jnp.minimum(way.stop, self.blocks)
+        stack = self._stack(way, stop, near)
+        first = jnp.maximum(way.start, self.first)
+        stack, cts = self.chain.reverse(stack, stop - 1, first, cts)
+        return far, stack.carries, cts
+
+    def _arrive(self, way: _Way, far: Carries) -> tuple[Value, Carries]:
+        """The carry at the start of a leaf, with those stored that are on the way.
+
+        What lies beyond the blocks that were run is left out.
+        """
+
+        def push(k: Value, state: tuple[Value, Value, Carries]) -> PyTree:
+            block, carry, far = state
+            stop = element(self.pushes, way.push + k)
+            carry = self._advanced(carry, block, stop)
+            is_run = stop < self.blocks
+            block = jnp.where(is_run, stop, block)
+            return block, carry, far.write(carry, way.row + 1 + k)
+
+        state = (vary(way.begin, self.axes), far.read(way.row), far)
+        block, carry, far = lax.fori_loop(0, way.pushes, push, state)
+        return self._advanced(carry, block, way.start), far
+
+    def _advanced(self, carry: PyTree, block: Index, stop: Index) -> PyTree:
+        """The carry at another block, if that was run."""
+        stop = jnp.where(stop < self.blocks, stop, block)
+        begin, end = self.chain.position(block), self.chain.position(stop)
+        return self.sweep.advance_to(carry, begin, end)
+
+    def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
+        """The near slots, of which the first has the carry before the leaf."""
+        longest = self.reach[-1, 1:]
+        rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)
+        table = jnp.zeros((self.chain.last + 1, 2), jnp.int32)
+        numbers = (zero(), way.start, rank, table)
+        return Stack(*(vary(number, self.axes) for number in numbers), carries=near)

@@ -1,0 +1,217 @@
+"""Reversal by an inverse: the carry before a step is computed from the one after it."""
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ...._partition import Arrays, Flags, pick
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from ....progress import tied
+from .._costs import AbstractPace, StepCost
+from .._loop import Loop
+from .._step import Step
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
+from ..slots._words import read_words, to_words
+from ._order import AbstractSlotOrder, Event
+
+# How far the inverse of a step may be off, in units of its last place: relative to the
+# leaf, and to the largest number in the carry, as what cancels may have been as large.
+_OFF_BY = 1000, 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Inverted(AbstractSlotOrder):
+    """The way back runs the inverse, part by part, from the carry at the end of a part.
+
+    The primal stores the carry at the start of each part, and the last one. So rounding
+    errors of the inverse grow over no more than a part.
+
+    Attributes:
+        steps: How many steps the loop has.
+        parts: How many parts.
+        checks: Whether the inverse is compared with the step, at the first of them.
+    """
+
+    steps: int
+    parts: int
+    checks: bool = True
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """How many parts there are of each size, in their order."""
+        size, more = divmod(self.steps, self.parts)
+        groups = (more, size + 1), (self.parts - more, size)
+        return tuple(group for group in groups if all(group))
+
+    @property
+    def starts(self) -> Sequence[int]:
+        sizes = [size for count, size in self.groups for _ in range(count)]
+        return [sum(sizes[:i]) for i in range(len(sizes))]
+
+    @property
+    def keeps_last(self) -> bool:
+        return True
+
+    @property
+    def slots(self) -> int:
+        return self.parts
+
+    @property
+    def advances(self) -> int:
+        """The inverse of every step, each of which counts as an evaluation."""
+        return self.steps
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return [1]
+
+    @property
+    def is_flat(self) -> bool:
+        return self.parts == 1
+
+    # How it is run.
+
+    def checked(
+        self, step: Step, loop: Loop, held: Flags, inputs: PyTree
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        if not self.checks:
+            return inputs
+        consts, init, xs = inputs
+        x = loop.x(xs, jnp.zeros((), jnp.int32))
+        after, _ = step(consts, init, x)
+        again = step.before(consts, after, x)
+        paths = loop.carry_paths
+        names = pick(paths, held) if len(paths) == len(held) else None
+        carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
+        is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
+        if not any(map(is_traced, jax.tree.leaves(carries))):
+            # An error from here is shorter than one from a callback.
+            _compare(names, *(list(map(np.asarray, carry)) for carry in carries))
+            return inputs
+        dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
+
+        def compare(*carries: Arrays) -> Value:
+            read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
+            return _compare(names, *map(read, carries))
+
+        carries = [list(map(to_words, carry)) for carry in carries]
+        told = jax.ShapeDtypeStruct((), jnp.int32)
+        checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
+        return consts, tied(checked, list(init)), xs
+
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        position, row = self.steps, self.parts
+        for count, size in reversed(self.groups):
+            position, row = position - count * size, row - count
+            cts = _reverse_parts(sweep, carries, (count, size), position, row, cts)
+        return cts
+
+    # What it costs.
+
+    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        return (self.parts + 1) * cost.held if first else 0
+
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        return (
+            self.steps * pace.block(reversal, 1) + self.parts * 3 * pace.rate.iteration
+        )
+
+    @property
+    def kind(self) -> Hashable:
+        return "inverted", self.parts == 1
+
+    # How it is shown.
+
+    def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
+        for position in reversed(range(start, start + self.steps)):
+            yield Event("again", position, slots)
+            yield Event("reversal", position, slots)
+
+
+def _reverse_parts(
+    sweep: Sweep,
+    carries: Carries,
+    parts: tuple[int, int],
+    start: int,
+    row: int,
+    cts: Cotangents,
+) -> Cotangents:
+    """Reverses equal parts, whose first carries are stored from a row on."""
+    count, size = parts
+
+    def back(i: Index, cts: Cotangents) -> Cotangents:
+        part = count - 1 - i
+        stop = start + (part + 1) * size
+
+        def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
+            carry, cts = state
+            position = stop - 1 - i
+            carry = sweep.previous(carry, position)
+            return carry, sweep.pull(carry, position, 1, cts)
+
+        state = (carries.read(row + part + 1), cts)
+        unroll = min(sweep.loop.unroll, size)
+        return lax.fori_loop(0, size, step_back, state, unroll=unroll)[1]
+
+    return lax.fori_loop(0, count, back, cts)
+
+
+def _as_numbers(leaf: Value) -> Value:
+    """What a callback can take: of keys their numbers."""
+    is_key = jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
+    """Compares the carry before a step with what the inverse gives for it.
+
+    Args:
+        names: The paths of the leaves.
+        carries: The carry before the step, the one after it, and that which the
+            inverse gives.
+
+    Returns:
+        Zero.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    sizes = [max(map(_largest, pair)) for pair in zip(*carries[:2], strict=True)]
+    for i, (before, _, again) in enumerate(zip(*carries, strict=True)):
+        off = _largest(np.subtract(again, before, dtype=_wide(before)))
+        if off > _allowed(before.dtype, sizes[i], max(sizes)):
+            name = f"leaf {i} of the carry" if names is None else names[i]
+            raise ValueError(
+                f"Reversible: `inverse` does not undo the first step. At {name}, whose "
+                f"largest entry is {_largest(before):.3g}, it is off by {off:.3g}. "
+                f"After `carry, _ = f(before, x)`, `inverse(carry, x)` must be "
+                f"`before`. If it differs by rounding alone, pass `check=False`."
+            )
+    return np.zeros((), np.int32)
+
+
+def _wide(array: Value) -> Value:
+    return np.complex128 if np.iscomplexobj(array) else np.float64
+
+
+def _largest(array: Value) -> float:
+    return float(np.max(np.abs(array.astype(_wide(array))), initial=0.0))
+
+
+def _allowed(dtype: np.dtype, size: float, largest: float) -> float:
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    of_leaf, of_carry = (min(n * float(jnp.finfo(dtype).eps), 0.1) for n in _OFF_BY)
+    return of_leaf * size + of_carry * largest

@@ -1,0 +1,177 @@
+"""Binomial checkpointing: the fewest evaluations that the slots allow.
+
+The arithmetic is in `_binomial.py`, and the machine that runs it in `_slot_stack.py`.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+
+import jax.numpy as jnp
+
+from ...._array_types import axes_of, vary
+from ...._constant import constant
+from ...._types import Index, Value
+from .._costs import AbstractPace, StepCost
+from .._loop import element
+from .._sweep import Cotangents, Sweep
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
+from . import _binomial
+from ._binomial import BlockChain
+from ._order import AbstractSlotOrder, Event, block_history
+from ._slot_stack import Chain, Stack
+
+
+@dataclasses.dataclass(frozen=True)
+class Revolved(AbstractSlotOrder):
+    """A chain of blocks, reversed with so many slots, which are used in place.
+
+    Where the size of a block does not divide the length the first one is shorter. Trip
+    counts depend on the position, so they are dynamic.
+    """
+
+    steps: int
+    checkpoints: int
+    block_size: int = 1
+
+    @property
+    def length(self) -> int:
+        return self.steps
+
+    @property
+    def blocks(self) -> BlockChain:
+        """The chain."""
+        return BlockChain(self.steps, self.block_size)
+
+    @property
+    def slots(self) -> int:
+        return min(self.checkpoints, self.blocks.count)
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """The length, in blocks, and the rank of what lies between the slots."""
+        return _binomial.segments(self.blocks.count, self.checkpoints)
+
+    @property
+    def block_starts(self) -> list[int]:
+        """The block that each slot of the primal starts at."""
+        lengths = [length for length, _ in self.segments]
+        return [sum(lengths[:i]) for i in range(len(lengths))]
+
+    @property
+    def starts(self) -> Sequence[int]:
+        return [self.blocks.position(block) for block in self.block_starts]
+
+    @property
+    def advances(self) -> int:
+        count, missing = self.blocks.count, self.blocks.missing
+        in_blocks = _binomial.sweep_advances(count, self.checkpoints)
+        if not missing:
+            return in_blocks * self.block_size
+        # The first block, which may be shorter, is the first of the first segment.
+        length, rank = _binomial.first_segment(count, self.checkpoints)
+        crossings = _binomial.crossings(length, self.slots, rank)
+        return in_blocks * self.block_size - crossings * missing
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        return self.blocks.sizes
+
+    @property
+    def reach(self) -> list[list[int]]:
+        """The table by which segments are split."""
+        _, rank = self.segments[0]  # that of all segments
+        return _binomial.reach_table(self.slots, rank, self.blocks.count + 1)
+
+    # How it is run.
+
+    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+        reach, missing = constant(self.reach), self.blocks.missing
+        chain = Chain(sweep, self.slots - 1, reach, self.block_size, missing)
+        # The first block may be shorter. It is the last to be reversed, by itself.
+        first = int(missing > 0)
+        stack, last = self._stack(carries), self.blocks.count - 1
+        if sweep.count is not None:
+            stack, last = self._stack_until(sweep.count, reach, carries)
+        stack, cts = chain.reverse(stack, last, first, cts)
+        if not first:
+            return cts
+        return sweep.pull_first(stack.carries.read(0), self.block_size - missing, cts)
+
+    def _stack(self, carries: Carries) -> Stack:
+        """The slots as the primal leaves them, all in use."""
+        ranks = [rank for _, rank in self.segments]
+        rows = list(zip(self.block_starts, ranks, strict=True))
+        numbers = (self.slots - 1, *rows[-1])
+        top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
+        return Stack(top, start, rank, constant(rows), carries)
+
+    def _stack_until(
+        self, count: Index, reach: Value, carries: Carries
+    ) -> tuple[Stack, Value]:
+        """The slots after so many steps, some of them free, and the last block."""
+        steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
+        blocks = -(-steps // self.block_size)
+        stack, starts = self._stack(carries), constant(self.block_starts)
+        top = jnp.maximum(jnp.sum(starts < blocks) - 1, 0).astype(jnp.int32)
+        start = element(starts, top)
+        longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
+        # What is left of the last segment may be so short that its rank is less.
+        rank = jnp.sum(longest < blocks - start, dtype=jnp.int32)
+        # Each device may have run as many steps as it needed.
+        table = vary(stack.table, axes_of(count))
+        stack = stack._replace(top=top, start=start, rank=rank, table=table)
+        return stack, blocks - 1
+
+    # What it costs.
+
+    def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        # Each slot has a start and a rank, of four bytes each.
+        of_carries = (self.slots + 1) * cost.held if first else 0
+        return of_carries + self.slots * 8
+
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        # How many runs of consecutive blocks are reversed, about: every segment of the
+        # primal is one at least, and none is longer than the free slots, which are half
+        # of them on average.
+        runs = max(self.slots, self.blocks.count / (self.slots / 2 + 1))
+        dynamic = self.blocks.count + self.advances
+        blocks = self.blocks.count * pace.block(reversal, self.block_size)
+        return blocks + dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
+
+    @property
+    def kind(self) -> Hashable:
+        return "revolved", self.block_size == 1, self.blocks.missing > 0
+
+    # How it is shown.
+
+    def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
+        besides = slots - self.slots
+        segments = list(zip(self.block_starts, self.segments, strict=True))
+        for row, (first, (length, rank)) in reversed(list(enumerate(segments))):
+            for event in self.chain_history(first, length, rank, row + 1):
+                yield event.within(start, besides)
+
+    def stored_by_primal(self, event: Event) -> int:
+        return event.slots
+
+    def chain_history(
+        self, start: int, length: int, rank: int, slots: int
+    ) -> Iterator[Event]:
+        """Reverses blocks of which the first one's carry is the last of the slots."""
+        free = self.slots - slots + 1
+        if length > 1 and free > 1:
+            far = _binomial.split_at(length, free, rank)
+            yield from self.advance_history(start, start + far, slots)
+            yield from self.chain_history(start + far, length - far, rank, slots + 1)
+            yield from self.chain_history(start, far, rank - 1, slots)
+            return
+        for block in reversed(range(start, start + length)):
+            yield from self.advance_history(start, block, slots)
+            begin, end = self.blocks.position(block), self.blocks.position(block + 1)
+            yield from block_history(begin, end - begin, slots)
+
+    def advance_history(self, start: int, stop: int, slots: int) -> Iterator[Event]:
+        begin, end = self.blocks.position(start), self.blocks.position(stop)
+        for position in range(begin, end):
+            yield Event("again", position, slots)

@@ -1,0 +1,193 @@
+"""Sums of products of matrices: a part of each product is made and added at a time.
+
+What a batch of steps adds to the cotangent of a weight is a product, as large as the
+weight. XLA's CPU backend makes the products of all weights before it adds the first of
+them, and so they are all in memory at once, beside the sums. It runs loops one after
+the other. In a loop over parts of a product, a part is made and added to its sum, and
+the next one is made in the same place.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.core
+import jax.extend.core as jex
+from jax import lax
+from jax.interpreters import partial_eval
+
+from ...._array_types import explicit_sharding
+from ...._axes import is_symbolic
+from ...._equations import aval_of
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._loop import nbytes, part, put_part
+
+# Products smaller than this take little, and are made as a whole.
+_LEAST_BYTES = 2**16
+# Into how many parts a larger one is cut, if its rows can be. With more parts, each of
+# fewer rows, multiplying takes longer.
+_PARTS = (4, 3, 5, 2)
+
+
+def added_in_parts(
+    f: Callable[..., tuple[Sequence[Value], PyTree]],
+    args: PyTree,
+    totals: Sequence[Value],
+) -> tuple[list[Value], PyTree]:
+    """Adds what a function gives to sums, large products part by part.
+
+    Args:
+        f: The function. It returns what is to be added to each of the sums, and
+            something else.
+        args: What it is given: it closes over no arrays.
+        totals: The sums so far.
+
+    Returns:
+        The sums, and what else the function returns.
+    """
+    flat, tree = jax.tree.flatten(args)
+    closed, out = jax.make_jaxpr(
+        lambda *flat: f(*tree.unflatten(flat)), return_shape=True
+    )(*flat)
+    terms = _terms_of_outputs(closed.jaxpr, len(totals))
+    # The factors take the place of their products, which nothing needs any more.
+    factors = [var for each in terms for term in each for var in term.inputs]
+    outvars = [*factors, *closed.jaxpr.outvars[len(totals) :]]
+    unnamed = closed.jaxpr.debug_info._replace(result_paths=None)
+    program = closed.jaxpr.replace(outvars=outvars, debug_info=unnamed)
+    program, _ = partial_eval.dce_jaxpr(program, [True] * len(outvars), True)
+    given = iter(jax.core.eval_jaxpr(program, closed.consts, *flat))
+    sums = list[Value]()
+    for total, each in zip(totals, terms, strict=True):
+        for term in each:
+            total = term.added(total, *(next(given) for _ in term.inputs))
+        sums.append(total)
+    return sums, jax.tree.unflatten(jax.tree.structure(out[1]), given)
+
+
+def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
+    """The bytes of what is added to sums, as far as it is in memory at once.
+
+    Args:
+        jaxpr: A program whose first outputs are added to sums.
+        count: How many of its outputs are.
+    """
+    every = [term for each in _terms_of_outputs(jaxpr, count) for term in each]
+    # The parts of products are made one after the other, when all else is there.
+    whole = sum(term.nbytes for term in every if term.parts == 1)
+    return whole + max((term.nbytes for term in every if term.parts > 1), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """A term that is added as it is.
+
+    Attributes:
+        inputs: The variable that it is.
+    """
+
+    inputs: tuple[jax.core.Atom]
+    parts = 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes before it is added."""
+        return nbytes([aval_of(var) for var in self.inputs])
+
+    def added(self, total: Value, term: Value) -> Value:
+        """The sum, with the term added to it."""
+        return total + term
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """A term that is a product of matrices, added part by part.
+
+    Attributes:
+        eqn: The equation that multiplies.
+        order: How the axes of the product are transposed.
+        dim: The axis of the first factor that is cut into parts.
+        axis: Where that is in the sum.
+        parts: How many parts there are.
+    """
+
+    eqn: jex.JaxprEqn
+    order: tuple[int, ...]
+    dim: int
+    axis: int
+    parts: int
+
+    @property
+    def inputs(self) -> tuple[jax.core.Atom, ...]:
+        """The variables that are its factors."""
+        return tuple(self.eqn.invars)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes before it is added: those of a part."""
+        return nbytes([aval_of(self.eqn.outvars[0])]) // self.parts
+
+    def added(self, total: Value, left: Value, right: Value) -> Value:
+        """The sum, with the product of two factors added to it."""
+        size = left.shape[self.dim] // self.parts
+
+        def body(i: Index, total: Value) -> Value:
+            rows = part(left, i * size, size, self.dim)
+            product = self.eqn.primitive.bind(rows, right, **self.eqn.params)
+            product = lax.transpose(product, self.order)
+            before = part(total, i * size, size, self.axis)
+            return put_part(total, before + product, i * size, self.axis)
+
+        return lax.fori_loop(0, self.parts, body, total)
+
+
+def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Product]]:
+    """What the first outputs of a program are sums of."""
+    read = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
+    times = Counter(var for var in read if isinstance(var, jex.Var))
+    # What is read elsewhere has to be made there, as a whole.
+    makers: dict[jax.core.Atom, jex.JaxprEqn]
+    makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars if times[var] == 1}
+    return [_terms(var, makers) for var in jaxpr.outvars[:count]]
+
+
+def _terms(
+    var: jax.core.Atom, makers: dict[jax.core.Atom, jex.JaxprEqn]
+) -> list[_Whole | _Product]:
+    """What a variable is a sum of, if there are products among it."""
+    eqn = makers.get(var) if isinstance(var, jex.Var) else None
+    if eqn is None:
+        return [_Whole((var,))]
+    if eqn.primitive.name == "add_any":
+        terms = [term for part in eqn.invars for term in _terms(part, makers)]
+        return terms if any(term.parts > 1 for term in terms) else [_Whole((var,))]
+    order = None
+    if eqn.primitive.name == "transpose":
+        order, eqn = eqn.params["permutation"], makers.get(eqn.invars[0])
+    if eqn is None or eqn.primitive.name != "dot_general":
+        return [_Whole((var,))]
+    return [_in_parts(eqn, order) or _Whole((var,))]
+
+
+def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None:
+    """A product that is cut along an axis of its first factor, if it is large."""
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+    left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
+    own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
+    # An axis that is split over devices cannot be cut.
+    is_sharded = eqn.params.get("out_sharding") is not None or any(
+        explicit_sharding(aval_of(var)) is not None
+        for var in (*eqn.invars, *eqn.outvars)
+    )
+    if not own or is_sharded or any(map(is_symbolic, out.shape)):
+        return None
+    if nbytes([out]) < _LEAST_BYTES:
+        return None
+    parts = next((n for n in _PARTS if left.shape[own[0]] % n == 0), None)
+    if parts is None:
+        return None
+    # A product has the axes of the batch, those of its first factor, and of the other.
+    order = tuple(range(out.ndim) if order is None else order)
+    return _Product(eqn, order, own[0], order.index(len(batch)), parts)

@@ -1,0 +1,278 @@
+"""Steps that are reversed together: one part of it is a loop, the others are batches.
+
+The gradient of a step has three parts:
+
+1. The step is linearised at the carry before it.
+2. The cotangents of its carry are taken back through the linear map.
+3. The cotangents of the parameters and of `xs` are computed from those that went
+   through it.
+
+Only the second part has to wait for the step after it. If the carries of many steps are
+known, the first part is one batch, the second a loop of little more than products of a
+matrix and a vector, and the third a batch again. The cotangents of a weight are then
+one product of matrices, where step by step each adds an outer product to them.
+
+Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky and
+P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
+[arXiv:1604.01946](https://arxiv.org/abs/1604.01946), section 3.2).
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from ...._array_types import stack_type
+from ...._equations import equations, formula_of
+from ...._partition import Arrays, Flags, pick, put
+from ...._programs import has_rules, parted, pruned, pushed, run
+from ...._reaching import reached
+from ...._tangents import is_inexact, zero_array
+from ...._typecheck import PyTree
+from ...._types import Index, Value
+from .._backward_step import BackwardStep, Taken, program_of
+from .._costs import Rates, StepCost
+from .._loop import part, store
+from .._step import Step
+from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
+from ._block_reversals import AbstractReversal, ByResiduals, carries_within
+from ._products_in_parts import added_in_parts
+
+if TYPE_CHECKING:
+    from .._sweep import Cotangents, Sweep
+
+_CONTROL = frozenset(
+    {"cond", "while", "shard_map", "pure_callback", "rng_bit_generator"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(AbstractReversal):
+    """Steps one after the other whose carries are known are reversed in batches.
+
+    Attributes:
+        size: How many steps a batch has at most.
+    """
+
+    size: int
+
+    def __call__(
+        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
+    ) -> "Cotangents":
+        if count == 1:
+            return sweep.take(carry, start, 1, cts)
+        steps = _run_again(sweep, DeviceSlots(), carry, start, count, count)
+        return _joined(sweep, steps, cts)
+
+    def again(
+        self,
+        sweep: "Sweep",
+        slots: AbstractSlots,
+        carry: Arrays,
+        start: Index,
+        count: Index,
+        most: int,
+        cts: "Cotangents",
+    ) -> "Cotangents":
+        # Several batches would have to wait with their products for their turn.
+        if self._size_of_batches(sweep, most) < max(most, 2):
+            return super().again(sweep, slots, carry, start, count, most, cts)
+        steps = _run_again(sweep, slots, carry, start, count, most)
+        return self.each(sweep, steps, cts)
+
+    def each(
+        self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
+    ) -> "Cotangents":
+        size = self._size_of_batches(sweep, steps.most)
+        if size == 1:
+            return super().each(sweep, steps, cts)
+        # Examples that stopped have to be left out, which is done step by step.
+        batches = sweep.common(steps.start, steps.count) // size
+        within = batches * size
+        left = steps.count - within
+        if not isinstance(left, int) or left:
+            cts = super().each(sweep, steps.from_step(within, left, size - 1), cts)
+
+        def body(i: Index, cts: "Cotangents") -> "Cotangents":
+            batch = steps.from_step((batches - 1 - i) * size, size, size)
+            take = lambda cts: _joined(sweep, batch, cts)
+            return sweep.reversal.past(sweep, take, batch.start, size, cts)
+
+        return lax.fori_loop(0, batches, body, cts)
+
+    def _size_of_batches(self, sweep: "Sweep", most: int) -> int:
+        """How many of so many steps are in a batch."""
+        return most // -(-most // self.size) if sweep.back.joins_steps else 1
+
+    def batch(self, count: int) -> int:
+        # Steps whose carries are stored are blocks of one, reversed with others.
+        return self.size if count == 1 else count
+
+    def described(self, block: int) -> list[tuple[str, str]]:
+        return [("reversed together", f"{self.batch(block)} steps")]
+
+    def block_bytes(self, cost: StepCost, count: int) -> int:
+        # Roughly: the linear maps of all steps, and later what is added to the
+        # cotangents of parameters. When that is made, about half of what the steps save
+        # is gone, and their ends are there.
+        count = self.batch(count)
+        linear_maps = count * (3 * cost.residuals // 2 + cost.known)
+        ends = count * (cost.residuals // 2 + cost.carry // 2)
+        return max(linear_maps, cost.products + ends)
+
+    def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
+        # No loop carries any of it, so all of them take it in the same place.
+        return max((self.block_bytes(cost, count) for count in counts), default=0)
+
+    def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
+        size = self.batch(count)
+        # The product is written, read, and added to the sum. All operations but those
+        # that go back step by step are started once.
+        entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
+        entry += cost.started_once + cost.dots_once * rate.dot_of_batch
+        linearised = cost.evaluation + cost.reversal - cost.started_once
+        # The carries are read from their slots, and what is carried back is stored.
+        moved = cost.residuals + cost.held + cost.carry
+        step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
+        advances = 0.0 if count == 1 else cost.evaluation + rate.iteration
+        return count * (step + advances)
+
+
+def together(step: Step, size: int) -> AbstractReversal:
+    """Steps are reversed in batches of so many, if they can be.
+
+    Of a branch a batch runs both sides, and takes derivatives of what the other side
+    was not meant for. So steps with branches, and with effects, are reversed one by
+    one; so are those with loops of this library, which have plans of their own.
+    """
+    return Together(size) if size > 1 and can_join(step) else ByResiduals()
+
+
+@functools.lru_cache(maxsize=512)
+def can_join(step: Step) -> bool:
+    """Whether a batch of steps does the same as the steps one by one."""
+    if step.jaxpr.effects or not all(map(_is_plain, equations(step.jaxpr))):
+        return False
+    if not has_rules(step.jaxpr, ("custom_jvp_call",)):
+        return True
+    # What a rule does comes out where it is used. That of a `jax.custom_vjp` is not
+    # differentiated again, and so may have branches.
+    marks = tuple(map(is_inexact, step.jaxpr.in_avals))
+    rules = pushed(
+        step.jaxpr, (marks,), (tuple(map(is_inexact, step.jaxpr.out_avals)),)
+    )
+    return all(map(_is_plain, equations(rules)))
+
+
+def _is_plain(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation does the same in a batch, and its derivative, too."""
+    if formula_of(eqn) is not None:
+        return False  # a loop of this library
+    # Keys of this kind give other numbers in a batch.
+    dtypes = (getattr(var.aval, "dtype", None) for var in eqn.invars)
+    if any("rbg>" in str(dtype) for dtype in dtypes):
+        return False
+    return eqn.primitive.name not in _CONTROL
+
+
+def _run_again(
+    sweep: "Sweep",
+    slots: AbstractSlots,
+    carry: Arrays,
+    start: Index,
+    count: Index,
+    most: int,
+) -> StoredSteps:
+    """Runs steps again, to store their carries, and their products if they have any.
+
+    The step and the program of its products both compute these, next to each other.
+    XLA does so once.
+    """
+    found = sweep.back.with_products()
+    if found is None:
+        carries = carries_within(sweep, slots, carry, start, count, most)
+        return StoredSteps(carries, 0, start, count, most)
+    program, _ = found
+
+    def body(i: Index, state: PyTree) -> PyTree:
+        carry, carries, rows = state
+        x = sweep.loop.x(sweep.xs, sweep.position(start + i))
+        products = run(program, *sweep.consts, *carry, *x)
+        rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
+        return sweep.next(carry, start + i), carries.write(carry, i), rows
+
+    rows = [zero_array(stack_type(aval, most)) for aval in program.out_avals]
+    state = list(carry), slots.filled(carry, most), rows
+    unroll = min(sweep.loop.unroll, most)
+    _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
+    return StoredSteps(carries, 0, start, count, most, rows)
+
+
+def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
+    """Takes cotangents past a batch of steps."""
+    loop, back, consts, count = sweep.loop, sweep.back, sweep.consts, steps.count
+    at, xs, zs = sweep.block(steps.start, count)
+    before = steps.carries.read_part(steps.row, count)
+    products = [part(row, steps.row, count) for row in steps.products]
+    if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
+        before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
+    x_axes = loop.x_axes[: len(xs)]
+    if products and (found := back.with_products()):
+        _, back = found
+        xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
+        loop = dataclasses.replace(loop, x_axes=x_axes)
+    known, linear, varies = parts_in_turn(back)
+    axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
+    maps = jax.vmap(
+        lambda *inputs: run(known, *inputs),
+        in_axes=axes,
+        out_axes=[0 if flag else None for flag in varies],
+        axis_size=count,
+    )(*consts, *before, *xs, *zs)
+
+    def step(carried: list[Value], own: list[Value]) -> tuple[list[Value], list[Value]]:
+        return run(linear, *put(maps, varies, own), *carried), carried
+
+    carried, ends = lax.scan(
+        step,
+        cts.carry,
+        pick(maps, varies),
+        length=count,
+        reverse=not loop.reverse,
+        unroll=min(loop.unroll, count),
+    )
+
+    def together(*args: PyTree) -> tuple[list[Value], list[Value]]:
+        *inputs, ends, zs = args
+        taken = back.joined(loop.part(count), inputs, (ends, zs))
+        return taken.sums, taken.xs
+
+    args = consts, before, xs, list(ends), list(zs)
+    sums, ct_xs = added_in_parts(together, args, cts.consts)
+    return sweep.before(cts, Taken(sums, carried, ct_xs), at)
+
+
+@functools.lru_cache(maxsize=128)
+def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
+    """What is carried back past one step, in two programs.
+
+    Returns:
+        A program from consts, carry, `x` and `z` to what is known of a step beforehand;
+        one from that and what is carried back to what is carried on; and what of it
+        differs from step to step.
+    """
+    carried, z = back.end_types
+    counts = *map(len, back.types), len(z)
+    is_carried = Taken(
+        [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
+    )
+    program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))
+    known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
+    varies = (False,) * counts[0] + (True,) * sum(counts[1:])
+    return known, linear, reached(known, varies)

@@ -1,0 +1,147 @@
+"""Slots in files, for what neither the device nor the host holds.
+
+What flows through the program in place of an array of slots is the number of the run,
+one for each leaf. A row that is written gives a new one, so that what is read later
+depends on it. Under `vmap` it is batched if the leaf is, and says how many rows of a
+batch there are: the whole batch is one row of the file.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from ...._array_types import axes_of, explicit_sharding, placed_as, vary
+from ...._compat import is_widened
+from ...._partition import Arrays
+from ...._typecheck import PyTree
+from ...._types import Aval, Index, Value
+from .._costs import Rates
+from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
+from ._spill_files import SpillFiles
+from ._words import of_words, to_words
+
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSlots(AbstractSlots):
+    """Written and read by callbacks, while a reverse sweep lasts.
+
+    Attributes:
+        directory: Where the files are.
+        files: Those of the runs that are under way.
+    """
+
+    directory: str
+    files: SpillFiles = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def take_device_memory(self) -> bool:
+        return False
+
+    @property
+    def place(self) -> str:
+        return f"in files in {self.directory!r}"
+
+    def move_time(self, nbytes: int, rate: Rates) -> float:
+        return rate.callback + nbytes * rate.byte_to_file
+
+    @property
+    def outlast_primal(self) -> bool:
+        # Nobody says when the primal's slots are needed no more: they may be read by no
+        # reverse sweep, or by several.
+        return False
+
+    def stored_dtype(self, dtype: np.dtype) -> np.dtype:
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.dtype(jnp.uint32)
+        return bits_of(dtype) if is_widened(dtype) else dtype
+
+    def packed(self, carry: Arrays) -> list[Value]:
+        return list(map(to_words, super().packed(carry)))
+
+    def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
+        lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        kept = map(self.stored_dtype, lowered)
+        return super().unpacked(list(map(of_words, stored, kept)), dtypes)
+
+    def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
+        return [_NUMBER for _ in carry_types]
+
+    def filled(self, carry: Arrays, rows: int) -> Carries:
+        """New files, with nothing in them."""
+        count = len(carry)
+        opened = lambda: np.asarray(self.files.open(count), np.int32)
+        number = io_callback(opened, _NUMBER)
+        types = self.packed_types([jax.typeof(leaf) for leaf in carry])
+        arrays = [_Handle(number, i, aval) for i, aval in enumerate(types)]
+        return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
+
+    def read(self, array: Value, row: Index) -> Value:
+        def load(number: np.ndarray, row: np.ndarray) -> np.ndarray:
+            return self.files.read(_one(number), array.leaf, _one(row))
+
+        aval = jax.ShapeDtypeStruct(array.aval.shape, array.aval.dtype)
+        loaded = jax.pure_callback(
+            load, aval, array.number, row, vmap_method="broadcast_all"
+        )
+        # Each device has files of its own, which the number of the run does not say.
+        return vary(placed_as(loaded, array.aval), axes_of(array.aval))
+
+    def write(self, array: Value, leaf: Value, row: Index) -> Value:
+        def save(number: np.ndarray, row: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+            self.files.write(_one(number), array.leaf, _one(row), leaf)
+            return number
+
+        number = jax.pure_callback(
+            save, _NUMBER, array.number, row, leaf, vmap_method="broadcast_all"
+        )
+        return dataclasses.replace(array, number=number)
+
+    def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
+        if not arrays:
+            return outputs
+
+        def closed(number: np.ndarray, *_: object) -> None:
+            self.files.close(_one(number))
+
+        # When all that the sweep gives is there.
+        ends = list(map(_proof, jax.tree.leaves(outputs)))
+        io_callback(closed, None, arrays[0].number, *ends)
+        return outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Handle:
+    """The rows of a leaf.
+
+    Attributes:
+        number: The number of the run.
+        leaf: Which leaf.
+        aval: Its type, as it is stored.
+    """
+
+    number: Index
+    leaf: int
+    aval: Aval
+
+
+jax.tree_util.register_dataclass(
+    _Handle, data_fields=["number"], meta_fields=["leaf", "aval"]
+)
+
+
+def _proof(leaf: Value) -> Value:
+    """A number that is there once a leaf is."""
+    if explicit_sharding(leaf) is not None:
+        return jnp.sum(leaf)  # an axis that is split over devices is not sliced
+    return leaf.reshape(-1)[:1]
+
+
+def _one(numbers: np.ndarray) -> int:
+    """The number that is the same for all examples of a batch."""
+    return int(np.asarray(numbers).reshape(-1)[0])

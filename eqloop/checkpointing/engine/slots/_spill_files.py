@@ -1,0 +1,154 @@
+"""Files that hold carries: written behind, read ahead, and never left over. No JAX.
+
+The files have no names, so nothing is left behind however a process ends. Each run of a
+loop has its own, one for each leaf of the carry.
+"""
+
+import itertools
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, Any
+
+import numpy as np
+
+from ...._typecheck import PyTree
+from ...._types import Value
+
+# How many rows wait to be written at most. So the memory that a run takes is bounded.
+_MOST_WAITING = 2
+
+
+class SpillFiles:
+    """The files of all runs that are under way.
+
+    Args:
+        directory: Where they are.
+        owner: Whose files they are, as errors name it.
+    """
+
+    def __init__(self, directory: str, owner: str = "Spill"):
+        self._directory, self._owner = directory, owner
+        self._runs: dict[int, _FilesOfRun] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def open(self, leaves: int) -> int:
+        """Makes the files of a run, and returns its number."""
+        with self._lock:
+            number = next(self._numbers)
+            self._runs[number] = _FilesOfRun(self._directory, leaves)
+        return number
+
+    def write(self, number: int, leaf: int, row: int, array: Value) -> None:
+        """Writes a row of a leaf, soon."""
+        self._tried(number, lambda run: run.write(leaf, row, array))
+
+    def read(self, number: int, leaf: int, row: int) -> Value:
+        """A row of a leaf, as it was written last."""
+        return self._tried(number, lambda run: run.read(leaf, row))
+
+    def close(self, number: int) -> None:
+        """Gives the room of a run back; more than once does no harm."""
+        with self._lock:
+            run = self._runs.pop(number, None)
+        if run is not None:
+            run.close()
+
+    @property
+    def count(self) -> int:
+        """How many runs are under way."""
+        return len(self._runs)
+
+    def _tried(self, number: int, use: Callable[["_FilesOfRun"], PyTree]) -> PyTree:
+        try:
+            return use(self._runs[number])
+        except OSError as error:
+            self.close(number)
+            raise OSError(
+                f"{self._owner}: a carry could not be stored in {self._directory!r}: "
+                f"{error.strerror or error}. Store fewer carries, in a lower precision "
+                f"(`el.Cast`), or in a directory with more room."
+            ) from error
+
+
+class _FilesOfRun:
+    """The files of one run. One thread writes and reads, in the order of the calls."""
+
+    def __init__(self, directory: str, leaves: int):
+        self._files = [_LeafFile(directory) for _ in range(leaves)]
+        self._worker = ThreadPoolExecutor(1, "eqloop-spill")
+        self._waiting: deque[Future[None]] = deque()
+        self._ahead: dict[int, tuple[int, Future[Any]]] = {}
+        # The leaves of a carry may be written by several threads of the program.
+        self._lock = threading.Lock()
+
+    def write(self, leaf: int, row: int, array: Value) -> None:
+        with self._lock:
+            if self._ahead.get(leaf, (None,))[0] == row:
+                del self._ahead[leaf]
+            # A copy, as the memory of the array is not ours once this has returned.
+            job = self._worker.submit(self._files[leaf].put, row, np.array(array))
+            self._waiting.append(job)
+            self._wait_until_left(_MOST_WAITING)
+
+    def read(self, leaf: int, row: int) -> Value:
+        with self._lock:
+            self._wait_until_left(0)
+            at, job = self._ahead.pop(leaf, (None, None))
+            if job is None or at != row:
+                job = self._worker.submit(self._files[leaf].get, row)
+            array = job.result()
+            if row:  # on the way back, the one before it is next
+                ahead = self._worker.submit(self._files[leaf].get, row - 1)
+                self._ahead[leaf] = row - 1, ahead
+            return array
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        for file in self._files:
+            file.close()
+
+    def _wait_until_left(self, count: int) -> None:
+        """Waits until no more than so many rows are still to be written."""
+        while len(self._waiting) > count:
+            self._waiting.popleft().result()
+
+
+class _LeafFile:
+    """The rows of one leaf, all of one type and shape."""
+
+    def __init__(self, directory: str):
+        # It is open for as long as the run lasts.
+        make = tempfile.TemporaryFile
+        self._file: IO[bytes] = make(dir=directory, buffering=0)
+        self._like: Any = None
+        self._rows: set[int] = set()
+
+    def put(self, row: int, array: Value) -> None:
+        if self._like is None:
+            self._like = np.empty((0, *array.shape), array.dtype)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self._file.seek(row * array.nbytes)
+        while data:
+            data = data[self._file.write(data) :]
+        self._rows.add(row)
+
+    def get(self, row: int) -> Value:
+        """The row, or nothing if there is none: it was asked for ahead of time."""
+        if row not in self._rows:
+            return None
+        array = np.empty(self._like.shape[1:], self._like.dtype)
+        data = array.reshape(-1).view(np.uint8).data
+        self._file.seek(row * array.nbytes)
+        while data:
+            count = self._file.readinto(data)  # pyright: ignore
+            if not count:
+                raise OSError("the file ends too early")
+            data = data[count:]
+        return array
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,173 @@
+"""Layouts of loops of unknown length: which carries are stored as the loop goes on.
+
+At the end is what a layout runs a loop by: steps until the carry says stop, or up to
+some position.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._array_types import axes_of, put_on_mesh, vary
+from ..._loop_markers import mark
+from ..._partition import Arrays, Flags, pick
+from ..._types import Aval, Index, Value
+from ..engine._layout import AbstractLayout
+from ..engine._loop import zero
+from ..engine._loop_spec import LoopSpec
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ..engine.reversals._block_reversals import ByResiduals
+from ..engine.slots._slots import DeviceSlots
+
+# The most that a counter of 32 bits can hold; no loop is as long.
+UNLIMITED = 2**31 - 1
+
+# How many steps have been run, and the carry.
+State: TypeAlias = tuple[Any, list[Any]]
+
+
+class AbstractWhileLayout(AbstractLayout):
+    """Which carries of a loop are stored that runs until its carry says stop.
+
+    It is a frozen, hashable dataclass, and plans every loop alike. What is saved are a
+    few integers, the first of them the number of steps that were run, and the slots.
+    They hold carries without their first leaf, which says whether to go on.
+    """
+
+    slots = DeviceSlots()
+    reversal = ByResiduals()
+    kept = None
+
+    def layout(self, loop: LoopSpec) -> Self:
+        """Itself, for every loop and every derivative: it is its own planner."""
+        return self
+
+    @property
+    def block(self) -> int:
+        return 1
+
+    @property
+    def stores_residuals(self) -> bool:
+        return False
+
+    def by_carries(self) -> Self:
+        return self
+
+    @property
+    @abc.abstractmethod
+    def integers(self) -> Sequence[tuple[int, ...]]:
+        """The shapes of the integers that are saved beside the slots."""
+
+    @property
+    @abc.abstractmethod
+    def rows(self) -> int:
+        """How many slots there are."""
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int | None:
+        """The most steps that are run, if there is a bound."""
+
+    @property
+    @abc.abstractmethod
+    def stored(self) -> int:
+        """How many carries are stored at once, at the most."""
+
+    @property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """How many segments each nested level has, if there are levels."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def evaluations(self) -> int | None:
+        """How often a gradient of `length` steps evaluates a step, if that is known."""
+
+    @property
+    @abc.abstractmethod
+    def setting(self) -> str:
+        """What the user has chosen, as it was written."""
+
+    @property
+    @abc.abstractmethod
+    def evaluations_described(self) -> str:
+        """How often a gradient evaluates a step, in words."""
+
+    @abc.abstractmethod
+    def forward(
+        self, step: Step, held: Flags, consts: Arrays, init: Arrays
+    ) -> tuple[list[Value], list[Value]]:
+        """Runs the loop, and saves what `reverse` needs.
+
+        Args:
+            step: The step.
+            held: Which leaves of a carry slots hold; the first leaf is not counted.
+            consts: What each step gets.
+            init: The initial carry.
+
+        Returns:
+            The final carry, and what is saved.
+        """
+
+    @abc.abstractmethod
+    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+        """Takes the cotangents of the final carry back, given what was saved."""
+
+    def saved_types(self, carry_types: Sequence[Aval], held: Flags) -> list[Aval]:
+        """The types of what a forward sweep saves."""
+        # Traced, since the type must name the mesh that is in use.
+        axes = axes_of(carry_types[0])
+        zero = lambda n: vary(put_on_mesh(jnp.zeros(n, jnp.int32)), axes)
+        zeros = lambda: list(map(zero, self.integers))
+        integers = jax.make_jaxpr(zeros)().out_avals
+        stored = pick(carry_types[1:], held)
+        return [*integers, *self.slots.types(stored, self.rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardOnly:
+    """A loop that has no reverse mode, since it may have any number of steps."""
+
+    max_steps: int = UNLIMITED
+
+    def layout(self, loop: LoopSpec) -> NoReturn:
+        raise ValueError(
+            "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
+            "`jax.vjp`), as that needs memory for a number of steps that is unknown. "
+            "Use `el.BoundedWhileLoop(cond, body, max_steps=...)` if there is a bound "
+            "on the number of steps, `el.CheckpointedWhileLoop(cond, body)` if there "
+            "is none, or forward mode (`jax.jvp`, `jax.jacfwd`)."
+        )
+
+
+def first_state(init: Arrays) -> State:
+    """Before the first step."""
+    return vary(zero(), axes_of(init[0])), list(init)
+
+
+def run_until(step: Step, consts: Arrays, state: State, stop: Index) -> State:
+    """Runs up to a position, or until the carry says stop."""
+    move = next_carry(step, consts)
+
+    def body(state: State) -> State:
+        mark(state[0])
+        return state[0] + 1, move(state[1])
+
+    return lax.while_loop(lambda state: goes_on(state, stop), body, state)
+
+
+def goes_on(state: State, stop: Index) -> jax.Array:
+    """Whether another step is run before a position."""
+    position, carry = state
+    return carry[0] & (position < stop)
+
+
+def next_carry(step: Step, consts: Arrays) -> Callable[[list[Value]], list[Value]]:
+    """The step as a function from carry to carry."""
+    return lambda carry: step(consts, carry, [])[0]

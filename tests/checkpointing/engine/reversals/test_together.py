@@ -1,0 +1,243 @@
+"""Steps reversed together: where that is done, and what it takes.
+
+That the numbers are right is tested with those of all other schedules.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
+from eqloop.checkpointing.engine.reversals._together import Together
+
+from ....marks import slow, slow_if
+from ....weights import normal
+from ...memory import gradient, temp_bytes
+from ...steps import gru, recurrent
+
+
+@jax.custom_jvp
+def branching_rule(x):
+    return x
+
+
+@branching_rule.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return x, jax.lax.cond(x[0] > 0, lambda: t, lambda: 2 * t)
+
+
+def branch(h, x):
+    return jax.lax.cond(h[0] > 0, jnp.sin, jnp.cos, h) + x, None
+
+
+def inner_loop(h, x):
+    return jax.lax.scan(lambda h, _: (jnp.sin(h + x), None), h, length=2)[0], None
+
+
+def branch_in_a_loop(h, x):
+    return jax.lax.scan(lambda h, _: branch(h, x), h, length=2)[0], None
+
+
+def inner_planned_loop(h, x):
+    return el.CheckpointedForLoop(jnp.sin)(h + x), None
+
+
+def ruled(h, x):
+    return branching_rule(jnp.sin(h + x)), None
+
+
+def plain(h, x):
+    return jax.nn.gelu(h + x), None
+
+
+def reversal(step):
+    plan = el.Scan(step, schedule=el.Recursive(4, block=3)).plan(
+        jnp.ones(3), jnp.ones(40)
+    )
+    return plan.layout.reversal
+
+
+@pytest.mark.parametrize("step", [branch, branch_in_a_loop, inner_planned_loop, ruled])
+def test_steps_with_branches_are_reversed_one_by_one(step):
+    assert reversal(step) == ByResiduals()
+
+
+def test_other_steps_are_reversed_together():
+    assert reversal(plain) == reversal(inner_loop) == Together(3)
+    one_by_one = el.Scan(plain, schedule=el.Recursive(4))
+    assert one_by_one.plan(jnp.ones(3), jnp.ones(40)).layout.reversal == ByResiduals()
+
+
+def test_a_branch_that_was_not_taken_has_no_part_in_the_gradient():
+    def step(h, x):
+        root = lambda: jnp.sqrt(jnp.abs(h - 1))
+        return jax.lax.cond(h > 1, root, lambda: h) * x, None
+
+    scan = el.Scan(step, schedule=el.Chunked(8, block=4))
+    xs = jnp.array([2.0, 0.5, 1.0, 3.0, 0.25, 1.0])
+    loss = lambda scan: jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
+    expected = loss(lambda h, xs: jax.lax.scan(step, h, xs))(1.0)
+    np.testing.assert_allclose(loss(scan)(1.0), expected, rtol=1e-6)
+
+
+MODES = {
+    "hessian": jax.hessian,
+    "reverse over reverse": lambda f: jax.jacrev(jax.jacrev(f)),
+    "a batch": lambda f: lambda h: jax.vmap(jax.grad(f))(jnp.stack([h, 2 * h])),
+}
+
+
+@pytest.mark.parametrize("mode", slow_if("hessian".__eq__, MODES))
+def test_a_loop_in_the_step(mode):
+    w, xs = 0.9 * jnp.eye(3) + 0.1, jnp.linspace(0, 1, 24).reshape(8, 3)
+
+    def step(h, x):
+        sweep = lambda h, _: (jnp.tanh(w @ h + x), None)
+        return jax.lax.scan(sweep, h, None, 3)[0], None
+
+    def derivative(schedule):
+        scan = el.Scan(step, schedule=schedule)
+        return jax.jit(MODES[mode](lambda h: jnp.sum(scan(h, xs)[0] ** 2)))
+
+    found = derivative(el.Chunked(4, block=2))(jnp.ones(3))
+    expected = derivative(el.StoreAll())(jnp.ones(3))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "block"), [(1, 4), slow(10, 2), slow(23, 3), (23, 7), slow(23, 50)]
+)
+def test_any_number_of_steps_at_once(length, block):
+    f, init, xs = gru(length, 4)
+    xs = jnp.sin(jnp.arange(xs.size).reshape(xs.shape))
+    schedule = el.Chunked(10, block=block)
+    found = jax.jit(gradient(schedule))(f, init, xs)
+    expected = jax.jit(gradient(el.StoreAll()))(f, init, xs)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_cotangents_of_a_weight_are_one_product():
+    width, block = 64, 32
+    args = recurrent(128, width)
+    found = temp_bytes(gradient(el.Chunked(128, block=block)), *args)
+    # One more set of cotangents, the carries, and some 10 vectors for each step at
+    # once; not a matrix for each.
+    assert found < 4 * width * (2 * width + 128 + 14 * block) < 4 * block * width**2
+
+
+class Mixed(eqx.Module):
+    """Large weights: one that is used twice, one transposed, one of an odd size."""
+
+    twice: jax.Array
+    transposed: jax.Array
+    odd: jax.Array
+
+    def __call__(self, h, x):
+        h = jnp.tanh(self.twice @ jnp.tanh(self.twice @ h + x))
+        h = jnp.tanh(h @ self.transposed.T)
+        return h, self.odd @ h
+
+
+def mixed():
+    shapes = (128, 128), (128, 128), (131, 128)
+    weights = [normal(i, shape, scale=1 / 11) for i, shape in enumerate(shapes)]
+    xs = jnp.sin(jnp.arange(10 * 128.0).reshape(10, 128))
+    return Mixed(*weights), jnp.ones(128), xs
+
+
+def _of_mixed(schedule):
+    def loss(cell, init, xs):
+        h, ys = el.Scan(cell, schedule=schedule)(init, xs)
+        return jnp.sum(h**2) + jnp.sum(ys**3)
+
+    return jax.grad(loss, (0, 1, 2))
+
+
+MODES_OF_GRADIENTS = {
+    "grad": lambda grad: grad,
+    "jvp of grad": lambda grad: lambda *args: jax.jvp(grad, args, args),
+    "vmap of grad": lambda grad: (
+        lambda cell, init, xs: jax.vmap(grad, (None, 0, None))(
+            cell, jnp.stack([init, 2 * init]), xs
+        )
+    ),
+    "grad of grad": lambda grad: (
+        lambda *args: jax.grad(lambda *args: jnp.sum(grad(*args)[1] ** 2))(*args)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "mode", slow_if(("jvp of grad", "grad of grad").__contains__, MODES_OF_GRADIENTS)
+)
+def test_large_products_are_added_part_by_part(mode):
+    args = mixed()
+    of = MODES_OF_GRADIENTS[mode]
+    found = jax.jit(of(_of_mixed(el.Chunked(10, block=4))))(*args)
+    expected = jax.jit(of(_of_mixed(el.StoreAll())))(*args)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_loops_without_a_carry_are_reversed_together_by_default():
+    cell, _, xs = mixed()
+    xs = jnp.tile(xs, (5, 1))
+
+    def grad(loop):
+        def loss(cell, xs):
+            row = lambda x: jnp.sum(cell(jnp.ones(128), x)[1] ** 2)
+            return jnp.sum(loop(row, xs))
+
+        return jax.grad(loss, (0, 1))
+
+    default = grad(lambda row, xs: el.CheckpointedForLoop(row)(xs))
+    alone = el.Recursive(16, block=1)
+    one_by_one = grad(lambda row, xs: el.CheckpointedForLoop(row, schedule=alone)(xs))
+    (loop,) = el.plans(default)(cell, xs)
+    assert isinstance(loop.plan.layout.reversal, Together)
+    assert loop.plan.evaluations == 2 * len(xs)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(cell))
+    least = temp_bytes(one_by_one, cell, xs)
+    assert least < temp_bytes(default, cell, xs) <= least + weights + 2**16
+    expected = grad(lambda row, xs: jax.lax.map(row, xs))
+    twice = lambda f: lambda *args: jax.jvp(f, args, args)
+    each = lambda f: jax.vmap(f, (None, 0))
+    for mode, x in ((lambda f: f, xs), (twice, xs), (each, jnp.stack([xs, 2 * xs]))):
+        a, b = (jax.tree.leaves(jax.jit(mode(f))(cell, x)) for f in (default, expected))
+        for left, right in zip(a, b, strict=True):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-3)
+
+
+def test_products_of_several_weights_are_not_in_memory_at_once():
+    width, block = 256, 8
+    cell, init, xs = gru(64, width)
+    products = 2 * 3 * width * width * 4
+    taken = temp_bytes(gradient(el.Chunked(64, block=block)), cell, init, xs)
+    # A quarter of the product of one of the two weights, carries, and the batch.
+    assert taken < products // 8 + 4 * width * (64 + 30 * block) < products // 2
+
+
+def test_rows_of_a_table_are_not_made_dense_at_each_step():
+    table, block = jnp.ones((500, 8)), 16
+    ids = jnp.arange(64) % 7
+
+    def loss(table, h):
+        step = lambda h, i: (jnp.tanh(h + table[i]), None)
+        return jnp.sum(el.Scan(step, schedule=el.Chunked(64, block=block))(h, ids)[0])
+
+    found = temp_bytes(jax.grad(loss), table, jnp.ones(8))
+    assert found < 3 * table.nbytes
+
+
+def test_a_plan_knows_what_it_takes():
+    f, init, xs = gru(200)
+    schedule = el.Chunked(200, block=20)
+    plan = el.Scan(f, schedule=schedule).plan(init, xs)
+    measured = temp_bytes(gradient(schedule), f, init, xs)
+    assert measured <= plan.peak_bytes <= 1.2 * measured + 4096
+    assert plan.evaluations == 400
