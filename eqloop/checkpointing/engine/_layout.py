@@ -152,7 +152,10 @@ class Layout(AbstractLayout):
             Nanoseconds.
         """
         again = 0 if self.slots.outlast_primal else self.order.length
-        return again * pace.advance + self.order.duration(pace, self.reversal)
+        # Loops that are measured are long, and their blocks include it.
+        start = 0.0 if pace.is_measured else self.reversal.start
+        run = again * pace.advance + self.order.duration(pace, self.reversal)
+        return start + run
 
     def by_carries(self) -> Self:
         """The same for a loop whose primal cannot store residuals.

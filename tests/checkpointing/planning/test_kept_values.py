@@ -77,9 +77,10 @@ def test_costs_are_told_from_that_of_keeping_nothing():
     for kept, cost, _ in costs_by_kept(loop.problem, loop.active):
         found = step_cost(loop.problem.keeping(kept), loop.active)
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
-        # What `reads` counts is only known of the step as it is traced. `rows` is not
-        # asked for where values are kept, which is in blocks.
-        own = dict(reversal=found.reversal, reads=found.reads, rows=found.rows)
+        # What `reads` counts is only known of the step as it is traced. Of slots and of
+        # batches nobody asks where values are kept, which is in blocks.
+        same = ("reversal", "reads", "rows", "started_once", "dots_once")
+        own = {name: getattr(found, name) for name in same}
         assert dataclasses.replace(cost, **own) == found
 
 
