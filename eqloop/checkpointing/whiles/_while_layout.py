@@ -22,8 +22,8 @@ from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.reversals._block_reversals import ByResiduals
-from ..engine.slots._slots import DeviceSlots
+from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.slots._slots import AbstractSlots, DeviceSlots
 
 # The most that a counter of 32 bits can hold; no loop is as long.
 UNLIMITED = 2**31 - 1
@@ -40,9 +40,9 @@ class AbstractWhileLayout(AbstractLayout):
     They hold carries without their first leaf, which says whether to go on.
     """
 
-    slots = DeviceSlots()
-    reversal = ByResiduals()
-    kept = None
+    slots: AbstractSlots = DeviceSlots()
+    reversal: AbstractReversal = ByResiduals()
+    kept: tuple[str, ...] | None = None
 
     def layout(self, loop: LoopSpec) -> Self:
         """Itself, for every loop and every derivative: it is its own planner."""
