@@ -51,6 +51,17 @@ def test_outputs_may_go_where_nothing_is_differentiated(kind, mode):
     assert jnp.allclose(MODES[mode](f)(1.0), wanted)
 
 
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_leaf_that_nothing_needs_may_overflow(kind):
+    """A zero that is taken back through what has overflowed is not a number."""
+    loop = LOOPS[kind](lambda c: (c[0] + 1, c[1] * c[1], jnp.sin(c[2])))
+    run = lambda grows, x: loop((jnp.array(0), grows, x))[2]
+    grads = jax.jit(jax.grad(run, (0, 1)))(1e30, 1.0)
+    wanted = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
+    assert grads[0] == 0
+    assert jnp.allclose(grads[1], wanted)
+
+
 def body(c: Any) -> Any:
     return c[0] + 1, c[1] + eqxi.nondifferentiable(c[2]), c[2] + 1
 

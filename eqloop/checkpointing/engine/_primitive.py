@@ -33,6 +33,7 @@ from ._problem import (
     needs_of_gradient,
     settled_problem,
     tangent_problem,
+    with_cotangents,
 )
 from ._reverse_primitive import Reverse
 from ._step import reaching
@@ -135,12 +136,22 @@ class PlannedLoop(Formula):
         static, residuals = res
         saves, active, y_active = static.value
         ct_carry, ct_ys, _ = outgrad
-        ct_carry = instantiated(pick(ct_carry, active.carry))
         if saves.layout.stores_residuals:
-            ct_ys = instantiated(pick(ct_ys, y_active))
-            cts = pull_residuals(self.problem.loop, residuals, ct_carry, ct_ys)
+            ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
+            loop = self.problem.loop
+            cts = pull_residuals(loop, residuals, *map(instantiated, ends))
         else:
-            cts = self._reversed(saves, active, y_active, residuals, ct_carry, ct_ys)
+            has_rows = self.problem.loop.rows > 0
+            wanted = [
+                a and has_rows and not is_zero(ct)
+                for a, ct in zip(y_active, ct_ys, strict=True)
+            ]
+            ends = [not is_zero(ct) for ct in ct_carry], wanted
+            needed = with_cotangents(self.problem.step, active, *ends)
+            ct_carry = instantiated(pick(ct_carry, needed.carry))
+            ends = ct_carry, pick(ct_ys, wanted)
+            cts = self._reversed(saves, active, needed, tuple(wanted), residuals, ends)
+            active = needed
         return tuple(map(put, self.zero_cts(), active, cts))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -250,20 +261,24 @@ class PlannedLoop(Formula):
         self,
         saves: Saves[AbstractLayout],
         active: Active,
-        y_active: Flags,
+        needed: Active,
+        wanted: Flags,
         residuals: PyTree,
-        ct_carry: Arrays,
-        ct_ys: Arrays,
+        ends: tuple[Arrays, Arrays],
     ) -> PyTree:
-        """The cotangents of the active inputs, from the slots of a forward sweep."""
+        """The cotangents of inputs, from the slots of a forward sweep.
+
+        Args:
+            saves: What it has left.
+            active: Which inputs are differentiated.
+            needed: Which of these have a cotangent other than zero.
+            wanted: Which leaves of `y` have one.
+            residuals: The inputs, and the slots.
+            ends: The cotangents of those leaves of the carry and of `ys`.
+        """
         problem, (inputs, slots) = self.problem.under(saves.layout), residuals
-        has_rows = problem.loop.rows > 0
-        wanted = tuple(
-            a and has_rows and not is_zero(ct)
-            for a, ct in zip(y_active, ct_ys, strict=True)
-        )
         primal = settled_problem(problem, active, reverse=True)
-        back = gradient_back(problem, active, wanted)
-        args = (inputs, slots, ct_carry, pick(ct_ys, wanted))
+        back = gradient_back(problem, needed, wanted)
+        args = (inputs, slots, *ends)
         way_back = Reverse(PlannedLoop, primal, back, saves.layout, saves.given, args)
-        return way_back(*args)
+        return way_back.checked()(*args)

@@ -9,8 +9,16 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._axes import is_symbolic
-from ..._partition import Flags, pick
-from ..._programs import batched, batched_axes, joined, pruned, pushed, settled
+from ..._partition import Flags, closed_under, pick, split
+from ..._programs import (
+    batched,
+    batched_axes,
+    inputs_read,
+    joined,
+    pruned,
+    pushed,
+    settled,
+)
 from ..._tangents import inexact_only
 from ..._typecheck import PyTree
 from ..._types import BatchAxis
@@ -157,6 +165,32 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
     step = problem.repetition.reversed_step(problem.step.rewritten(Again()))
     carry = active.carry[problem.repetition.lead :]
     return Pull(step, problem.policy, active._replace(carry=carry), wanted)
+
+
+def with_cotangents(
+    step: Step, active: Active, carry: Sequence[bool], ys: Sequence[bool]
+) -> Active:
+    """The active inputs that have a cotangent, if some outputs of the loop have one.
+
+    The others are left out of the way back, as JAX does: their cotangents are zeros,
+    and a zero that is multiplied with what has overflowed is not a number.
+
+    Args:
+        step: The step.
+        active: Which inputs are differentiated.
+        carry: Which leaves of the final carry have a cotangent.
+        ys: Which leaves of `y` have one.
+    """
+
+    def before(carry: Sequence[bool]) -> Active:
+        read = inputs_read(step.jaxpr, [*carry, *ys])
+        groups = split(read, step.num_consts, step.num_carry)
+        pairs = zip(groups, active, strict=True)
+        return Active(*(tuple(r and a for r, a in zip(*p, strict=True)) for p in pairs))
+
+    final = tuple(c and a for c, a in zip(carry, active.carry, strict=True))
+    found = tuple(closed_under(final, lambda carry: before(carry).carry))
+    return before(found)._replace(carry=found)
 
 
 def needs_of_gradient(
