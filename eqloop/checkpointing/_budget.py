@@ -38,9 +38,10 @@ class Budget(AbstractSchedule):
     The search includes storing everything, storing every carry, nested levels of any
     lengths, and the least recomputation with any number of slots, each with the
     residuals of single steps or of blocks. Where the residuals of a step fit into
-    slots, free slots may hold these in the place of carries. The budget covers the
-    memory that the gradient of the loop allocates besides its inputs and outputs, on
-    the backend in use; under `vmap` it covers the whole batch. To find out how much
+    slots, free slots may hold these in the place of carries. Where steps are reversed
+    together, the forward pass may store their products of matrices. The budget covers
+    the memory that the gradient of the loop allocates besides its inputs and outputs,
+    on the backend in use; under `vmap` it covers the whole batch. To find out how much
     that is, a few plans are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use

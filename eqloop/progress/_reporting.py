@@ -144,8 +144,8 @@ class _ReportingReversal:
         take = lambda cts: self.reversal(sweep, carry, start, count, cts)
         return self.past(sweep, take, start, count, cts)
 
-    def again(self, *steps: Any) -> PyTree:
-        return self.reversal.again(*steps)
+    def rerun(self, *steps: Any) -> PyTree:
+        return self.reversal.rerun(*steps)
 
     def each(self, *steps: Any) -> PyTree:
         return self.reversal.each(*steps)

@@ -12,7 +12,8 @@ which one to choose. In the order in which to read it:
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
   loop, `_costs.py` what layouts are compared by, `_listing.py` a note of what was
-  decided, and `_kept_names.py` the policy that a layout may choose.
+  decided, `_kept_names.py` the policy that a layout may choose, and
+  `_stored_products.py` what else it may have the primal store.
 - **The way there**: `_forward.py` saves nothing, `_by_segments.py` leaves carries in
   slots, and `_kept_rows.py` stacks only those outputs that are kept.
 - **The way back**: a sweep through the loop (`_sweep.py`), what it does to a step

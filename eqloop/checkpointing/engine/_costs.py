@@ -32,6 +32,8 @@ class StepCost:
             is made part by part.
         known: Bytes of the products of a step that are kept if it is run again before
             it is reversed together with others.
+        stored_products: Bytes of those that the primal has stored, if it does so: the
+            rest is the cost of a step that takes them.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
@@ -55,6 +57,7 @@ class StepCost:
     ct_consts: int
     products: int
     known: int
+    stored_products: int
     residuals: int
     rows: int | None
     everything: int
@@ -107,16 +110,20 @@ class Rates:
     entry_of_reads: float
 
 
+@dataclasses.dataclass(frozen=True)
 class AbstractPace(abc.ABC):
     """What orders add up to the time of a gradient, in nanoseconds.
 
     Attributes:
         cost: What a step costs.
         rate: What single operations take on the backend in use.
+        of_primal: What a step takes besides where the primal runs it: to compute
+            products, and to store them, if it does so.
     """
 
     cost: StepCost
     rate: Rates
+    of_primal: float = dataclasses.field(default=0.0, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -147,6 +154,14 @@ class AbstractPace(abc.ABC):
         """
 
     @abc.abstractmethod
+    def given_products(self, cost: StepCost) -> Self:
+        """The same for a step that is given its products, as a guess.
+
+        Args:
+            cost: What that step costs.
+        """
+
+    @abc.abstractmethod
     def beside(self, other: "AbstractPace") -> Self:
         """The same at a moment when the step was run as fast as in another pace.
 
@@ -162,9 +177,6 @@ class AbstractPace(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Estimated(AbstractPace):
     """What the work of a step takes at the rates of the backend."""
-
-    cost: StepCost
-    rate: Rates
 
     @property
     def is_measured(self) -> bool:
@@ -183,6 +195,9 @@ class Estimated(AbstractPace):
         return reversal.block_time(self.cost, count, self.rate)
 
     def recomputing(self, cost: StepCost, again: float) -> Self:
+        return dataclasses.replace(self, cost=cost)
+
+    def given_products(self, cost: StepCost) -> Self:
         return dataclasses.replace(self, cost=cost)
 
     def beside(self, other: AbstractPace) -> Self:

@@ -18,7 +18,7 @@ from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._equations import Rewrite
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, put, union
+from ..._partition import Arrays, Flags, pick, put, split, union
 from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
@@ -37,6 +37,7 @@ from ._problem import (
 )
 from ._reverse_primitive import Reverse
 from ._step import reaching
+from ._stored_products import StoredProducts, with_stored_products
 from .leaves._held import leaves_computed, without_leaves
 from .leaves._saves import Needs, Saves
 from .orders._all_at_once import pull_residuals, store_residuals
@@ -123,9 +124,16 @@ class PlannedLoop(Formula):
         else:
             if not stands_for_residuals(saves.layout):
                 self._refuse_to_run_again()
+            stored = _stored_products(saves.layout, problem, active, y_active)
+            if stored is not None:
+                problem = stored.primal
             primal = settled_problem(problem, active, reverse=True)
             run = PlannedLoop(primal, saves.at_primal, self.in_avals)
             carry, ys, slots = run(*inputs)
+            if stored is not None:
+                ys, products = split(ys, len(y_active))
+                consts, init, xs = inputs
+                inputs = consts, init, [*xs, *products]
             residuals = (inputs, slots)
         asked_for = saves.of_these(slots, self.saves) if self.saves else []
         out = (carry, ys, asked_for)
@@ -141,16 +149,9 @@ class PlannedLoop(Formula):
             loop = self.problem.loop
             cts = pull_residuals(loop, residuals, *map(instantiated, ends))
         else:
-            has_rows = self.problem.loop.rows > 0
-            wanted = [
-                a and has_rows and not is_zero(ct)
-                for a, ct in zip(y_active, ct_ys, strict=True)
-            ]
-            ends = [not is_zero(ct) for ct in ct_carry], wanted
-            needed = with_cotangents(self.problem.step, active, *ends)
-            ct_carry = instantiated(pick(ct_carry, needed.carry))
-            ends = ct_carry, pick(ct_ys, wanted)
-            cts = self._reversed(saves, active, needed, tuple(wanted), residuals, ends)
+            has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
+            needed = with_cotangents(self.problem.step, active, *has_ct)
+            cts = self._reversed(static.value, needed, residuals, ct_carry, ct_ys)
             active = needed
         return tuple(map(put, self.zero_cts(), active, cts))
 
@@ -239,8 +240,11 @@ class PlannedLoop(Formula):
         layout = listed(layout, active, problem.still)
         if layout.stores_residuals:
             return Saves(layout, Needs((), ()))
-        wanted = tuple(a and problem.loop.rows > 0 for a in y_active)
         problem = problem.under(layout)
+        wanted = _with_rows(problem, y_active)
+        stored = _stored_products(layout, problem, active, y_active)
+        if stored is not None:
+            problem, active = stored.rerun, stored.active(active)
         needs = needs_of_gradient(problem, active, wanted, layout.block)
         if self.saves is not None:
             needs = needs.with_those_of(self.saves.needs)
@@ -259,26 +263,46 @@ class PlannedLoop(Formula):
 
     def _reversed(
         self,
-        saves: Saves[AbstractLayout],
-        active: Active,
+        swept: tuple[Saves[AbstractLayout], Active, Flags],
         needed: Active,
-        wanted: Flags,
         residuals: PyTree,
-        ends: tuple[Arrays, Arrays],
+        ct_carry: Arrays,
+        ct_ys: Arrays,
     ) -> PyTree:
-        """The cotangents of inputs, from the slots of a forward sweep.
+        """The cotangents of inputs, from what a forward sweep has left.
 
         Args:
-            saves: What it has left.
-            active: Which inputs are differentiated.
-            needed: Which of these have a cotangent other than zero.
-            wanted: Which leaves of `y` have one.
+            swept: What it has saved, and which inputs and leaves of `y` vary.
+            needed: Which of the inputs have a cotangent other than zero.
             residuals: The inputs, and the slots.
-            ends: The cotangents of those leaves of the carry and of `ys`.
+            ct_carry: The cotangents of the final carry.
+            ct_ys: Those of `ys`.
         """
-        problem, (inputs, slots) = self.problem.under(saves.layout), residuals
+        (saves, active, y_active), (inputs, slots) = swept, residuals
+        problem, layout = self.problem.under(saves.layout), saves.layout
+        has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
+        wanted = _with_rows(problem, has_ct)
+        ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
+        stored = _stored_products(layout, problem, active, y_active)
+        if stored is not None:
+            problem = stored.rerun
+            active, needed = map(stored.active, (active, needed))
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
         args = (inputs, slots, *ends)
-        way_back = Reverse(PlannedLoop, primal, back, saves.layout, saves.given, args)
+        way_back = Reverse(PlannedLoop, primal, back, layout, saves.given, args)
         return way_back.checked()(*args)
+
+
+def _with_rows(problem: Problem, ys: Sequence[bool]) -> Flags:
+    """Of marked leaves of `y` those that the loop returns anything of."""
+    return tuple(mark and problem.loop.rows > 0 for mark in ys)
+
+
+def _stored_products(
+    layout: AbstractLayout, problem: Problem, active: Active, y_active: Flags
+) -> StoredProducts | None:
+    """The loops by which the primal stores products, if it does."""
+    if not layout.keeps_products:
+        return None
+    return with_stored_products(problem, active, _with_rows(problem, y_active))

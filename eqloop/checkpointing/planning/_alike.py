@@ -9,6 +9,8 @@ import dataclasses
 import functools
 from typing import Any, NoReturn
 
+from ..._programs import has_rules, pulled
+from ..._tangents import is_inexact
 from ..engine._loop_spec import LoopSpec
 from ..engine._problem import Problem
 from ..engine._step import Step
@@ -43,7 +45,22 @@ def _known_step(step: Step) -> Step:
     programs = step.jaxpr, step.inverse
     types = tuple((*p.in_avals, *p.out_avals) for p in programs if p is not None)
     counts = step.num_consts, step.num_carry
-    return _first_printed(_PrintedStep(tuple(map(str, programs)), types, counts, step))
+    texts = *printed(step), str(step.inverse)
+    return _first_printed(_PrintedStep(texts, types, counts, step))
+
+
+@functools.lru_cache(maxsize=512)
+def printed(step: Step) -> tuple[str, ...]:
+    """What there is to see of the program of a step, and of its derivative.
+
+    A custom derivative prints nothing but its name.
+    """
+    texts = (str(step.jaxpr),)
+    if not has_rules(step.jaxpr):
+        return texts
+    moves = tuple(map(is_inexact, step.jaxpr.in_avals))
+    wanted = tuple(map(is_inexact, step.jaxpr.out_avals))
+    return *texts, str(pulled(step.jaxpr, (moves,), (wanted,)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -8,6 +9,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
+from ._given_products import pace_given_products
 from ._guess import Guess
 from ._memory import peak_bytes
 from ._paces import Paces, pace_keeping
@@ -25,8 +27,9 @@ _MOST_MEASURED = 4
 def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout | None:
     """The layout that takes the least time within so many bytes, if there is any.
 
-    What a step takes that keeps this or that is guessed from one that keeps nothing. So
-    what seems to be the fastest is measured, until that is the fastest indeed.
+    What a step takes that keeps this or that, or is given its products, is guessed from
+    one that keeps nothing. So what seems to be the fastest is measured, until that is
+    the fastest indeed.
 
     Args:
         problem: The loop.
@@ -35,8 +38,14 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
         times: How long the pieces of the gradient take, as far as that is known.
     """
     layout = fastest(problem, active, nbytes, times)
+    if not times.base.is_measured:
+        return layout
+    if layout is not None and layout.keeps_products:
+        own = pace_given_products(problem, active, times.base, layout.piece)
+        times = dataclasses.replace(times, given=own)
+        layout = fastest(problem, active, nbytes, times)
     known = set(times.sets[:1])
-    for _ in range(_MOST_MEASURED * times.base.is_measured):
+    for _ in range(_MOST_MEASURED):
         if layout is None or layout.kept is None or layout.kept in known:
             break
         known.add(layout.kept)
@@ -143,7 +152,8 @@ def _bytes_learned(
 @functools.lru_cache(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
-    every = layouts(length, can_join(problem.step), rows, times.sets)
+    joins, products = can_join(problem.step), times.given is not None
+    every = layouts(length, joins, rows, times.sets, products)
     if problem.run.loop.stops:
         every = iter(dict.fromkeys(layout.by_carries() for layout in every))
     return sorted(

@@ -33,7 +33,7 @@ def step_cost(problem: Problem, active: Active) -> StepCost:
 
 @functools.lru_cache(maxsize=128)
 def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
-    step, wanted = problem.step, _wanted(problem)
+    step, wanted = problem.step, outputs_wanted(problem)
     back = gradient_back(problem, active, wanted)
     parts = parts_of(back)
     pull = parts.rest.jaxpr
@@ -64,6 +64,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         known=_known_bytes(back),
+        stored_products=0,
         residuals=residuals,
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -93,10 +94,11 @@ def _started_once(step: Step, back: BackwardStep, rate: Rates) -> tuple[float, i
 
 def gradient_parts(problem: Problem, active: Active) -> StepParts:
     """The reversal of a step, taken apart, if all outputs have a cotangent."""
-    return parts_of(gradient_back(problem, active, _wanted(problem)))
+    return parts_of(gradient_back(problem, active, outputs_wanted(problem)))
 
 
-def _wanted(problem: Problem) -> Flags:
+def outputs_wanted(problem: Problem) -> Flags:
+    """The leaves of `y` that have a cotangent, if all do that can."""
     has_rows = problem.loop.rows > 0
     return tuple(has_rows and is_inexact(y) for y in problem.step.y_types)
 

@@ -17,7 +17,7 @@ import jax.extend.core as jex
 
 from ..._equations import equations, formula_of
 from ...progress import Again
-from ..engine._costs import AbstractPace, Estimated, Rates, StepCost, residuals_time
+from ..engine._costs import AbstractPace, Estimated, StepCost, residuals_time
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
 from ..engine._loop import nbytes
@@ -31,6 +31,7 @@ from ..engine.orders._nested import Nested
 from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
+from ._alike import printed
 from ._cost import step_cost
 from ._measurements import key_of, lookup, remember
 from ._stopwatch import nanoseconds
@@ -70,8 +71,6 @@ class Measured(AbstractPace):
             of reversal, how many steps it takes at once, and that factor.
     """
 
-    cost: StepCost
-    rate: Rates
     run: float
     stored: float
     blocks: tuple[tuple[Hashable, int, float], ...]
@@ -109,6 +108,12 @@ class Measured(AbstractPace):
         stores = residuals_time(cost, self.rate) - residuals_time(self.cost, self.rate)
         stored = max(self.stored + longer * again + stores, self.run)
         return dataclasses.replace(self, cost=cost, stored=stored)
+
+    def given_products(self, cost: StepCost) -> Self:
+        # The rest of a step takes as much longer than estimated as all of it does.
+        longer = self.run / Estimated(self.cost, self.rate).advance
+        run = longer * Estimated(cost, self.rate).advance
+        return dataclasses.replace(self, cost=cost, run=run)
 
     def beside(self, other: AbstractPace) -> Self:
         one = ByResiduals()
@@ -293,7 +298,7 @@ def _times_of(
     loop = of_length(problem.loop, length)
     loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
     short = dataclasses.replace(problem, loop=loop)
-    about = [str(problem.step.jaxpr), loop, problem.policy, active, kept]
+    about = [*printed(problem.step), loop, problem.policy, active, kept]
     keys = [key_of([*about, layout]) for layout in layouts]
     missing = [
         (key, layout)

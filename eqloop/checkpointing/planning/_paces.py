@@ -9,6 +9,7 @@ from ..engine._layout import Layout, Piece
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
+from ._given_products import guessed_pace
 from ._kept_values import Kept, costs_by_kept
 from ._measured import pace
 from ._search import layouts
@@ -24,16 +25,21 @@ class Paces:
     Attributes:
         entries: What a step keeps, and how long the pieces take then. The first is for
             a step whose policy is not chosen.
+        given: How long they take if the primal stores the products of steps, if it can.
     """
 
     entries: tuple[tuple[Kept, AbstractPace], ...]
+    given: AbstractPace | None = None
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, AbstractPace]:
         return dict(self.entries)
 
     def of(self, layout: Layout) -> AbstractPace:
-        """Those for what a layout has a step keep."""
+        """Those for what a layout has a step keep, or the primal store."""
+        if layout.keeps_products:
+            assert self.given is not None
+            return self.given
         return self._by_kept[layout.kept]
 
     def duration(self, layout: Layout) -> float:
@@ -53,7 +59,7 @@ class Paces:
     def replaced(self, kept: Kept, own: AbstractPace) -> "Paces":
         """The same where for one of the choices more is known."""
         entries = {**self._by_kept, kept: own}
-        return Paces(tuple(entries.items()))
+        return dataclasses.replace(self, entries=tuple(entries.items()))
 
 
 def paces(
@@ -88,7 +94,7 @@ def paces(
         entries.append((nothing, bare))
         for kept, cost, work in others:
             entries.append((kept, bare.recomputing(cost, work - again)))
-    return Paces(tuple(entries))
+    return Paces(tuple(entries), guessed_pace(problem, active, base))
 
 
 @functools.lru_cache(maxsize=128)

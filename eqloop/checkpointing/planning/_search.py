@@ -1,5 +1,6 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -42,6 +43,7 @@ def layouts(
     joins: bool,
     rows: int | None,
     kept: Sequence[tuple[str, ...]] = (),
+    products: bool = False,
 ) -> Iterator[Layout]:
     """The layouts from which to choose.
 
@@ -50,6 +52,7 @@ def layouts(
         joins: Whether its steps can be reversed together.
         rows: How many slots can hold the residuals of a step, if any can.
         kept: What a step may keep, if it is to be chosen.
+        products: Whether the primal can store the products of steps.
     """
     for order in orders(length, rows):
         yield Layout(order)
@@ -57,7 +60,11 @@ def layouts(
             yield from (Layout(order, kept=names) for names in kept)
         if joins:
             for size in _batches(order):
-                yield Layout(order, reversal=Together(size))
+                layout = Layout(order, reversal=Together(size))
+                yield layout
+                # To run a step again takes little then, so one more level will do.
+                if products and order.block == 1 and len(order.levels[0]) <= 2:
+                    yield dataclasses.replace(layout, keeps_products=True)
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:

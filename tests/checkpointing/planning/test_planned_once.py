@@ -51,6 +51,24 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return blocks
 
 
+def test_steps_that_differ_in_a_derivative_rule_have_plans_of_their_own():
+    """Their programs print the same. One rule saves a number of a step, one a row."""
+
+    def planned(rule: Any) -> el.Plan:
+        @jax.custom_jvp
+        def f(h: Any) -> Any:
+            return jnp.sin(h)
+
+        f.defjvp(lambda primals, dots: (jnp.sin(*primals), rule(*primals, *dots)))
+        scan = el.Scan(lambda h, _: (f(h), None), schedule=el.StoreAll())
+        return scan.plan(jnp.zeros(64), None, length=100)
+
+    rules = [lambda h, dot: dot, lambda h, dot: jnp.cos(h) * dot]
+    straight, curved = map(planned, rules)
+    assert straight.cost.residuals < curved.cost.residuals
+    assert planned(rules[0]) == straight
+
+
 def test_a_new_function_that_does_the_same_is_planned_at_once(counted: list[int]):
     first = plan(1.25)
     assert counted

@@ -156,7 +156,7 @@ def _reverse_level(
         within, slots = Nest(tuple(inner), nest.block), carries.slots.near
         if within.stride == 1:
             ran, most = _count(within, position, sweep.count), within.length
-            return sweep.reversal.again(sweep, slots, carry, position, ran, most, cts)
+            return sweep.reversal.rerun(sweep, slots, carry, position, ran, most, cts)
         filled = _fill_nest(sweep, slots, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 

@@ -42,7 +42,7 @@ class AbstractReversal(abc.ABC):
         """Takes cotangents past steps whose carries are all stored: one by one."""
         return one_by_one(sweep, steps, cts)
 
-    def again(
+    def rerun(
         self,
         sweep: "Sweep",
         slots: AbstractSlots,
@@ -187,7 +187,7 @@ def carries_within(
     count: Index,
     most: int,
 ) -> Carries:
-    """The carry before each of some steps, which are run again: see `again`."""
+    """The carry before each of some steps, which are run again: see `rerun`."""
     move = lambda i, carry: sweep.next(carry, start + i)
     unroll = max(min(sweep.loop.unroll, most - 1), 1)
     return slots.filled(carry, most).run_on(carry, count, move, unroll)

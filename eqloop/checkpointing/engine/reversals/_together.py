@@ -71,10 +71,10 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        steps = _run_again(sweep, DeviceSlots(), carry, start, count, count)
+        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count)
         return _joined(sweep, steps, cts)
 
-    def again(
+    def rerun(
         self,
         sweep: "Sweep",
         slots: AbstractSlots,
@@ -86,8 +86,8 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         # Several batches would have to wait with their products for their turn.
         if self._size_of_batches(sweep, most) < max(most, 2):
-            return super().again(sweep, slots, carry, start, count, most, cts)
-        steps = _run_again(sweep, slots, carry, start, count, most)
+            return super().rerun(sweep, slots, carry, start, count, most, cts)
+        steps = _rerun(sweep, slots, carry, start, count, most)
         return self.each(sweep, steps, cts)
 
     def each(
@@ -189,7 +189,7 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name not in _CONTROL
 
 
-def _run_again(
+def _rerun(
     sweep: "Sweep",
     slots: AbstractSlots,
     carry: Arrays,

@@ -46,11 +46,7 @@ def accumulated(w, carry, x):
 
 
 STEPS = [network, two_in_one, read_twice, squared, accumulated]
-SCHEDULES = {
-    "levels": el.Recursive(4, block=4),
-    "blocks": el.Chunked(4, block=5),
-    "binomial": el.Binomial(3, block=3),
-}
+LEVELS = el.Recursive(4, block=4)
 
 
 def of_loop(step, schedule=None, **settings):
@@ -101,11 +97,11 @@ def assert_equal(found, expected, rtol=1e-4):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def compared(step, mode="gradient", schedule="levels", **settings):
+def compared(step, mode="gradient", schedule=LEVELS, **settings):
     derivative = MODES[mode]
     inputs = INPUTS.get(mode, (W, HS, XS))
     plain = {k: v for k, v in settings.items() if k == "reverse"}
-    runs = of_loop(step, SCHEDULES[schedule], **settings), of_loop(step, **plain)
+    runs = of_loop(step, schedule, **settings), of_loop(step, **plain)
     assert_equal(*(jax.jit(derivative(run))(*inputs) for run in runs))
 
 
@@ -120,7 +116,9 @@ def test_modes(step, mode):
     compared(step, mode)
 
 
-@pytest.mark.parametrize("schedule", ["blocks", slow("binomial")])
+@pytest.mark.parametrize(
+    "schedule", [el.Chunked(4, block=5), slow(el.Binomial(3, block=3))], ids=str
+)
 def test_schedules(schedule):
     compared(network, schedule=schedule)
 
@@ -140,7 +138,7 @@ def test_settings(settings):
 
 def test_half_precision():
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (W, HS, XS))
-    run = of_loop(two_in_one, SCHEDULES["levels"])
+    run = of_loop(two_in_one, LEVELS)
     found = jax.jit(gradient(run))(*half)
     assert {x.dtype for x in found} == {jnp.dtype("bfloat16")}
     expected = jax.jit(gradient(of_loop(two_in_one)))(*half)
@@ -180,7 +178,7 @@ def test_what_is_kept():
     ],
 )
 def test_no_product_is_computed_where_a_step_is_linearised(step, least):
-    run = jax.jit(gradient(of_loop(step, el.Recursive(4, block=4))))
+    run = jax.jit(gradient(of_loop(step, LEVELS)))
     # A number of steps that blocks divide: all of them are reversed by one loop.
     assert run.lower(W, HS, XS[:12]).compile().as_text().count(" dot(") == least
 
@@ -196,11 +194,11 @@ def test_shards():
         shards = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P("device"))
         return jax.jit(shards)(W, batch, XS)
 
-    assert_equal(derivative(SCHEDULES["levels"]), derivative(None))
+    assert_equal(derivative(LEVELS), derivative(None))
 
 
 def test_double_precision():
     with jax.enable_x64(True):
         inputs = jax.tree.map(lambda x: x.astype(jnp.float64), (W, HS, XS))
-        runs = of_loop(accumulated, SCHEDULES["levels"]), of_loop(accumulated)
+        runs = of_loop(accumulated, LEVELS), of_loop(accumulated)
         assert_equal(*(jax.jit(gradient(run))(*inputs) for run in runs), rtol=1e-12)
