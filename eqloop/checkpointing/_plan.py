@@ -18,7 +18,7 @@ from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._given_products import pace_given_products
+from .planning._given_products import with_given
 from .planning._measured import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_keeping
@@ -154,9 +154,6 @@ class Plan:
             place = self.layout.slots.place
             rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
         rows += self.layout.reversal.described(self.block)
-        if self.cost.stored_products:
-            each = format_bytes(self.cost.stored_products)
-            rows.append(("stored products", f"{each} a step"))
         if self.kept is not None:
             rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
         if self.slots and not all(held for _, held in self.holds):
@@ -238,8 +235,8 @@ def plan_of(
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
-    if layout.keeps_products:
-        how_long = pace_given_products(problem, active, how_long, layout.piece)
+    if layout.steps_with_products:
+        how_long = with_given(problem, active, how_long, layout.piece)
     cost = layout.stored_cost(how_long.cost)
     if size is None:
         size = peak_bytes(problem, active, layout, limit_of(problem.planner))

@@ -100,12 +100,16 @@ class BackwardStep(abc.ABC):
         """
         raise AssertionError("it takes steps back one by one")
 
-    def with_products(self) -> "tuple[jex.ClosedJaxpr, BackwardStep] | None":
-        """The same for steps that are given their products, if that saves anything.
+    @property
+    def products(self) -> Products | None:
+        """The products of a step that are worth keeping for it, if there are any."""
+        return None
 
-        Returns:
-            A program from consts, carry and `x` to the products, and a reversal that
-            takes them behind `x`.
+    def given(self, products: Products) -> "BackwardStep | None":
+        """The same for steps that are given products behind `x`, if it can take them.
+
+        Args:
+            products: Of its own, or of a backward step that reads no fewer.
         """
         return None
 
@@ -168,24 +172,19 @@ class Pull(BackwardStep):
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         return dataclasses.replace(self, step=rewrite(self.step))
 
-    def with_products(self) -> tuple[jex.ClosedJaxpr, BackwardStep] | None:
-        products = products_of(self.step)
-        if products is None:
+    @property
+    def products(self) -> Products | None:
+        found = products_of(self.step)
+        if found is None:
             return None
-        given = self._given(products)
+        program = program_of(self.given(found))
         consts, carry, x = map(len, self.types)
-        read = inputs_read(program_of(given), [True] * len(program_of(given).out_avals))
-        used = read[consts + carry + x :][: len(products.types)]
-        if not all(used):
-            # The last product of a step may only be added to what it returns.
-            products = products_of(self.step, tuple(used))
-            if products is None:
-                return None
-            given = self._given(products)
-        return products.program, given
+        read = inputs_read(program, [True] * len(program.out_avals))
+        used = read[consts + carry + x :][: len(found.types)]
+        # The last product of a step may only be added to what it returns.
+        return found if all(used) else products_of(self.step, tuple(used))
 
-    def _given(self, products: Products) -> "Pull":
-        """The same for a step that is given its products."""
+    def given(self, products: Products) -> "Pull":
         xs = (*self.active.xs, *[False] * len(products.types))
         active = self.active._replace(xs=xs)
         return dataclasses.replace(self, step=products.step, active=active)

@@ -32,8 +32,6 @@ class StepCost:
             is made part by part.
         known: Bytes of the products of a step that are kept if it is run again before
             it is reversed together with others.
-        stored_products: Bytes of those that the primal has stored, if it does so: the
-            rest is the cost of a step that takes them.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
@@ -57,7 +55,6 @@ class StepCost:
     ct_consts: int
     products: int
     known: int
-    stored_products: int
     residuals: int
     rows: int | None
     everything: int
@@ -117,13 +114,12 @@ class AbstractPace(abc.ABC):
     Attributes:
         cost: What a step costs.
         rate: What single operations take on the backend in use.
-        of_primal: What a step takes besides where the primal runs it: to compute
-            products, and to store them, if it does so.
+        given: The same for steps whose products the primal has stored, if it can.
     """
 
     cost: StepCost
     rate: Rates
-    of_primal: float = dataclasses.field(default=0.0, kw_only=True)
+    given: "AbstractPace | None" = dataclasses.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod

@@ -25,13 +25,11 @@ class AbstractLayout(abc.ABC):
         slots: Where the carries are that the primal stores.
         reversal: How one block of steps is taken back.
         kept: The names of what a step keeps, if that was chosen, see `Layout`.
-        keeps_products: Whether the primal stores products, see `Layout`.
     """
 
     slots: AbstractSlots
     reversal: AbstractReversal
     kept: tuple[str, ...] | None
-    keeps_products: bool
 
     @property
     @abc.abstractmethod
@@ -42,6 +40,11 @@ class AbstractLayout(abc.ABC):
     @abc.abstractmethod
     def stores_residuals(self) -> bool:
         """Whether the primal stores residuals, and no carries."""
+
+    @property
+    def steps_with_products(self) -> int:
+        """For how many steps, the last ones, the primal stores their products."""
+        return 0
 
     @abc.abstractmethod
     def by_carries(self) -> Self:
@@ -58,8 +61,6 @@ class Layout(AbstractLayout):
         reversal: How one block of steps is taken back.
         kept: The names of what a step keeps, where the schedule has chosen that too;
             the rest is computed again. Otherwise `None`.
-        keeps_products: Whether the primal stores the products of matrices of each step,
-            if these can be kept. Steps are then run again without multiplying.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -77,7 +78,6 @@ class Layout(AbstractLayout):
     slots: AbstractSlots = dataclasses.field(default_factory=DeviceSlots)
     reversal: AbstractReversal = dataclasses.field(default_factory=ByResiduals)
     kept: tuple[str, ...] | None = None
-    keeps_products: bool = False
 
     @property
     def block(self) -> int:
@@ -114,10 +114,14 @@ class Layout(AbstractLayout):
         return self.order.stores_residuals
 
     @property
+    def steps_with_products(self) -> int:
+        """For how many steps, the last ones, the primal stores their products."""
+        return self.order.steps_with_products
+
+    @property
     def kind(self) -> Hashable:
         """Layouts of one kind make similar programs: one is a guide to the others."""
-        kept = self.kept is None, self.keeps_products
-        return self.order.kind, self.reversal.kind, *kept
+        return self.order.kind, self.reversal.kind, self.kept is None
 
     @property
     def piece(self) -> Piece:
@@ -146,8 +150,7 @@ class Layout(AbstractLayout):
             The bytes of slots and of residuals of blocks, on the device.
         """
         first = self.slots.take_device_memory
-        products = self.order.length * cost.stored_products
-        return products + self.order.stored_bytes(cost, self.reversal, first)
+        return self.order.stored_bytes(cost, self.reversal, first)
 
     def duration(self, pace: AbstractPace) -> float:
         """How long a gradient takes.
@@ -162,7 +165,7 @@ class Layout(AbstractLayout):
         # Loops that are measured are long, and their blocks include it.
         start = 0.0 if pace.is_measured else self.reversal.start
         run = again * pace.advance + self.order.duration(pace, self.reversal)
-        return start + run + self.order.length * pace.of_primal
+        return start + run
 
     def by_carries(self) -> Self:
         """The same for a loop whose primal cannot store residuals.
@@ -173,5 +176,4 @@ class Layout(AbstractLayout):
         order = self.order.by_carries()
         # Steps that are reversed one by one have nothing to gain from keeping values.
         kept = self.kept if order.block > 1 else None
-        changed = dict(order=order, kept=kept, keeps_products=False)
-        return dataclasses.replace(self, **changed)
+        return dataclasses.replace(self, order=order, kept=kept)

@@ -18,7 +18,7 @@ from ..._doubled import Doubled, recall
 from ..._effects import refuse_callbacks, refuse_refs_in_rules
 from ..._equations import Rewrite
 from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, put, split, union
+from ..._partition import Arrays, Flags, pick, put, union
 from ..._tangents import instantiated, is_zero, with_tangent_types
 from ..._typecheck import PyTree
 from ..._types import BatchAxis, Value
@@ -37,10 +37,11 @@ from ._problem import (
 )
 from ._reverse_primitive import Reverse
 from ._step import reaching
-from ._stored_products import StoredProducts, with_stored_products
+from ._stored_products import products_to_store, storing_products
 from .leaves._held import leaves_computed, without_leaves
 from .leaves._saves import Needs, Saves
 from .orders._all_at_once import pull_residuals, store_residuals
+from .reversals._known_products import Products
 
 
 def planned_loop(
@@ -87,7 +88,7 @@ class PlannedLoop(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
-        saves = self.saves and self.saves.with_tangents(sum(active.carry))
+        saves = self.saves and self.saves.with_leaves(sum(active.carry))
         formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
         gives = active.carry, y_active, tuple(self._no_slots())
         return Doubled.of(formula, active, gives)
@@ -124,17 +125,10 @@ class PlannedLoop(Formula):
         else:
             if not stands_for_residuals(saves.layout):
                 self._refuse_to_run_again()
-            stored = _stored_products(saves.layout, problem, active, y_active)
-            if stored is not None:
-                problem = stored.primal
+            products = _products(saves.layout, problem, active, y_active)
             primal = settled_problem(problem, active, reverse=True)
-            run = PlannedLoop(primal, saves.at_primal, self.in_avals)
-            carry, ys, slots = run(*inputs)
-            if stored is not None:
-                ys, products = split(ys, len(y_active))
-                consts, init, xs = inputs
-                inputs = consts, init, [*xs, *products]
-            residuals = (inputs, slots)
+            carry, ys, slots, rows = _run_primal(primal, saves, products, inputs)
+            residuals = (inputs, slots, rows)
         asked_for = saves.of_these(slots, self.saves) if self.saves else []
         out = (carry, ys, asked_for)
         moves_out = (list(active.carry), list(y_active), self._no_slots())
@@ -242,9 +236,6 @@ class PlannedLoop(Formula):
             return Saves(layout, Needs((), ()))
         problem = problem.under(layout)
         wanted = _with_rows(problem, y_active)
-        stored = _stored_products(layout, problem, active, y_active)
-        if stored is not None:
-            problem, active = stored.rerun, stored.active(active)
         needs = needs_of_gradient(problem, active, wanted, layout.block)
         if self.saves is not None:
             needs = needs.with_those_of(self.saves.needs)
@@ -274,24 +265,21 @@ class PlannedLoop(Formula):
         Args:
             swept: What it has saved, and which inputs and leaves of `y` vary.
             needed: Which of the inputs have a cotangent other than zero.
-            residuals: The inputs, and the slots.
+            residuals: The inputs, the slots, and the products that are stored.
             ct_carry: The cotangents of the final carry.
             ct_ys: Those of `ys`.
         """
-        (saves, active, y_active), (inputs, slots) = swept, residuals
+        (saves, active, y_active), (inputs, slots, rows) = swept, residuals
         problem, layout = self.problem.under(saves.layout), saves.layout
         has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
         wanted = _with_rows(problem, has_ct)
         ends = instantiated(pick(ct_carry, needed.carry)), pick(ct_ys, wanted)
-        stored = _stored_products(layout, problem, active, y_active)
-        if stored is not None:
-            problem = stored.rerun
-            active, needed = map(stored.active, (active, needed))
+        products = _products(layout, problem, active, y_active)
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
-        args = (inputs, slots, *ends)
-        way_back = Reverse(PlannedLoop, primal, back, layout, saves.given, args)
-        return way_back.checked()(*args)
+        args = (inputs, [*slots, *rows], *ends)
+        settings = primal, back, layout, saves.given, args, products
+        return Reverse(PlannedLoop, *settings).checked()(*args)
 
 
 def _with_rows(problem: Problem, ys: Sequence[bool]) -> Flags:
@@ -299,10 +287,31 @@ def _with_rows(problem: Problem, ys: Sequence[bool]) -> Flags:
     return tuple(mark and problem.loop.rows > 0 for mark in ys)
 
 
-def _stored_products(
+def _products(
     layout: AbstractLayout, problem: Problem, active: Active, y_active: Flags
-) -> StoredProducts | None:
-    """The loops by which the primal stores products, if it does."""
-    if not layout.keeps_products:
+) -> Products | None:
+    """The products that the primal stores of its last steps, if it does."""
+    if not layout.steps_with_products:
         return None
-    return with_stored_products(problem, active, _with_rows(problem, y_active))
+    return products_to_store(problem, active, _with_rows(problem, y_active))
+
+
+def _run_primal(
+    problem: Problem,
+    saves: Saves[AbstractLayout],
+    products: Products | None,
+    inputs: PyTree,
+) -> tuple[list[Value], list[Value], list[Value], list[Value]]:
+    """Runs the loop: the final carry, `ys`, the slots, and rows of products."""
+    at_primal = saves.at_primal
+    if products is None:
+        return *PlannedLoop(problem, at_primal, inputs)(*inputs), []
+    count = saves.layout.steps_with_products
+    storing = storing_products(problem.step, products, problem.loop.length, count)
+    problem = dataclasses.replace(problem, step=storing.step)
+    if at_primal is not None:
+        at_primal = at_primal.with_leaves(storing.buffers)
+    inputs = storing.started(inputs)
+    carry, ys, slots = PlannedLoop(problem, at_primal, inputs)(*inputs)
+    carry, rows = storing.stored(carry)
+    return carry, ys, slots, rows

@@ -17,7 +17,7 @@ import jax.extend.core as jex
 from ..._array_types import type_of
 from ..._doubled import Doubled
 from ..._formula import Formula
-from ..._partition import Flags, pick, put, split
+from ..._partition import Arrays, Flags, pick, put, split
 from ..._programs import behind, joined
 from ..._tangents import inexact_only, instantiated, with_tangent_types, zero_cotangent
 from ..._typecheck import PyTree
@@ -41,6 +41,7 @@ from ._sweep import Sweep
 from .leaves._held import needs_of
 from .leaves._saves import Needs, Saves
 from .leaves._slim import Known, Slim, narrowed
+from .reversals._known_products import Given, Products
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop
@@ -65,6 +66,8 @@ class Reverse(Formula):
         given: Which leaves of a carry the given slots hold, and which leaves of the
             last carry follow upon them. `None` if the forward loop has to be run first,
             because no slots are given, or they lack something that is read.
+        products: The products of the last steps, of which rows follow upon all these;
+            `None` if there are none.
     """
 
     there: "type[PlannedLoop]"
@@ -72,6 +75,7 @@ class Reverse(Formula):
     back: BackwardStep
     layout: AbstractLayout
     given: Needs | None
+    products: Products | None
     unit = "iteration"
     is_backward = True
 
@@ -83,6 +87,7 @@ class Reverse(Formula):
         layout: AbstractLayout,
         given: Needs | None,
         inputs: PyTree,
+        products: Products | None = None,
     ):
         in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
@@ -94,26 +99,29 @@ class Reverse(Formula):
             list(carried),
             ct_types(xs, back.x_of),
         )
-        self.params = dict(problem=problem, back=back, layout=layout, given=given)
+        params = dict(problem=problem, back=back, layout=layout)
+        self.params = params | dict(given=given, products=products)
         self.effects = problem.step.jaxpr.effects
         super().__init__()
 
     def expand(
         self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
     ) -> PyTree:
+        of_products = len(self.products.types) if self.products else 0
+        slots, rows = split(slots, len(slots) - of_products)
         if (given := self.given) is None:
             given = self.needed
             slots = self._forward(inputs, given)
         (consts, init, xs), problem = inputs, self.problem
         slots, last = split(slots, len(slots) - sum(given.final))
         step, back = self.again, self.back
-        if not all(given.held):
-            known = self._known_of_carry(given)
+        known = None if all(given.held) else self._known_of_carry(given)
+        if known is not None:
             last = put(given.final, given.final, last)
             consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
             step, back = narrowed(step, known), Slim(back, known)
         settings = step, problem.loop, back, self.layout.reversal
-        sweep = Sweep(*settings, consts, xs, zs)
+        sweep = Sweep(*settings, consts, xs, zs, self._given_products(rows, known))
         cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
         return cts.consts, cts.carry, cts.xs
 
@@ -134,9 +142,8 @@ class Reverse(Formula):
         back = Pushed(self.back, self.again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
-        formula = Reverse(
-            self.there, self.problem, back, self.layout, self.given, in_avals
-        )
+        settings = self.problem, back, self.layout, self.given
+        formula = Reverse(self.there, *settings, in_avals, self.products)
         return self._as_doubled(formula.checked(), active, uses_slots=True)
 
     def _as_doubled(
@@ -251,6 +258,23 @@ class Reverse(Formula):
     def again(self) -> Step:
         """The step to advance by, without bars: the forward loop has shown them."""
         return again(self.problem)
+
+    def _given_products(self, rows: Arrays, known: Known | None) -> Given | None:
+        """What is known of the last steps, by the products of which there are rows.
+
+        Args:
+            rows: The rows.
+            known: What is known of a carry, if not all of it.
+        """
+        if self.products is None:
+            return None
+        step = without_outputs(self.products.step)
+        back = self.back.given(self.products)
+        if known is not None:
+            step = narrowed(step, known)
+            back = None if back is None else Slim(back, known)
+        first = self.problem.loop.length - self.layout.steps_with_products
+        return Given(rows, first, step, back)
 
     def _known(self, active: Active) -> Active:
         """Of the active inputs those that the way back knows of."""

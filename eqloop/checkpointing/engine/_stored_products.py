@@ -1,74 +1,115 @@
-"""Loops whose primal stores the products of each step, to be run again without them.
+"""Products that the primal stores, so that steps are run again without multiplying.
 
 What takes time in most steps are products of matrices. If the primal stores them, then
 to run a step again takes little: it multiplies nothing, and neither does linearising it
-(`_known_products.py`). They are often smaller than the residuals of a step, and no
-smaller than its carry.
+(`_known_products.py`). They are often smaller than the residuals of a step. Where there
+is not enough room for those of all steps, those of the last ones are stored.
+
+While the loop runs, they are in buffers that it carries along, which no slot holds.
 """
 
 import dataclasses
 import functools
 
-from ..._partition import Flags
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._array_types import stack_type
+from ..._partition import Arrays, Flags, split
 from ..._programs import run
-from ..._types import Value
+from ..._tangents import zero_array
+from ..._typecheck import PyTree
+from ..._types import Aval, Value
 from ._forward import Active
+from ._loop import store, zero
 from ._problem import Problem, gradient_back
-from ._step import make_step
+from ._step import Step, make_step
+from .reversals._known_products import Products
 from .reversals._together import can_join
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredProducts:
-    """A loop that stores its products, as two loops.
+class Storing:
+    """A loop whose primal stores the products of its last steps.
 
     Attributes:
-        primal: It also gives the products of each step: the last leaves of its `y`.
-        rerun: It takes them: the last leaves of its `x`.
-        count: How many there are.
+        step: The step, whose carry has a counter and buffers for rows behind it.
+        products: The products.
+        count: Of how many steps they are stored.
     """
 
-    primal: Problem
-    rerun: Problem
+    step: Step
+    products: Products
     count: int
 
-    def active(self, active: Active) -> Active:
-        """Which inputs of the loop that takes them are differentiated."""
-        return active._replace(xs=(*active.xs, *[False] * self.count))
+    def started(self, inputs: PyTree) -> PyTree:
+        """Consts, the initial carry and `xs`, for the step that stores its products."""
+        consts, init, xs = inputs
+        rows = map(zero_array, _row_types(self.products, self.count))
+        return consts, [*init, zero(), *rows], xs
+
+    def stored(self, carry: Arrays) -> tuple[list[Value], list[Value]]:
+        """The final carry, and the products."""
+        own, (_, *products) = split(carry, len(carry) - self.buffers)
+        return list(own), products
+
+    @property
+    def buffers(self) -> int:
+        """How many leaves the carry has behind its own."""
+        return 1 + len(self.products.types)
 
 
-@functools.lru_cache(maxsize=128)
-def with_stored_products(
+def products_to_store(
     problem: Problem, active: Active, wanted: Flags
-) -> StoredProducts | None:
-    """The two loops, if the steps have products, and it saves anything to store them.
+) -> Products | None:
+    """The products of a step that the primal can store, if there are any.
 
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
         wanted: Which leaves of `y` may have a cotangent.
     """
-    step, loop = problem.step, problem.loop
-    # Rows that are left out would be products that are left out.
-    if loop.kept is not None or step.inverse is not None or not can_join(step):
+    step = problem.step
+    # Where a loop stops, it is not known which steps are the last ones.
+    if problem.run.loop.stops or step.inverse is not None or not can_join(step):
         return None
-    found = gradient_back(problem, active, wanted).with_products()
-    if found is None:
-        return None
-    program, given = found
-    count = len(program.out_avals)
+    return gradient_back(problem, active, wanted).products
+
+
+@functools.lru_cache(maxsize=128)
+def storing_products(
+    step: Step, products: Products, length: int, count: int
+) -> Storing:
+    """A step that stores its products.
+
+    Args:
+        step: The step.
+        products: Its products.
+        length: How many steps the loop has.
+        count: Of how many of them the products are stored: the last ones.
+    """
 
     def move(
         consts: list[Value], carry: list[Value], x: list[Value]
     ) -> tuple[list[Value], list[Value]]:
+        carry, (position, *rows) = split(carry, step.num_carry)
         after, y = step(consts, carry, x)
-        # The step computes these, too. XLA does so once.
-        return after, [*y, *run(program, *consts, *carry, *x)]
+        # The step computes these, too. XLA does so once. Whoever differentiates this
+        # loop has no use for their derivatives.
+        inputs = lax.stop_gradient([*consts, *carry, *x])
+        values = run(products.program, *inputs)
+        # Those of earlier steps are written as well, to a row that is written again.
+        row = jnp.maximum(position - (length - count), 0)
+        rows = [store(r, value, row) for r, value in zip(rows, values, strict=True)]
+        return [*after, position + 1, *rows], y
 
-    giving = make_step(move, step.const_types, step.carry_types, step.x_types)
-    behind = dataclasses.replace(loop, x_axes=(*loop.x_axes, *[0] * count))
-    return StoredProducts(
-        primal=dataclasses.replace(problem, step=giving),
-        rerun=dataclasses.replace(problem, step=given.base.step, loop=behind),
-        count=count,
-    )
+    more = jax.typeof(zero()), *_row_types(products, count)
+    carry = [*step.carry_types, *more]
+    grown = make_step(move, step.const_types, carry, step.x_types)
+    return Storing(grown, products, count)
+
+
+def _row_types(products: Products, count: int) -> list[Aval]:
+    """The types of the products of so many steps."""
+    return [stack_type(aval, count) for aval in products.types]

@@ -1,6 +1,5 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -9,7 +8,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
-from ._given_products import pace_given_products
+from ._given_products import with_given
 from ._guess import Guess
 from ._memory import peak_bytes
 from ._paces import Paces, pace_keeping
@@ -40,9 +39,9 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     layout = fastest(problem, active, nbytes, times)
     if not times.base.is_measured:
         return layout
-    if layout is not None and layout.keeps_products:
-        own = pace_given_products(problem, active, times.base, layout.piece)
-        times = dataclasses.replace(times, given=own)
+    if layout is not None and layout.steps_with_products:
+        own = with_given(problem, active, times.base, layout.piece)
+        times = times.replaced(None, own)
         layout = fastest(problem, active, nbytes, times)
     known = set(times.sets[:1])
     for _ in range(_MOST_MEASURED):
@@ -152,7 +151,7 @@ def _bytes_learned(
 @functools.lru_cache(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
-    joins, products = can_join(problem.step), times.given is not None
+    joins, products = can_join(problem.step), times.base.given is not None
     every = layouts(length, joins, rows, times.sets, products)
     if problem.run.loop.stops:
         every = iter(dict.fromkeys(layout.by_carries() for layout in every))

@@ -64,7 +64,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         known=_known_bytes(back),
-        stored_products=0,
         residuals=residuals,
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -118,8 +117,8 @@ def _residuals(back: BackwardStep, loop: Loop) -> int:
 
 def _known_bytes(back: BackwardStep) -> int:
     """Bytes of the products of a step that are kept for its reversal."""
-    found = back.with_products() if can_join(back.base.step) else None
-    return nbytes(found[0].out_avals) if found else 0
+    products = back.products if can_join(back.base.step) else None
+    return nbytes(products.types) if products else 0
 
 
 def _everything(

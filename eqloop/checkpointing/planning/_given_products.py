@@ -1,66 +1,60 @@
-"""How long the pieces of a gradient take if the primal stores the products of steps."""
+"""How long the pieces of a gradient take if the products of steps are known.
+
+Steps that are given what the primal has stored are as fast as steps of a loop that gets
+its products as `xs`. So that is the loop that is estimated, and measured.
+"""
 
 import dataclasses
 
 from ..engine._costs import AbstractPace
 from ..engine._forward import Active
 from ..engine._layout import Piece
-from ..engine._loop import nbytes
 from ..engine._problem import Problem
-from ..engine._stored_products import StoredProducts, with_stored_products
+from ..engine._stored_products import products_to_store
 from ._cost import outputs_wanted, step_cost
 from ._measured import pace
 
 
-def guessed_pace(
-    problem: Problem, active: Active, base: AbstractPace
-) -> AbstractPace | None:
-    """How long the pieces take, as a guess, if the primal can store products.
+def with_guess(problem: Problem, active: Active, base: AbstractPace) -> AbstractPace:
+    """A pace that also knows how long it takes with known products, as a guess.
 
     Args:
         problem: The loop.
         active: Which inputs are differentiated.
-        base: How long they take if it does not.
+        base: How long the pieces take without.
     """
-    stored = _stored(problem, active)
-    if stored is None:
-        return None
-    cost = step_cost(stored.rerun, stored.active(active))
-    return _of_primal(stored, base, base.given_products(cost))
+    found = _given_as_xs(problem, active)
+    if found is None:
+        return base
+    return dataclasses.replace(base, given=base.given_products(step_cost(*found)))
 
 
-def pace_given_products(
+def with_given(
     problem: Problem, active: Active, base: AbstractPace, piece: Piece
 ) -> AbstractPace:
-    """How long they take: measured, if that is worthwhile and `base` was measured.
-
-    It is `base` if the primal cannot store products.
+    """The same, measured if `base` was, and if it is worthwhile.
 
     Args:
         problem: The loop.
         active: Which inputs are differentiated.
-        base: How long the pieces take if it does not.
+        base: How long the pieces take without.
         piece: What is asked for.
     """
-    stored = _stored(problem, active)
-    if stored is None:
+    found = _given_as_xs(problem, active)
+    if found is None:
         return base
-    active = stored.active(active)
-    found = pace(stored.rerun, active, base.is_measured, pieces=lambda: [piece])
-    if found.is_measured != base.is_measured:
-        found = base.given_products(found.cost)
-    return _of_primal(stored, base, found)
+    given = pace(*found, base.is_measured, pieces=lambda: [piece])
+    if given.is_measured != base.is_measured:
+        given = base.given_products(given.cost)
+    return dataclasses.replace(base, given=given)
 
 
-def _stored(problem: Problem, active: Active) -> StoredProducts | None:
-    return with_stored_products(problem, active, outputs_wanted(problem))
-
-
-def _of_primal(
-    stored: StoredProducts, base: AbstractPace, given: AbstractPace
-) -> AbstractPace:
-    """The pace of a loop whose steps are given what the primal has stored."""
-    size = nbytes(stored.rerun.step.x_types[-stored.count :])
-    cost = dataclasses.replace(given.cost, stored_products=size)
-    besides = base.advance - given.advance + 2 * size * base.rate.byte
-    return dataclasses.replace(given, cost=cost, of_primal=besides)
+def _given_as_xs(problem: Problem, active: Active) -> tuple[Problem, Active] | None:
+    """The loop that gets its products as `xs`, if it can be, and what is active."""
+    products = products_to_store(problem, active, outputs_wanted(problem))
+    if products is None:
+        return None
+    count, loop = len(products.types), problem.loop
+    loop = dataclasses.replace(loop, x_axes=(*loop.x_axes, *[0] * count))
+    given = dataclasses.replace(problem, step=products.step, loop=loop)
+    return given, active._replace(xs=(*active.xs, *[False] * count))

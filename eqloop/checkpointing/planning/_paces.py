@@ -9,7 +9,7 @@ from ..engine._layout import Layout, Piece
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
-from ._given_products import guessed_pace
+from ._given_products import with_guess
 from ._kept_values import Kept, costs_by_kept
 from ._measured import pace
 from ._search import layouts
@@ -25,21 +25,16 @@ class Paces:
     Attributes:
         entries: What a step keeps, and how long the pieces take then. The first is for
             a step whose policy is not chosen.
-        given: How long they take if the primal stores the products of steps, if it can.
     """
 
     entries: tuple[tuple[Kept, AbstractPace], ...]
-    given: AbstractPace | None = None
 
     @functools.cached_property
     def _by_kept(self) -> dict[Kept, AbstractPace]:
         return dict(self.entries)
 
     def of(self, layout: Layout) -> AbstractPace:
-        """Those for what a layout has a step keep, or the primal store."""
-        if layout.keeps_products:
-            assert self.given is not None
-            return self.given
+        """Those for what a layout has a step keep."""
         return self._by_kept[layout.kept]
 
     def duration(self, layout: Layout) -> float:
@@ -57,9 +52,9 @@ class Paces:
         return [kept for kept in self._by_kept if kept is not None]
 
     def replaced(self, kept: Kept, own: AbstractPace) -> "Paces":
-        """The same where for one of the choices more is known."""
+        """The same where for one of the choices more is known, or without a choice."""
         entries = {**self._by_kept, kept: own}
-        return dataclasses.replace(self, entries=tuple(entries.items()))
+        return Paces(tuple(entries.items()))
 
 
 def paces(
@@ -83,6 +78,7 @@ def paces(
     if measure and nbytes is not None:
         pieces = functools.partial(_pieces_within, problem, active, nbytes)
     base = pace(problem, active, measure, pieces=pieces)
+    base = with_guess(problem, active, base)
     entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
@@ -94,7 +90,7 @@ def paces(
         entries.append((nothing, bare))
         for kept, cost, work in others:
             entries.append((kept, bare.recomputing(cost, work - again)))
-    return Paces(tuple(entries), guessed_pace(problem, active, base))
+    return Paces(tuple(entries))
 
 
 @functools.lru_cache(maxsize=128)

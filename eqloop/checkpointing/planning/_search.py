@@ -1,6 +1,6 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
-import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +19,11 @@ MOST_ADVANCES = 100
 
 # A product of matrices gains little from more rows than this.
 _LARGEST_BATCH = 128
+
+# About how many steps the segments have where two levels are of two parts, and how many
+# sizes of the second part are tried.
+_SEGMENTS = (16, 32, 64)
+_SHARES = 16
 
 
 def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
@@ -60,11 +65,9 @@ def layouts(
             yield from (Layout(order, kept=names) for names in kept)
         if joins:
             for size in _batches(order):
-                layout = Layout(order, reversal=Together(size))
-                yield layout
-                # To run a step again takes little then, so one more level will do.
-                if products and order.block == 1 and len(order.levels[0]) <= 2:
-                    yield dataclasses.replace(layout, keeps_products=True)
+                yield Layout(order, reversal=Together(size))
+    if joins:
+        yield from _in_two_parts(length, products)
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:
@@ -72,9 +75,14 @@ def _batches(order: AbstractOrder) -> Iterator[int]:
     if order.block > 1 and order.adjacent:
         yield order.block
         return
-    most = min(order.adjacent, _LARGEST_BATCH)
+    yield from _batch_sizes(order.adjacent)
+
+
+def _batch_sizes(steps: int) -> Iterator[int]:
+    """Some sizes of batches of so many steps that are stored side by side."""
+    most = min(steps, _LARGEST_BATCH)
     sizes = [2**n for n in range(2, most.bit_length()) if 2**n <= most]
-    yield from dict.fromkeys(_dividing(order.adjacent, size) for size in sizes)
+    yield from dict.fromkeys(_dividing(steps, size) for size in sizes)
 
 
 def _dividing(length: int, size: int) -> int:
@@ -126,6 +134,31 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
         # Each nest is compiled by itself.
         if len(order.nests) <= 3:
             yield order
+
+
+def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
+    """Two levels, of which more is stored for the last steps, as far as there is room.
+
+    That are all carries of these steps, or their products.
+    """
+    for segment in dict.fromkeys(_dividing(length, size) for size in _SEGMENTS):
+        count, left = divmod(length, segment)
+        over = [Nest((left,))] if left else []
+        for share in range(1, min(_SHARES, count) + 1):
+            last = count * share // min(_SHARES, count)
+            before = [*over, *([Nest((count - last, segment))] if last < count else [])]
+            orders = list[Nested]()
+            if last < count:
+                orders.append(Nested((*before, Nest((last * segment,)))))
+            if products:
+                orders.append(Nested((*before, Nest((last, segment))), given=1))
+            sizes = [size for size in _batch_sizes(segment) if segment % size == 0]
+            for order, size in itertools.product(orders, sizes):
+                yield Layout(order, reversal=Together(size))
+    if products:
+        order = Nested((Nest((length,)),), given=1)
+        for size in _batch_sizes(length):
+            yield Layout(order, reversal=Together(size))
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

@@ -43,7 +43,6 @@ class AbstractWhileLayout(AbstractLayout):
     slots: AbstractSlots = DeviceSlots()
     reversal: AbstractReversal = ByResiduals()
     kept: tuple[str, ...] | None = None
-    keeps_products: bool = False
 
     def layout(self, loop: LoopSpec) -> Self:
         """Itself, for every loop and every derivative: it is its own planner."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import math
 
 import hypothesis
 import jax
@@ -19,11 +19,11 @@ from ...marks import slow, slow_if
 from ..memory import temp_bytes
 from .reversals.test_known_products import (
     HS,
-    LEVELS,
     MODES,
     STEPS,
     XS,
     W,
+    accumulated,
     assert_equal,
     compared,
     gradient,
@@ -36,50 +36,50 @@ from .reversals.test_known_products import (
 
 @dataclasses.dataclass(frozen=True)
 class Storing(el.AbstractSchedule):
-    """Another schedule, whose primal stores products."""
+    """Nests, for some of which, the last ones, the primal stores products."""
 
-    within: el.AbstractSchedule = LEVELS
-
-    def layout(self, loop: el.LoopSpec) -> el.Layout:
-        return dataclasses.replace(self.within.layout(loop), keeps_products=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Segments(el.AbstractSchedule):
-    """Two levels, and several batches within a segment."""
+    nests: tuple[Nest, ...] = (Nest((3, 4)), Nest((1,)))
+    given: int = 2
+    size: int = 2
 
     def layout(self, loop: el.LoopSpec) -> el.Layout:
-        rest = Nest((loop.length % 6,)) if loop.length % 6 else None
-        nests = [Nest((loop.length // 6, 6)), *filter(None, [rest])]
-        return el.Layout(Nested(tuple(nests)), reversal=Together(3))
+        return el.Layout(Nested(self.nests, self.given), reversal=Together(self.size))
+
+
+# In segments of one batch and of two, by blocks, and for some of the steps.
+LEVELS = Storing((Nest((3, 4)), Nest((1,))), given=2, size=4)
+BATCHES = Storing()
+BLOCKS = Storing((Nest((1,)), Nest((3,), 4)), given=1, size=4)
+LAST = Storing((Nest((1,)), Nest((2, 3)), Nest((2, 3))), given=1, size=3)
+FLAT = Storing((Nest((13,)),), given=1, size=4)
+
+
+@pytest.mark.parametrize("schedule", [LEVELS, BATCHES, BLOCKS, LAST, FLAT], ids=str)
+def test_schedules(schedule):
+    compared(two_in_one, schedule=schedule)
 
 
 def test_every_kind_of_step():
     for step in STEPS:
-        compared(step, schedule=Storing(Segments()))
+        compared(step, schedule=LAST)
 
 
 @pytest.mark.parametrize("mode", slow_if("a batch".__ne__, list(MODES)[1:]))
 def test_modes(mode):
-    compared(network, mode, Storing(Segments()))
-    compared(two_in_one, mode, Storing())
+    compared(network, mode, LAST)
+    compared(two_in_one, mode, LEVELS)
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        el.Binomial(3, block=3),
-        slow(el.Chunked(4, block=5)),
-        slow(el.Chunked(13)),
-        slow(el.Recursive(2)),
-        slow(el.Offload(LEVELS)),
-        slow(el.Cast(LEVELS, jnp.float32)),
-        slow(el.StoreAll()),
-    ],
-    ids=str,
+    "around", [slow(el.Offload), lambda within: el.Cast(within, jnp.float32)]
 )
-def test_schedules(schedule):
-    compared(two_in_one, schedule=Storing(schedule))
+def test_slots_of_other_kinds(around):
+    compared(accumulated, schedule=around(LAST))
+
+
+def test_carries_in_files(tmp_path):
+    compared(two_in_one, schedule=el.Spill(LAST, tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_schedules(schedule):
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings(settings):
-    compared(two_in_one, schedule=Storing(Segments()), **settings)
+    compared(two_in_one, schedule=LAST, **settings)
 
 
-def test_what_is_spilled(tmp_path):
-    compared(two_in_one, schedule=Storing(el.Spill(LEVELS, tmp_path)))
-    assert not list(tmp_path.iterdir())
+def test_a_bar_in_the_loop(capsys):
+    compared(two_in_one, schedule=LAST, progress=True)
+    assert "13/13" in capsys.readouterr().err
 
 
 def dots(run: object, *args: object) -> int:
@@ -106,15 +106,15 @@ def dots(run: object, *args: object) -> int:
 
 @pytest.mark.parametrize(("step", "least"), [(read_twice, 1 + 2), (two_in_one, 2 + 4)])
 def test_products_are_computed_by_the_primal_alone(step, least):
-    assert dots(gradient(of_loop(step, Storing())), W, HS, XS[:12]) == least
+    schedule = Storing((Nest((3, 4)),), given=1, size=4)
+    assert dots(gradient(of_loop(step, schedule)), W, HS, XS[:12]) == least
 
 
 def test_where_outputs_are_left_out():
-    """Their rows would have the products, so none are stored."""
     step = functools.partial(two_in_one, W)
 
     def sliced(h):
-        h, ys = el.SlicedScan(step, step=3, schedule=Storing())(h, XS)
+        h, ys = el.SlicedScan(step, step=3, schedule=LAST)(h, XS)
         return jnp.sum(h) + jnp.sum(ys)
 
     def plain(h):
@@ -122,29 +122,36 @@ def test_where_outputs_are_left_out():
         return jnp.sum(h) + jnp.sum(ys[::3])
 
     assert_equal(*(jax.jit(jax.grad(run))(HS) for run in (sliced, plain)))
-    plan = el.SlicedScan(step, step=3, schedule=Storing()).plan(HS, XS)
-    assert plan.cost.stored_products == 0
 
 
-def test_steps_with_branches_and_inverses():
+def test_steps_with_branches():
     """Their products are not stored, and nothing is wrong."""
 
     def branching(w, h, x):
         return jax.lax.cond(jnp.sum(h) > 0, lambda: jnp.tanh(w @ h), lambda: w @ x), h
 
-    compared(branching, schedule=Storing())
-    step = lambda h, x: (h + 0.1 * (W @ x), None)
-    inverse = lambda h, x: h - 0.1 * (W @ x)
-
-    def run(schedule):
-        return lambda x: jnp.sum(el.Scan(step, schedule=schedule)(HS, x)[0] ** 2)
-
-    schedule = Storing(el.Reversible(inverse))
-    runs = run(schedule), run(el.StoreAll())
-    assert_equal(*(jax.jit(jax.grad(run))(XS) for run in runs))
+    compared(branching, schedule=LAST)
 
 
-WIDTH, LENGTH = 256, 200
+def test_a_loop_that_may_stop():
+    """Nobody knows which of its steps will be the last."""
+
+    def run(loop, **settings):
+        def last(h):
+            step = lambda h, x: (jnp.tanh(W @ h + x), None)
+            return jnp.sum(loop(step, **settings)(h, XS)[0])
+
+        return jax.jit(jax.grad(last))(HS)
+
+    found = run(
+        functools.partial(el.ScanWhile, lambda h: jnp.sum(h) < 1e3),
+        max_steps=13,
+        schedule=LAST,
+    )
+    assert_equal(found, run(el.Scan, schedule=el.StoreAll()))
+
+
+WIDTH, LENGTH = 512, 200
 CELL = jnp.sin(jnp.arange(WIDTH * WIDTH * 1.0)).reshape(WIDTH, WIDTH) / WIDTH**0.5
 INIT, INPUTS = jnp.ones(WIDTH), jnp.sin(jnp.arange(LENGTH * WIDTH * 1.0))
 INPUTS = INPUTS.reshape(LENGTH, WIDTH)
@@ -169,54 +176,42 @@ def plan_of_cell(budget):
     return el.Scan(functools.partial(cell, CELL), schedule=budget).plan(INIT, INPUTS)
 
 
-def budgets() -> Iterator[el.Budget]:
-    """About what a loop takes whose residuals are all stored."""
-    most = plan_of_cell(el.StoreAll()).peak_bytes
-    for part in (0.6, 0.9, 1.3):
-        yield el.Budget(int(part * most), measure=False)
+# For a few carries; for the products of some steps, which take 400 KiB; for all.
+BUDGETS = [el.Budget(size, measure=False) for size in (350_000, 744_000, 1_200_000)]
 
 
 def test_a_budget_has_products_stored_and_holds():
-    found = []
-    for budget in budgets():
+    counts = []
+    for budget in BUDGETS:
         plan = plan_of_cell(budget)
         taken = temp_bytes(gradient(of_cell(budget)), CELL, INIT, INPUTS)
         assert taken <= plan.peak_bytes <= budget.nbytes
-        if plan.layout.keeps_products:
-            found.append(plan)
-            # All that is foreseen is really there.
-            assert plan.peak_bytes < 1.15 * taken
-    assert found
-    assert "stored products    1 KiB a step" in str(found[-1])
-    pinned = found[-1].pinned
+        # All that is foreseen is really there.
+        assert plan.peak_bytes < 1.15 * taken
+        counts.append(plan.layout.steps_with_products)
+        if counts[-1]:
+            assert f"stored products    of {counts[-1]} steps, 2 KiB each" in str(plan)
+    none, some, every = counts
+    assert none == 0 < some < every == LENGTH
+
+
+def test_a_plan_with_products_is_the_scan():
+    budget = BUDGETS[1]
+    assert plan_of_cell(budget).layout.steps_with_products
     args = CELL, INIT, INPUTS
-    assert_equal(*(jax.jit(gradient(of_cell(one)))(*args) for one in (pinned, None)))
-
-
-def test_a_measured_plan_may_have_them():
-    frontier = el.frontier(el.Scan(functools.partial(cell, CELL)), INIT, INPUTS)
-    kept = [plan for plan in frontier if plan.layout.keeps_products]
-    assert all(plan.cost.stored_products == 4 * WIDTH for plan in kept)
+    assert_equal(*(jax.jit(gradient(of_cell(one)))(*args) for one in (budget, None)))
 
 
 @pytest.mark.slow
 @hypothesis.given(st.data())
-def test_random_layouts(data):
-    outer, inner = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
-    size = data.draw(st.integers(1, inner))
-    left = 13 - outer * inner
-    hypothesis.assume(left >= 0)
-    nests = [Nest((outer, inner)), *([Nest((left,))] if left else [])]
-    layout = el.Layout(
-        Nested(tuple(nests)), reversal=Together(size), keeps_products=True
-    )
+def test_random_nests(data):
+    nests, left = list[Nest](), 13
+    while left:
+        levels = data.draw(st.lists(st.integers(1, left), min_size=1, max_size=2))
+        hypothesis.assume(math.prod(levels) <= left)
+        nests.append(Nest(tuple(levels)))
+        left -= nests[-1].length
+    given = data.draw(st.integers(1, len(nests)))
+    size = data.draw(st.integers(1, 5))
     step = data.draw(st.sampled_from(STEPS))
-    compared(step, schedule=Fixed(layout))
-
-
-@dataclasses.dataclass(frozen=True)
-class Fixed(el.AbstractSchedule):
-    only: el.Layout
-
-    def layout(self, loop: el.LoopSpec) -> el.Layout:
-        return self.only
+    compared(step, schedule=Storing(tuple(nests), given, size))

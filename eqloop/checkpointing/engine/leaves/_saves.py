@@ -92,6 +92,6 @@ class Saves(Generic[_L]):
         """The same for a carry of other leaves."""
         return dataclasses.replace(self, needs=self.needs.changed(change))
 
-    def with_tangents(self, count: int) -> Self:
-        """The same for a carry with so many tangents behind it, which are not held."""
+    def with_leaves(self, count: int) -> Self:
+        """The same for a carry with so many leaves behind it, which are not held."""
         return self.of_leaves(lambda flags: (*flags, *[False] * count))

@@ -21,6 +21,7 @@ from ...._types import Aval, Value
 from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from .._loop import Loop
 from .._step import Step
+from ..reversals._known_products import Products
 from ._held import taking, without_leaves
 from ._lean import lean
 from ._rows_once import RowsOnce, rows_once
@@ -152,13 +153,17 @@ class Slim(Around):
     def joins_steps(self) -> bool:
         return self.of.joins_steps
 
-    def with_products(self) -> tuple[jex.ClosedJaxpr, BackwardStep] | None:
-        found = self.of.with_products()
+    @property
+    def products(self) -> Products | None:
+        found = self.of.products
         if found is None:
             return None
-        program, of = found
-        narrow = _of_held(program, self.of.types, self.known)
-        return narrow, dataclasses.replace(self, of=of)
+        narrow = _of_held(found.program, self.of.types, self.known)
+        return dataclasses.replace(found, program=narrow)
+
+    def given(self, products: Products) -> BackwardStep | None:
+        of = self.of.given(products)
+        return None if of is None else dataclasses.replace(self, of=of)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole, types = self.known.whole, self.of.types[1]

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from ...._bytes import format_bytes
 from ...._partition import Arrays
 from ...._types import Index, Value
 from .._costs import AbstractPace, StepCost
@@ -25,9 +26,16 @@ _DEEPEST = 4
 
 @dataclasses.dataclass(frozen=True)
 class Nested(AbstractSlotOrder):
-    """Nests one after the other, in the order of their steps."""
+    """Nests one after the other, in the order of their steps.
+
+    Attributes:
+        nests: The nests.
+        given: For how many of them, the last ones, the primal stores the products of
+            each step. These steps are run again without multiplying.
+    """
 
     nests: tuple[Nest, ...]
+    given: int = 0
 
     @property
     def length(self) -> int:
@@ -62,6 +70,10 @@ class Nested(AbstractSlotOrder):
         return max(n.levels[-1] if n.block == 1 else n.block for n in self.nests)
 
     @property
+    def steps_with_products(self) -> int:
+        return sum(nest.length for nest in self.nests[len(self.nests) - self.given :])
+
+    @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         return tuple(nest.levels for nest in self.nests)
 
@@ -73,8 +85,11 @@ class Nested(AbstractSlotOrder):
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self._first_slots
+        first_given = self.length - self.steps_with_products
         for nest in reversed(self.nests):
             position, row = position - nest.length, row - nest.levels[0]
+            if position < first_given:
+                sweep = sweep.multiplying
             cts = _reverse_level(sweep, nest, position, carries, row, cts)
         return cts
 
@@ -92,10 +107,22 @@ class Nested(AbstractSlotOrder):
         of_primal = self._first_slots + 1 if first else 0
         # Nests are reversed one after the other, in the same memory.
         each = last if self.is_flat else cost.held
-        return of_primal * each + max(inner, default=0)
+        products = self.steps_with_products * cost.known
+        return of_primal * each + max(inner, default=0) + products
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
-        return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
+        first_given = len(self.nests) - self.given
+        total = 0.0
+        for i, nest in enumerate(self.nests):
+            own = pace
+            if i >= first_given and pace.given is not None:
+                own = pace.given
+                # The primal writes the products, and advances are counted as if they
+                # multiplied.
+                total += 2 * nest.length * pace.cost.known * pace.rate.byte
+                total -= nest.advances * (pace.advance - own.advance)
+            total += _nest_time(own, nest, reversal)
+        return total
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         # XLA has been seen to make half as good a program of a step that is in it
@@ -106,7 +133,7 @@ class Nested(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        return "nested", self.block == 1, depth
+        return "nested", self.block == 1, depth, self.given > 0
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -116,9 +143,16 @@ class Nested(AbstractSlotOrder):
         )
         # Each level has counters of its own, and a few values that move between loops:
         # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
-        return Nested(nests), deeper * (1024 + 176 * leaves)
+        return Nested(nests, self.given), deeper * (1024 + 176 * leaves)
 
     # How it is shown.
+
+    def described(self, cost: StepCost) -> list[tuple[str, str]]:
+        rows = super().described(cost)
+        if self.given:
+            steps, each = self.steps_with_products, format_bytes(cost.known)
+            rows.append(("stored products", f"of {steps} steps, {each} each"))
+        return rows
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
         start += self.length

@@ -90,6 +90,11 @@ class AbstractOrder(abc.ABC):
         """Whether the primal stores residuals, and no carries: JAX's own derivative."""
         return False
 
+    @property
+    def steps_with_products(self) -> int:
+        """For how many steps, the last ones, the primal stores their products."""
+        return 0
+
     @abc.abstractmethod
     def by_carries(self) -> "AbstractSlotOrder":
         """The order for a loop whose primal cannot store residuals."""

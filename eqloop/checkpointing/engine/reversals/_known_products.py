@@ -12,6 +12,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.core
@@ -20,11 +21,14 @@ from jax.custom_derivatives import SymbolicZero
 
 from ...._axes import is_symbolic
 from ...._equations import aval_of
-from ...._partition import Flags, pick, put
+from ...._partition import Arrays, Flags, pick, put
 from ...._programs import pruned, run
-from ...._types import Aval, Value
-from .._loop import nbytes
+from ...._types import Aval, Index, Value
+from .._loop import element, nbytes, part
 from .._step import Step
+
+if TYPE_CHECKING:
+    from .._backward_step import BackwardStep
 
 # A sum of fewer terms is quickly computed again.
 _LEAST_TERMS = 16
@@ -48,6 +52,31 @@ class Products:
     def types(self) -> list[Aval]:
         """The types of the values."""
         return list(self.program.out_avals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What is known of the last steps of a loop: their products.
+
+    Attributes:
+        rows: The products, of a step in each row.
+        first: The position of the step whose products are in the first row.
+        step: The step, which gets its products behind its `x`.
+        back: What is done to such a step, if it can be given them, too.
+    """
+
+    rows: Arrays
+    first: int
+    step: Step
+    back: "BackwardStep | None"
+
+    def of_step(self, position: Index) -> list[Value]:
+        """The products of the step at a position."""
+        return [element(row, position - self.first) for row in self.rows]
+
+    def of_block(self, position: Index, count: int) -> list[Value]:
+        """The products of so many steps from a position on."""
+        return [part(row, position - self.first, count) for row in self.rows]
 
 
 @functools.lru_cache(maxsize=128)

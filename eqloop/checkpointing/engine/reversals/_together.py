@@ -84,8 +84,10 @@ class Together(AbstractReversal):
         most: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        # Several batches would have to wait with their products for their turn.
-        if self._size_of_batches(sweep, most) < max(most, 2):
+        # Several batches would have to wait with their products for their turn, unless
+        # these are known already.
+        size = self._size_of_batches(sweep, most)
+        if sweep.given is not None or size < max(most, 2):
             return super().rerun(sweep, slots, carry, start, count, most, cts)
         steps = _rerun(sweep, slots, carry, start, count, most)
         return self.each(sweep, steps, cts)
@@ -202,20 +204,19 @@ def _rerun(
     The step and the program of its products both compute these, next to each other.
     XLA does so once.
     """
-    found = sweep.back.with_products()
+    found = sweep.back.products if sweep.given is None else None
     if found is None:
         carries = carries_within(sweep, slots, carry, start, count, most)
         return StoredSteps(carries, 0, start, count, most)
-    program, _ = found
 
     def body(i: Index, state: PyTree) -> PyTree:
         carry, carries, rows = state
         x = sweep.loop.x(sweep.xs, sweep.position(start + i))
-        products = run(program, *sweep.consts, *carry, *x)
+        products = run(found.program, *sweep.consts, *carry, *x)
         rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
         return sweep.next(carry, start + i), carries.write(carry, i), rows
 
-    rows = [zero_array(stack_type(aval, most)) for aval in program.out_avals]
+    rows = [zero_array(stack_type(aval, most)) for aval in found.types]
     state = list(carry), slots.filled(carry, most), rows
     unroll = min(sweep.loop.unroll, most)
     _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
@@ -224,15 +225,14 @@ def _rerun(
 
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
     """Takes cotangents past a batch of steps."""
-    loop, back, consts, count = sweep.loop, sweep.back, sweep.consts, steps.count
+    loop, consts, count = sweep.loop, sweep.consts, steps.count
     at, xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
-    products = [part(row, steps.row, count) for row in steps.products]
+    back, products = _with_products(sweep, steps)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
         before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
     x_axes = loop.x_axes[: len(xs)]
-    if products and (found := back.with_products()):
-        _, back = found
+    if products:
         xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
         loop = dataclasses.replace(loop, x_axes=x_axes)
     known, linear, varies = parts_in_turn(back)
@@ -264,6 +264,22 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     args = consts, before, xs, list(ends), list(zs)
     sums, ct_xs = added_in_parts(together, args, cts.consts)
     return sweep.before(cts, Taken(sums, carried, ct_xs), at)
+
+
+def _with_products(
+    sweep: "Sweep", steps: StoredSteps
+) -> tuple[BackwardStep, list[Value]]:
+    """What is done to a batch of steps, and the products that it is given of them."""
+    found, given = sweep.back.products, sweep.given
+    if steps.products and found is not None:
+        back = sweep.back.given(found)
+        products = [part(row, steps.row, steps.count) for row in steps.products]
+    elif given is not None:
+        back = given.back
+        products = given.of_block(sweep.position(steps.start), steps.count)
+    else:
+        back, products = None, []
+    return (sweep.back, []) if back is None else (back, products)
 
 
 @functools.lru_cache(maxsize=128)
