@@ -385,7 +385,7 @@ def test_without_a_bound_on_the_number_of_steps():
 @pytest.mark.parametrize(
     ("name", "saved", "loops"),
     [
-        ("checkpoints", "last", [("CheckpointedWhileLoop", 32, 0)]),
+        slow("checkpoints", "last", [("CheckpointedWhileLoop", 32, 0)]),
         slow("checkpoints", "times", [("CheckpointedWhileLoop", 32, 0)]),
         slow("schedule", "last", [("ScanWhile", 32, 0)]),
     ],

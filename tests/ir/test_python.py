@@ -19,6 +19,8 @@ import eqloop as el
 from eqloop import ir
 from eqloop.ir.codegen import _derivatives, _handlers, _lines
 
+from ..marks import slow
+
 X = jnp.linspace(-1.0, 1.0, 3)
 
 
@@ -216,7 +218,9 @@ def test_a_rule_that_raises_does_so_when_it_is_asked_for(f, why):
         jax.grad(written)(HALF)
 
 
-@pytest.mark.parametrize("f", [jax.scipy.special.log_ndtr, jax.scipy.special.expi])
+@pytest.mark.parametrize(
+    "f", [jax.scipy.special.log_ndtr, slow(jax.scipy.special.expi)]
+)
 def test_derivatives_of_special_functions(f):
     written = execute(ir.to_python(lambda x: f(x))(HALF), "f")
     found, expected = derivatives(written, 2), derivatives(f, 2)

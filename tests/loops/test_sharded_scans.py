@@ -24,7 +24,7 @@ SCHEDULES = (
     slow(el.Chunked(4)),
     el.Recursive(3),
     el.Binomial(3),
-    el.Budget("24KiB"),
+    slow(el.Budget("24KiB")),
     el.Offload(el.Recursive(3)),
 )
 

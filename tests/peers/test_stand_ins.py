@@ -92,7 +92,7 @@ _SOME = slow_if(lambda variant: variant != "binomial", VARIANTS)
     [
         *[(_pulled, f) for f in (_scan, _counted, _map)],
         slow(_pulled, _equinox_scan),
-        (_pulled, _equinox_while),
+        slow(_pulled, _equinox_while),
         (_pushed, _forward_loops),
     ],
 )
