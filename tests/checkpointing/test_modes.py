@@ -59,9 +59,11 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-# A mode that is like another one, under `vmap` or of a part of its arguments.
+# A mode that is like another one, under `vmap` or of a part of its arguments. The
+# contexts below have gradients.
 LIKE_OTHERS = (
     derivatives.primal,
+    derivatives.grad,
     derivatives.grad_of_parameters,
     derivatives.jacfwd,
     derivatives.jacrev,
@@ -75,9 +77,11 @@ def test_modes(mode):
     check(mode, derivatives.plain, el.Binomial(3))
 
 
-# The test above has `Binomial(3)` in this mode.
+# The test above has `Binomial(3)` in this mode, and contexts have `Recursive(2)`.
 @pytest.mark.parametrize(
-    "schedule", slow_if((el.Binomial(3),).__contains__, SCHEDULES[1:]), ids=str
+    "schedule",
+    slow_if((el.Binomial(3), el.Recursive(2)).__contains__, SCHEDULES[1:]),
+    ids=str,
 )
 def test_schedules(schedule):
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
@@ -86,7 +90,7 @@ def test_schedules(schedule):
 # One of blocks; an order of which every step is reversed by itself has nothing more.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if((el.Binomial(2, block=2)).__ne__, SCHEDULES[1:]),
+    slow_if(lambda s: s != el.Binomial(2, block=2), SCHEDULES[1:]),
     ids=str,
 )
 def test_with_64_bits(schedule):

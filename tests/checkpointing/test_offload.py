@@ -42,7 +42,7 @@ def test_gradients_agree(schedule):
 @pytest.mark.parametrize("schedule", [slow(SCHEDULES[0]), *SCHEDULES[1:]], ids=repr)
 @pytest.mark.parametrize("reverse", [slow(False), True])
 def test_gradients_agree_with_outputs(schedule, reverse):
-    args = recurrent(31, width=8)
+    args = recurrent(27, width=8)
     losses = (stacked_loss(s, reverse) for s in (el.Offload(schedule), None))
     run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
     assert_close(*map(run, losses))

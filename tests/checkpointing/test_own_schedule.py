@@ -55,8 +55,6 @@ WITHIN = (
 # What this schedule adds is how it cuts the loop; segments are reversed twice below.
 QUICK_MODES = (
     derivatives.jvp,
-    derivatives.linearize,
-    derivatives.grad,
     derivatives.forward_over_reverse,
 )
 

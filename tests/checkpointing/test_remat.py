@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow_if
 from ..weights import without_key
 
 
@@ -43,7 +44,11 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Whose parts are tried in the others.
+SLOW = {"hessian", "reverse over forward"}
+
+
+@pytest.mark.parametrize("mode", slow_if(SLOW.__contains__, MODES))
 def test_is_f_in_every_mode(mode):
     derive = MODES[mode]
     remats = el.Remat(deep), el.Remat(deep, policy="save_everything")

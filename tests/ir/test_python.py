@@ -310,7 +310,7 @@ def test_progress_bars_are_left_out(name, capfd):
     [
         lambda xs: el.DebugNonFinite(BARS["binomial"])(xs[0], xs),
         lambda xs: jax.grad(lambda x: el.DebugNonFinite(BARS["scan"])(x, xs))(xs[0]),
-        lambda xs: el.DebugNonFinite(jax.grad(BARS["while"]))(0.4, xs),
+        slow(lambda xs: el.DebugNonFinite(jax.grad(BARS["while"]))(0.4, xs)),
         lambda xs: jax.vmap(el.DebugNonFinite(jnp.sin))(xs),
     ],
     ids=["value", "grad of", "of grad", "vmap"],

@@ -85,7 +85,7 @@ def test_memory_does_not_grow_with_what_is_skipped():
 @pytest.mark.parametrize(
     ("schedule", "kept"),
     [
-        (el.StoreAll(), {"step": 10}),
+        slow(el.StoreAll(), {"step": 10}),
         slow(el.StoreAll(), {"start": 3, "step": -10}),
         (el.StoreAll(), {"start": -1}),
         (el.Recursive(8), {"step": 10}),

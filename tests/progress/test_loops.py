@@ -48,7 +48,7 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 # These differ from others in what the tests of maps look at.
-SLOW = {"CheckpointedForLoop", "in one chunk", "with a rest"}
+SLOW = {"ForLoop", "CheckpointedForLoop", "in one chunk", "with a rest"}
 
 
 @pytest.mark.parametrize("name", slow_if(SLOW.__contains__, LOOPS))

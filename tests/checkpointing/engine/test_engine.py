@@ -79,7 +79,7 @@ def least(length: int, slots: int) -> int:
     [
         pytest.param(10_000, 60, marks=pytest.mark.slow),
         (1_000, 3),
-        (97, 1000),
+        slow(97, 1000),
         (50, 1),
         (1, 1),
     ],
