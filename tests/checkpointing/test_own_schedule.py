@@ -79,7 +79,10 @@ def test_contexts(context):
 # One of each order; blocks are binomial.
 @pytest.mark.parametrize(
     "within",
-    slow_if((el.Chunked(2), el.Recursive(2), el.Binomial(2)).__contains__, WITHIN),
+    slow_if(
+        (el.Chunked(1), el.Chunked(2), el.Recursive(2), el.Binomial(2)).__contains__,
+        WITHIN,
+    ),
     ids=repr,
 )
 def test_schedules_of_segments(within):

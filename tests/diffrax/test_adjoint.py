@@ -261,6 +261,7 @@ class WrapsByProperty(diffrax.AbstractWrappedSolver):
         return self.solver.func(*inputs)
 
 
+@pytest.mark.slow
 def test_solvers_that_wrap_others():
     """They have not the settings of a Runge-Kutta method, which they pass for."""
     ours, theirs = (

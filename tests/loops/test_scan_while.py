@@ -262,6 +262,7 @@ def test_a_budget_is_kept_to():
     assert lowered.memory_analysis().temp_size_in_bytes <= 64 * 1024
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_to_where_residuals_are_small():
     """None are stored in such a loop, and carries are what its plan is made for."""
     step = lambda h, _: (h + 0.1 * jnp.sin(h[0] * h[1]), None)
