@@ -13,7 +13,12 @@ import pytest
 # program takes, stays as it is. Flags of the environment come last, and prevail.
 QUICK_FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
+if jax.__version_info__ < (0, 11):
+    # Its emitters of fusions take as long as all else that a program is compiled by.
+    # Newer versions compile them quickly, and need not know of the flag.
+    QUICK_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{QUICK_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 # Nor need programs know the Python lines that they come from: errors and plans have

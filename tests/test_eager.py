@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 import eqloop as el
 
 from .compiling import programs_compiled
+from .marks import slow
 from .weights import without_key
 
 H, XS = jnp.linspace(0.1, 0.4, 4), jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
@@ -156,7 +157,7 @@ def test_so_does_what_has_no_reverse_mode_or_is_one(make: Any):
     "mode",
     [
         lambda f: jax.jvp(f, (H,), (H,))[1],
-        jax.jacfwd,
+        slow(jax.jacfwd),
         jax.hessian,
         lambda f: jax.vmap(f)(XS),
         lambda f: jax.vmap(jax.grad(f))(XS),

@@ -10,6 +10,8 @@ from jax.experimental import hijax
 
 import eqloop as el
 
+from .marks import slow
+
 XS = jnp.ones(4)
 
 
@@ -39,7 +41,8 @@ def while_true(h: Any) -> Any:
     ],
     ids=["StoreAll", "Recursive", "Binomial", "while", "map"],
 )
-@pytest.mark.parametrize("mode", [lambda f: f, jax.grad, jax.hessian])
+# A Hessian has a gradient in it.
+@pytest.mark.parametrize("mode", [lambda f: f, slow(jax.grad), jax.hessian])
 def test_nothing_leaks(f: Any, mode: Any):
     # It raises if a tracer is left.
     with jax.checking_leaks():

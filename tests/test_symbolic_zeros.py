@@ -38,8 +38,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.parametrize("mode", MODES)
-def test_outputs_may_go_where_nothing_is_differentiated(kind, mode):
+def test_outputs_may_go_where_nothing_is_differentiated(kind):
     loop = LOOPS[kind](lambda c: (c[0] + 1, c[1] * 2.0, jnp.sin(c[2])))
 
     def f(x: Any) -> Any:
@@ -48,7 +47,9 @@ def test_outputs_may_go_where_nothing_is_differentiated(kind, mode):
         return out + eqxi.nondifferentiable(other) * count
 
     wanted = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
-    assert jnp.allclose(MODES[mode](f)(1.0), wanted)
+    found = jax.jit(lambda x: {name: mode(f)(x) for name, mode in MODES.items()})(1.0)
+    for name, derivative in found.items():
+        assert jnp.allclose(derivative, wanted), name
 
 
 @pytest.mark.parametrize("kind", LOOPS)
@@ -139,7 +140,8 @@ def test_outputs_that_nothing_needs_take_nothing_with_them(derive):
 
     ours = final(lambda f: el.CheckpointedScan(f, 2))
     theirs = final(lambda f: lambda h, xs: lax.scan(f, h, xs))
-    expected = jax.jit(derive(theirs))(jnp.float32(0.7))
-    for f in (ours, jax.checkpoint(ours), lambda h: jax.checkpoint(ours)(h) * 1.0):
-        actual = jax.jit(derive(f))(jnp.float32(0.7))
+    scaled = lambda h: jax.checkpoint(ours)(h) * 1.0
+    every = (theirs, ours, jax.checkpoint(ours), scaled)
+    expected, *found = jax.jit(lambda h: [derive(f)(h) for f in every])(0.7)
+    for actual in found:
         np.testing.assert_allclose(actual, expected, rtol=1e-4)

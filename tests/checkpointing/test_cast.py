@@ -32,7 +32,7 @@ def energy(schedule, u):
 U = jnp.exp(-(jnp.linspace(-3, 3, 64) ** 2))
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("offload", [slow(False), True])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow("float16")])
 @pytest.mark.parametrize("schedule", [SCHEDULES[0], *map(slow, SCHEDULES[1:])])
 def test_gradients_are_good_to_the_digits_of_the_dtype(schedule, dtype, offload):

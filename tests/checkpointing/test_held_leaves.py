@@ -199,7 +199,7 @@ of_a_scan = (
 of_a_while = kinds_of_leaves, st.sampled_from(WHILES), st.sampled_from(MODES)
 
 
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=3)
 @hypothesis.given(*of_a_scan)
 def test_scans_with_leaves_of_all_kinds(kinds, at, mode, is_mapped):
     check_scan(kinds, at, mode, is_mapped)

@@ -59,9 +59,11 @@ def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
-# A mode that is like another one, under `vmap` or of a part of its arguments.
+# A mode that is like another one, under `vmap` or of a part of its arguments. The
+# contexts below have gradients.
 LIKE_OTHERS = (
     derivatives.primal,
+    derivatives.grad,
     derivatives.grad_of_parameters,
     derivatives.jacfwd,
     derivatives.jacrev,
@@ -75,18 +77,20 @@ def test_modes(mode):
     check(mode, derivatives.plain, el.Binomial(3))
 
 
-# The test above has `Binomial(3)` in this mode.
+# The test above has `Binomial(3)` in this mode, and contexts have `Recursive(2)`.
 @pytest.mark.parametrize(
-    "schedule", slow_if((el.Binomial(3),).__contains__, SCHEDULES[1:]), ids=str
+    "schedule",
+    slow_if((el.Binomial(3), el.Recursive(2)).__contains__, SCHEDULES[1:]),
+    ids=str,
 )
 def test_schedules(schedule):
     check(derivatives.forward_over_reverse, derivatives.plain, schedule)
 
 
-# An order of which every step is reversed by itself, and one of blocks.
+# One of blocks; an order of which every step is reversed by itself has nothing more.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if((SCHEDULES[1], SCHEDULES[2]).__contains__, SCHEDULES[1:]),
+    slow_if(lambda s: s != el.Binomial(2, block=2), SCHEDULES[1:]),
     ids=str,
 )
 def test_with_64_bits(schedule):
@@ -112,6 +116,8 @@ SLOW = (
     derivatives.in_checkpoint,
     derivatives.shard_map,
     derivatives.vmap_of_xs,
+    derivatives.in_scan,
+    derivatives.in_remat,
 )
 
 

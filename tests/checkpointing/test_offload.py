@@ -39,10 +39,10 @@ def test_gradients_agree(schedule):
     assert_close(*both)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", [slow(SCHEDULES[0]), *SCHEDULES[1:]], ids=repr)
 @pytest.mark.parametrize("reverse", [slow(False), True])
 def test_gradients_agree_with_outputs(schedule, reverse):
-    args = recurrent(31, width=8)
+    args = recurrent(27, width=8)
     losses = (stacked_loss(s, reverse) for s in (el.Offload(schedule), None))
     run = lambda loss: jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args)
     assert_close(*map(run, losses))
@@ -61,7 +61,7 @@ def test_under_vmap():
     not hasattr(hijax, "HiPrim"),
     reason="JAX 0.10 transposes no scan with integers on the host",
 )
-@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=repr)
+@pytest.mark.parametrize("schedule", [el.Recursive(2), slow(el.Binomial(2))], ids=repr)
 def test_reverse_over_reverse_inside_a_scan(schedule):
     xs = jnp.linspace(0.1, 1.0, 5)
 
@@ -123,7 +123,9 @@ def test_what_offload_takes():
 
 
 @pytest.mark.parametrize("is_jitted", [slow(False), True], ids=["op by op", "jit"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(
+    "schedule", [*map(slow, SCHEDULES[:2]), SCHEDULES[2]], ids=repr
+)
 def test_carries_of_every_kind(schedule, is_jitted):
     dtypes = "bool_ int4 uint8 bfloat16 float16 float8_e5m2 complex64"
     others = [jnp.ones(2, getattr(jnp, name)) for name in dtypes.split()]

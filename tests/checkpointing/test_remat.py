@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow_if
 from ..weights import without_key
 
 
@@ -43,12 +44,16 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Whose parts are tried in the others.
+SLOW = {"hessian", "reverse over forward"}
+
+
+@pytest.mark.parametrize("mode", slow_if(SLOW.__contains__, MODES))
 def test_is_f_in_every_mode(mode):
     derive = MODES[mode]
-    expected = jax.jit(functools.partial(derive, deep))()
-    for remat in (el.Remat(deep), el.Remat(deep, policy="save_everything")):
-        found = jax.jit(functools.partial(derive, remat))()
+    remats = el.Remat(deep), el.Remat(deep, policy="save_everything")
+    expected, *others = jax.jit(lambda: [derive(f) for f in (deep, *remats)])()
+    for found in others:
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
         )

@@ -336,7 +336,7 @@ def test_error_if_and_breakpoint_if() -> None:
         f(-0.5 * jnp.ones(()))
 
 
-@pytest.mark.parametrize("checkpoints", [None, 2, slow(8)])
+@pytest.mark.parametrize("checkpoints", [slow(None), 2, slow(8)])
 def test_the_iteration_of_a_while_loop_that_is_reversed(checkpoints):
     def f(x: Any) -> Any:
         body = lambda carry: (carry[0] + 1, jnp.log(2.5 - carry[0]) * carry[1])

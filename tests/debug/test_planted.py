@@ -330,6 +330,9 @@ SLOW = {
     "root of a binomial Scan",
     "root of blocks",
     "log of a nested Scan",
+    "log of a binomial Scan, reversed",
+    "while 1",
+    "in_rows_of_gradient",
 }
 
 

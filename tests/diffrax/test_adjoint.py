@@ -261,6 +261,7 @@ class WrapsByProperty(diffrax.AbstractWrappedSolver):
         return self.solver.func(*inputs)
 
 
+@pytest.mark.slow
 def test_solvers_that_wrap_others():
     """They have not the settings of a Runge-Kutta method, which they pass for."""
     ours, theirs = (
@@ -385,7 +386,7 @@ def test_without_a_bound_on_the_number_of_steps():
 @pytest.mark.parametrize(
     ("name", "saved", "loops"),
     [
-        ("checkpoints", "last", [("CheckpointedWhileLoop", 32, 0)]),
+        slow("checkpoints", "last", [("CheckpointedWhileLoop", 32, 0)]),
         slow("checkpoints", "times", [("CheckpointedWhileLoop", 32, 0)]),
         slow("schedule", "last", [("ScanWhile", 32, 0)]),
     ],

@@ -29,6 +29,7 @@ PAGES = sorted(set(DOCS.rglob("*.md")) - set(REFERENCE))
 _LONG, _SHORT = "jnp.ones((32, 10_000, 8))", "jnp.ones((32, 30, 8))"
 _REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
 _LENGTHY = (
+    "index.md",  # the program of the README, and its plan
     "coming_from/*.md",
     "recipes/*.md",
     "guides/*.md",

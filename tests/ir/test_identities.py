@@ -125,7 +125,7 @@ def bits(x):
 
 
 # Each of these is like another one of its kind.
-LIKE_OTHERS = {"float8_e5m2", "uint8", "uint32"}
+LIKE_OTHERS = {"float8_e5m2", "uint8", "uint32", "float16", "int8"}
 
 
 @pytest.mark.parametrize("dtype", slow_if(LIKE_OTHERS.__contains__, PROGRAMS))

@@ -19,6 +19,8 @@ import eqloop as el
 from eqloop import ir
 from eqloop.ir.codegen import _derivatives, _handlers, _lines
 
+from ..marks import slow
+
 X = jnp.linspace(-1.0, 1.0, 3)
 
 
@@ -216,7 +218,9 @@ def test_a_rule_that_raises_does_so_when_it_is_asked_for(f, why):
         jax.grad(written)(HALF)
 
 
-@pytest.mark.parametrize("f", [jax.scipy.special.log_ndtr, jax.scipy.special.expi])
+@pytest.mark.parametrize(
+    "f", [jax.scipy.special.log_ndtr, slow(jax.scipy.special.expi)]
+)
 def test_derivatives_of_special_functions(f):
     written = execute(ir.to_python(lambda x: f(x))(HALF), "f")
     found, expected = derivatives(written, 2), derivatives(f, 2)
@@ -306,7 +310,7 @@ def test_progress_bars_are_left_out(name, capfd):
     [
         lambda xs: el.DebugNonFinite(BARS["binomial"])(xs[0], xs),
         lambda xs: jax.grad(lambda x: el.DebugNonFinite(BARS["scan"])(x, xs))(xs[0]),
-        lambda xs: el.DebugNonFinite(jax.grad(BARS["while"]))(0.4, xs),
+        slow(lambda xs: el.DebugNonFinite(jax.grad(BARS["while"]))(0.4, xs)),
         lambda xs: jax.vmap(el.DebugNonFinite(jnp.sin))(xs),
     ],
     ids=["value", "grad of", "of grad", "vmap"],

@@ -138,7 +138,11 @@ LAST = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("case", LAST.values(), ids=LAST)
+@pytest.mark.parametrize(
+    "case",
+    slow_if((LAST["no outputs"], LAST["each other"]).__contains__, LAST.values()),
+    ids=LAST,
+)
 def test_steps_before_the_last_cut(case, schedule, reverse):
     """They are a loop of their own, and the outcome is the same."""
     kind, settings, kept = case

@@ -64,6 +64,7 @@ def test_lstm_as_a_function():
     check(el.Scan(body, in_axes=1, out_axes=1)(states(), SEQUENCES), lstm_by_hand(CELL))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_shared_parameters():
     scan = el.CheckpointedScan(Lstm(CELL), base=4, in_axes=1, out_axes=1)
     loss = lambda scan: jnp.sum(scan(states(), SEQUENCES)[1] ** 2)

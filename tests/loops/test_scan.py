@@ -141,7 +141,7 @@ def check(call: dict[str, Any]) -> None:
 
 
 @hypothesis.given(calls())
-@hypothesis.settings(max_examples=5)
+@hypothesis.settings(max_examples=3)
 def test_agrees_with_lax_scan(call):
     check(call)
 

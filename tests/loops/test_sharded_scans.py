@@ -23,8 +23,8 @@ SCHEDULES = (
     el.StoreAll(),
     slow(el.Chunked(4)),
     el.Recursive(3),
-    el.Binomial(3),
-    el.Budget("24KiB"),
+    slow(el.Binomial(3)),
+    slow(el.Budget("24KiB")),
     el.Offload(el.Recursive(3)),
 )
 

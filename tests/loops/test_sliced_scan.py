@@ -66,7 +66,7 @@ def check(kept: slice, call: dict[str, Any]) -> None:
 
 
 @hypothesis.given(sliced_calls())
-@hypothesis.settings(max_examples=6)
+@hypothesis.settings(max_examples=4)
 def test_agrees_with_slicing_afterwards(sliced_call):
     check(*sliced_call)
 

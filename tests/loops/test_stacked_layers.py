@@ -419,7 +419,8 @@ class Normed(eqx.Module):
         return x + self.dropout(jnp.tanh(y), key=key), state
 
 
-@pytest.mark.parametrize("schedule", [slow(None), el.Chunked(2)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [None, el.Chunked(2)], ids=str)
 def test_batch_norm_and_dropout(schedule):
     def stacked(schedule):
         build = lambda key: el.StackedLayers.init(Normed, DEPTH, key=key)

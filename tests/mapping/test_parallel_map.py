@@ -176,9 +176,16 @@ def test_a_function_may_close_over_arrays_on_the_mesh():
     assert_trees_close(gradient, expected)
 
 
-@pytest.mark.parametrize("make_mesh", [mesh_of, explicit_mesh_of])
-@pytest.mark.parametrize("rows", [8, 9])
-@pytest.mark.parametrize("sizes", [dict(rows=8), dict(model=2, rows=4)])
+# Every pair of two, and each week all three of them.
+@pytest.mark.parametrize(
+    ("make_mesh", "rows", "sizes"),
+    [
+        (make, rows, sizes) if (i + j + k) % 2 else slow(make, rows, sizes)
+        for i, make in enumerate((mesh_of, explicit_mesh_of))
+        for j, rows in enumerate((8, 9))
+        for k, sizes in enumerate((dict(rows=8), dict(model=2, rows=4)))
+    ],
+)
 def test_meshes(make_mesh, rows, sizes):
     x = jnp.arange(3.0 * rows).reshape(rows, 3)
     f = el.ParallelMap(lambda w, x: w @ x, in_axes={"w": None}, axis_name="rows")

@@ -135,7 +135,7 @@ def test_is_vmap_in_every_mode_and_place(mode):
     assert_close(found, expected_in(mode, False))
 
 
-@pytest.mark.parametrize("mode", ["jvp", "vjp", slow("vmap of grad")])
+@pytest.mark.parametrize("mode", [slow("jvp"), "vjp", slow("vmap of grad")])
 def test_is_vmap_however_it_is_mapped(mode):
     found = jax.jit(lambda: {name: MODES[mode](f) for name, f in CHUNKED.items()})()
     for name, value in found.items():
@@ -160,8 +160,9 @@ def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
 @pytest.mark.parametrize(
     ("chunk_size", "either_width"),
     [
-        *[(1, False), (2, True), (3, False), (4, True)],
-        *[slow(1, True), slow(2, False), slow(3, True), slow(4, False)],
+        *[(1, False), (3, True)],
+        *[slow(1, True), slow(2, False), slow(2, True)],
+        *[slow(3, False), slow(4, False), slow(4, True)],
     ],
     indirect=["either_width"],
 )
@@ -297,7 +298,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize(
     "derive",
-    slow_if(lambda f: f is DERIVATIVES["forward over reverse"], DERIVATIVES.values()),
+    slow_if(lambda f: f is not DERIVATIVES["grad of both"], DERIVATIVES.values()),
     ids=DERIVATIVES,
 )
 def test_memory_is_that_of_a_chunk_whatever_the_number_of_rows(derive):

@@ -54,7 +54,12 @@ def expected():
     return jax.jit(lambda: {name: mode(mean_of_all) for name, mode in MODES.items()})()
 
 
-SLOW = {"chunks that divide", "a policy, the last one shorter", "all at once"}
+SLOW = {
+    "the last one shorter",
+    "chunks that divide",
+    "a policy, the last one shorter",
+    "all at once",
+}
 
 
 @pytest.mark.parametrize("name", slow_if(SLOW.__contains__, SETTINGS))

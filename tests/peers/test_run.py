@@ -29,7 +29,7 @@ def test_buffer_at_set():  # is expected to fail
     ("value", "options", "failed"),
     [
         slow("None", (), []),
-        ("lax.map", (), ["test_while_loop.py, plain"]),
+        slow("lax.map", (), ["test_while_loop.py, plain"]),
         slow("None", ("--runxfail",), ["test_while_loop.py, plain"]),
     ],
     ids=["as-listed", "it-passes", "it-is-not-listed"],

@@ -90,9 +90,10 @@ _SOME = slow_if(lambda variant: variant != "binomial", VARIANTS)
 @pytest.mark.parametrize(
     ("take", "f"),
     [
-        *[(_pulled, f) for f in (_scan, _counted, _map)],
+        (_pulled, _scan),
+        *[slow(_pulled, f) for f in (_counted, _map)],
         slow(_pulled, _equinox_scan),
-        (_pulled, _equinox_while),
+        slow(_pulled, _equinox_while),
         (_pushed, _forward_loops),
     ],
 )

@@ -95,7 +95,7 @@ CONTEXTS: dict[str, tuple[Callable[[Loop], Any], list[Any]]] = {
 
 def cases() -> Iterator[Any]:
     """Most contexts for one schedule, and for the others those that are quick."""
-    like_others = ("hessian", "grad of vmap", "cond")
+    like_others = ("hessian", "grad of vmap", "cond", "scan", "linearize")
     for schedule in SCHEDULES:
         for context in CONTEXTS:
             quick = context == "grad" or (

@@ -48,7 +48,7 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 # These differ from others in what the tests of maps look at.
-SLOW = {"CheckpointedForLoop", "in one chunk", "with a rest"}
+SLOW = {"ForLoop", "CheckpointedForLoop", "in one chunk", "with a rest"}
 
 
 @pytest.mark.parametrize("name", slow_if(SLOW.__contains__, LOOPS))
@@ -94,7 +94,7 @@ def while_loop(kind: str, w: Any, dt: Any, progress: Any) -> Any:
 
 # With 64 bits, which the counters have then.
 @pytest.mark.parametrize("either_width", [slow(False), True], indirect=True)
-@pytest.mark.parametrize("kind", ["forward", "bounded", "online", "a scan"])
+@pytest.mark.parametrize("kind", ["forward", slow("bounded"), "online", "a scan"])
 @pytest.mark.usefixtures("either_width")
 def test_while_loops(kind, shown):
     bar = el.ProgressBar(4, desc="a")

@@ -22,12 +22,12 @@ LENGTH, WIDTH = 1003, 7
 SCHEDULES = [
     el.Chunked(1),
     el.Chunked(4),
-    el.Recursive(6),
+    slow(el.Recursive(6)),
     el.Recursive(6, block=6),
     el.Binomial(9),
     el.Binomial(5, block=3),
     el.Offload(el.Chunked(4)),
-    el.Offload(el.Binomial(9)),
+    slow(el.Offload(el.Binomial(9))),
 ]
 
 # What hands arrays on, or writes a part of one in place.

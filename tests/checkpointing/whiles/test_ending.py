@@ -35,7 +35,6 @@ STANDING = [context for context in CONTEXTS if context.__name__ != "unrolled"]
 # one with parameters that are the same on all of them.
 JOINTLY = ("shard_map", "shard_map_with_collectives")
 QUICKLY = (
-    derivatives.backwards,
     derivatives.vmap,
     derivatives.collectives,
 )

@@ -123,7 +123,7 @@ def test_the_table_of_the_documentation():
 # The gradient.
 
 
-FEW = {("gru", 12, 9), ("field", 4, 1), ("ode", 8, 3), ("ode", 1, 1)}
+FEW = {("gru", 12, 9), ("ode", 8, 3), ("ode", 1, 1)}
 CASES = [
     (name, slots, rows)
     for name in STEPS
@@ -165,6 +165,7 @@ LIKE_OTHERS = (
     derivatives.grad_of_parameters,
     derivatives.hessian,
     derivatives.reverse_over_forward,
+    derivatives.grad,
 )
 name = lambda f: f.__name__
 
