@@ -8,9 +8,10 @@ import dataclasses
 
 import jax
 
-from .._array_types import strongly_typed
-from .._effects import has_checks, refuse_checks, without_derivatives
+from .._array_types import stack_type, strongly_typed
+from .._effects import has_checks, refuse_checks
 from .._partition import Arrays
+from .._tangents import zero_array
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
 from ._schedule import AbstractSchedule
@@ -54,10 +55,7 @@ def run_loop(
         The final carry, and every `y` stacked along a new leading axis.
     """
     if loop.length == 0:
-        # All that is to be made are empty `ys`, of which nothing has a derivative.
-        inputs = without_derivatives((list(consts), list(init), list(xs)))
-        loop = dataclasses.replace(loop, stops=False)
-        return list(init), stored(step, loop, policy, *inputs)[1]
+        return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
     # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     is_by_jax = schedule._by_jax and is_plain

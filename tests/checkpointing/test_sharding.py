@@ -143,3 +143,19 @@ def test_shard_map():
     assert not moves(run, *inputs(mesh))
     for a, e in zip(run(*inputs(mesh)), expected(dense), strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", [el.Chunked(2), el.StoreAll()], ids=str)
+def test_no_steps_on_several_devices(schedule):
+    """A step may return what is the same on all devices, if it is never run."""
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(AxisType.Auto,))
+    specs = dict(in_specs=P("rows"), out_specs=(P("rows"), P(None, "rows")))
+
+    @functools.partial(jax.shard_map, mesh=mesh, **specs)
+    def run(x: jax.Array) -> Any:
+        step = lambda h, _: (jnp.zeros(x.shape), h)
+        return el.Scan(step, schedule=schedule)(x, None, length=0)
+
+    last, ys = run(jnp.arange(4.0))
+    assert last.tolist() == [0, 1, 2, 3]
+    assert (ys.shape, ys.dtype) == ((0, 4), jnp.float32)
