@@ -8,6 +8,8 @@ import hypothesis
 import jax
 import pytest
 
+from .marks import leave_some
+
 # Most of the time goes into compiling programs that are run once and on little data, so
 # LLVM need not optimise them. What XLA does before that, and with it the memory that a
 # program takes, stays as it is. Flags of the environment come last, and prevail.
@@ -44,6 +46,12 @@ hypothesis.settings.load_profile("eqloop")
 # Importing and collecting make hundreds of thousands of objects that stay, and the
 # collector would search these again and again.
 gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves cases to the weekly run, before those that are slow are taken out."""
+    leave_some(items)
 
 
 def pytest_collection_finish() -> None:

@@ -16,6 +16,8 @@ import eqloop as el
 
 from .marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 XS = jnp.linspace(0.5, 1.5, 5)
 
 
@@ -166,6 +168,7 @@ def test_scans_under_all_schedules(rule, schedule):
 @pytest.mark.parametrize(
     ("rule", "schedule"), [slow(inside, "Recursive"), (leaves, "blocks")]
 )
+@pytest.mark.slow
 def test_third_derivatives(rule, schedule, mode):
     check_scan(rule, SCHEDULES[schedule], {mode: THIRD[mode]})
 
@@ -229,6 +232,7 @@ def test_a_while_loop_twice_in_reverse_with_a_rule_that_is_not_linear(kind):
 @pytest.mark.parametrize(
     "rule", [slow(leaves), another], ids=lambda rule: rule.__name__
 )
+@pytest.mark.slow
 def test_prefixes(rule):
     combine = lambda a, b: jnp.sin(a) + rule(2 * b) * 0.3 * b
 

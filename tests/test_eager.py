@@ -23,6 +23,8 @@ from .compiling import programs_compiled
 from .marks import slow
 from .weights import without_key
 
+pytestmark = pytest.mark.sampled
+
 H, XS = jnp.linspace(0.1, 0.4, 4), jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
 
 

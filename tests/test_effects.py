@@ -10,6 +10,8 @@ from jax.experimental import checkify, io_callback
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = [el.StoreAll(), el.Recursive(2), el.Binomial(2), el.Binomial(2, block=3)]
 MODES = {
     "primal": lambda f: f,

@@ -20,6 +20,8 @@ from eqloop._formula import Formula
 
 from .marks import slow
 
+pytestmark = pytest.mark.sampled
+
 Run = Callable[..., Any]
 
 LENGTH = 3

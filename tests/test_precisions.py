@@ -17,6 +17,8 @@ import eqloop as el
 
 from .marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LENGTH = 5
 
 Case = tuple[Callable[..., Any], Callable[..., Any]]

@@ -13,6 +13,8 @@ import pytest
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 NUMBERS = np.ones((3, 3), np.float32)
 
 

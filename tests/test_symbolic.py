@@ -10,6 +10,8 @@ from jax import export, lax
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 STEP = lambda h, x: (jnp.sin(h + x), h)
 (N,) = export.symbolic_shape("n")
 XS = jnp.linspace(0.1, 1.0, 7)

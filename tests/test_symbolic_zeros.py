@@ -13,6 +13,8 @@ import eqloop as el
 
 from .marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 
 def scan(schedule: Any) -> Any:
     return lambda body: (

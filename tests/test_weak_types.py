@@ -11,6 +11,8 @@ from jax import lax
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 Loop = Callable[[Any], Any]
 
 

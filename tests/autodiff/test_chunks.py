@@ -8,6 +8,8 @@ import eqloop as el
 
 from .trees import assert_close
 
+pytestmark = pytest.mark.sampled
+
 SIZES = [3, 100]
 X = {"a": jnp.linspace(-1.0, 1.0, 4).reshape(2, 2), "b": jnp.array([0.3])}
 

@@ -14,6 +14,8 @@ import eqloop as el
 
 from .trees import assert_close
 
+pytestmark = pytest.mark.sampled
+
 X = {"a": jnp.array([0.3, -0.7]), "b": jnp.array(1.5)}
 Y = jnp.array([0.2, 0.9, -0.4])
 Z = jnp.array([[0.5], [2.0]])

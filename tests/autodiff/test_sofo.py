@@ -13,6 +13,8 @@ from eqloop.autodiff._sofo import _normalised
 
 from ..weights import normal
 
+pytestmark = pytest.mark.sampled
+
 KEY = jax.random.key(0)
 W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 XS = jnp.linspace(0.0, 1.0, 15).reshape(5, 3)

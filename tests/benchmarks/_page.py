@@ -6,7 +6,7 @@ from pathlib import Path
 from ._headlines import PAGES, with_figures
 from ._once import Shown, shown
 from ._plots import PICTURES
-from ._report import environment, folded, missed, section
+from ._report import all_claims, environment, folded, missed, section
 from ._results import Record, Results, data_of, load
 from ._style import AbstractPicture
 from .groups import GROUPS
@@ -75,8 +75,8 @@ def write(page: Path) -> None:
     page.write_text(text(results))
     folder = page.parent / _PICTURES
     folder.mkdir(parents=True, exist_ok=True)
-    for platform, groups in results.items():
-        for name, comparisons in shown(_in_order(groups)).items():
+    for platform in set(_PLATFORMS) & set(results):
+        for name, comparisons in shown(_in_order(results[platform])).items():
             outcomes = [one.outcome for one in comparisons]
             for picture in PICTURES.get(name, ()):
                 picture.save(outcomes, folder / _file(platform, picture))
@@ -93,8 +93,12 @@ def text(results: Results) -> str:
         for platform in _PLATFORMS
         if platform in results
     )
-    if not set(results) - {"cpu"}:
+    if not {"gpu", "tpu"} & set(results):
         parts.append(_NO_ACCELERATOR)
+    parts += (
+        _other_version(place, results[place])
+        for place in sorted(set(results) - set(_PLATFORMS))
+    )
     return "\n".join(parts)
 
 
@@ -104,6 +108,15 @@ def _platform(platform: str, groups: Mapping[str, Record]) -> str:
     parts = [f"## {_PLATFORMS[platform]}", *_circumstances(known)]
     parts += (_group(platform, *named) for named in shown(known).items())
     return "\n\n".join(parts) + "\n"
+
+
+def _other_version(place: str, groups: Mapping[str, Record]) -> str:
+    """The section of another version of JAX: what came of the claims."""
+    platform, version = place.split(", ")
+    known = _in_order(groups)
+    outcomes = [outcome for record in known.values() for outcome in record.outcomes]
+    parts = [f"## {_PLATFORMS[platform]}, with {version}", *_circumstances(known)]
+    return "\n\n".join([*parts, all_claims(outcomes)]) + "\n"
 
 
 def _in_order(groups: Mapping[str, Record]) -> Mapping[str, Record]:

@@ -96,16 +96,27 @@ def _claims(verdicts: Sequence[Verdict]) -> str:
 
 def missed(outcomes: Iterable[Outcome]) -> str:
     """A table of the claims that comparisons miss; nothing if they miss none."""
-    rows = [
+    rows = _titled_claims(outcomes, hold=False)
+    return table(("missed", "claim", "measured", "at most"), rows) if rows else ""
+
+
+def all_claims(outcomes: Sequence[Outcome]) -> str:
+    """The claims of comparisons: what they miss, and folded away, what they hold."""
+    rows = _titled_claims(outcomes, hold=True)
+    count = sum(len(outcome.verdicts) for outcome in outcomes)
+    held = table(("holds", "claim", "measured", "at most"), rows)
+    parts = [missed(outcomes), folded(f"{len(rows)} of {count} claims hold", held)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _titled_claims(outcomes: Iterable[Outcome], hold: bool) -> list[tuple[str, ...]]:
+    """The claims that hold, or the others, each with the title of its comparison."""
+    return [
         (outcome.title, *_claim_cells(verdict)[:-1])
         for outcome in outcomes
         for verdict in outcome.verdicts
-        if not verdict.holds
+        if verdict.holds == hold
     ]
-    if not rows:
-        return ""
-    header = ("missed", "claim", "measured", "at most")
-    return table(header, rows)
 
 
 def _claim_table(verdicts: Sequence[Verdict]) -> str:

@@ -1,7 +1,9 @@
 """What was measured, as plain data: kept in a file, so that pages are made from it.
 
-A page's results go by platform, such as `cpu` or `gpu`, and then by group. Measuring
-some groups anew replaces those, and leaves the others as they were.
+A page's results go by platform, such as `cpu` or `gpu`, and then by group. Those of
+another version of JAX than the oldest one that is supported have a place of their own,
+such as `cpu, JAX 0.12`. Measuring some groups anew replaces those, and leaves the
+others as they were.
 """
 
 import dataclasses
@@ -9,6 +11,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+# The oldest version of JAX that is supported.
+_OLDEST = "0.10"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +106,13 @@ class Environment:
     packages: Mapping[str, str]
     commit: str
 
+    @property
+    def place(self) -> str:
+        """What its results go by."""
+        version = ".".join(self.packages.get("jax", _OLDEST).split(".")[:2])
+        is_plain = version == _OLDEST or self.platform != "cpu"
+        return self.platform if is_plain else f"{self.platform}, JAX {version}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -129,8 +141,8 @@ def data_of(page: Path) -> Path:
 
 def merged(results: Results, group: str, record: Record) -> Results:
     """The results with one group measured anew."""
-    platform = record.environment.platform
-    return {**results, platform: {**results.get(platform, {}), group: record}}
+    place = record.environment.place
+    return {**results, place: {**results.get(place, {}), group: record}}
 
 
 def load(path: Path) -> Results:
@@ -138,16 +150,16 @@ def load(path: Path) -> Results:
     if not path.exists():
         return {}
     return {
-        platform: {name: _record(record) for name, record in groups.items()}
-        for platform, groups in json.loads(path.read_text()).items()
+        place: {name: _record(record) for name, record in groups.items()}
+        for place, groups in json.loads(path.read_text()).items()
     }
 
 
 def save(results: Results, path: Path) -> None:
     """Writes the results as JSON."""
     data = {
-        platform: {name: dataclasses.asdict(record) for name, record in groups.items()}
-        for platform, groups in results.items()
+        place: {name: dataclasses.asdict(record) for name, record in groups.items()}
+        for place, groups in results.items()
     }
     path.write_text(json.dumps(_rounded(data), indent=1) + "\n")
 

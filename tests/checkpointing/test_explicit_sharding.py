@@ -19,6 +19,8 @@ import eqloop as el
 
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 BATCH, WIDTH, LENGTH = 8, 4, 7
 
 
@@ -443,6 +445,7 @@ def test_a_carry_that_is_split_otherwise_is_refused():
             el.CheckpointedScan(lambda h, _: (f(h), None))(h, length=3)
 
 
+@pytest.mark.slow
 def test_while_loops_that_are_reversed_apart_are_refused():
     loop, _ = LOOPS["checkpointed_while"]
     with jax.set_mesh(mesh()):

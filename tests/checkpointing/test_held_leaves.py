@@ -28,6 +28,8 @@ from .derivatives import (
 )
 from .memory import temp_bytes
 
+pytestmark = pytest.mark.sampled
+
 
 @jax.custom_vjp
 def clipped(x):

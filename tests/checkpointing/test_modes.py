@@ -122,6 +122,7 @@ SLOW = (
 
 
 @pytest.mark.parametrize("context", slow_if(SLOW.__contains__, CONTEXTS[1:]), ids=name)
+@pytest.mark.sampled
 def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)
@@ -141,6 +142,7 @@ PLACES = (mapped, looped, rematerialised)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=name)
+@pytest.mark.sampled
 def test_places(place):
     mode = derivatives.jvp if place is rematerialised else derivatives.vjp
     check(place(mode), derivatives.plain, el.Binomial(3))

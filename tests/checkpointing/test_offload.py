@@ -12,6 +12,8 @@ from ..marks import slow
 from .memory import gradient
 from .steps import recurrent
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = [el.Recursive(3), el.Chunked(4, block=4), el.Binomial(4)]
 MORE = [el.Binomial(4, block=3), slow(el.Budget("8KiB"), id="a budget")]
 

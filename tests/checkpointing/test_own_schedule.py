@@ -17,6 +17,8 @@ from .derivatives import CONTEXTS, MODES
 from .engine.test_engine import count_gradient
 from .test_modes import check, name
 
+pytestmark = pytest.mark.sampled
+
 
 @dataclasses.dataclass(frozen=True)
 class At(el.AbstractSchedule):

@@ -17,6 +17,8 @@ from ..marks import slow
 from .memory import gradient, temp_bytes
 from .steps import STEPS, recurrent
 
+pytestmark = pytest.mark.sampled
+
 QUICK = [
     el.StoreAll(),
     el.Recursive(4),

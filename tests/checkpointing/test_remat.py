@@ -13,6 +13,8 @@ import eqloop as el
 from ..marks import slow_if
 from ..weights import without_key
 
+pytestmark = pytest.mark.sampled
+
 
 def deep(x):
     for _ in range(4):

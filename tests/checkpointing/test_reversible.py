@@ -14,6 +14,8 @@ from ..marks import slow
 from ..weights import normal
 from .memory import temp_bytes
 
+pytestmark = pytest.mark.sampled
+
 WIDTH = 4
 
 

@@ -216,6 +216,7 @@ def test_counters_that_leave_the_buffer(write, first):
     check_scan((write, "delayed", 2), np.int32(first), LENGTH, 0, grad, False)
 
 
+@pytest.mark.slow
 def test_each_start_is_planned_by_itself():
     """Outside of `jit`, calls of the same types share what has been compiled."""
     settings = ("dynamic", "delayed", 2)

@@ -11,6 +11,8 @@ import eqloop as el
 
 from ..marks import slow_if
 
+pytestmark = pytest.mark.sampled
+
 COUNTS = [
     (lambda n: el.Recursive(n), "base", 2),
     (lambda n: el.Chunked(n), "chunk_size", 1),

@@ -25,6 +25,8 @@ from .memory import gradient, temp_bytes
 from .steps import recurrent
 from .test_modes import assert_close, check, evaluate, name, scan
 
+pytestmark = pytest.mark.sampled
+
 
 @dataclasses.dataclass(frozen=True)
 class TwoPlaces(el.AbstractSchedule):
@@ -212,6 +214,7 @@ def test_gradients_under_a_budget():
 
 
 @pytest.mark.parametrize("measure", [False, slow(True)], ids=["estimated", "measured"])
+@pytest.mark.slow
 def test_a_budget_of_files(tmp_path, measure):
     f, init, xs = heavy(128, 64)
     places = dict(disk="1.2MiB", directory=tmp_path)

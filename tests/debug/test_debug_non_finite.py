@@ -69,6 +69,7 @@ def test_values_and_derivatives_are_the_same() -> None:
     assert_same(run(loss), run(plain_loss))
 
 
+@pytest.mark.slow
 def test_modes_of_differentiation_are_the_same() -> None:
     def everything(f: Any) -> Any:
         def run(x: Any, xs: Any) -> Any:

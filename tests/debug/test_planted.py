@@ -17,6 +17,8 @@ import eqloop as el
 
 from ..marks import slow_if
 
+pytestmark = pytest.mark.sampled
+
 FORWARD, DIFFERENTIATED = "forward", "forward, as it is differentiated"
 BACKWARD = "backward"
 

@@ -20,6 +20,8 @@ from ..conftest import QUICK_FLAGS
 from ..marks import slow, slow_if
 from .corpus import PROBLEMS
 
+pytestmark = pytest.mark.sampled
+
 
 def is_float(leaf):
     return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -11,6 +11,8 @@ from eqloop import ir
 from ..compiling import AS_USED
 from ..marks import slow_if
 
+pytestmark = pytest.mark.sampled
+
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 INTEGERS = ["int32", "int8"]
 UNSIGNED = ["uint32", "uint8"]

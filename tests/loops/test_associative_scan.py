@@ -17,6 +17,8 @@ import eqloop as el
 
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LENGTH = 9
 # One chunk; chunks that divide what follows the first element; one that overlaps.
 CHUNK_SIZES = (None, 1, 4, 5, 3, LENGTH)

@@ -17,6 +17,8 @@ from ..checkpointing import derivatives
 from ..checkpointing.derivatives import MODES, inputs, mapped
 from ..marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = (
     None,
     el.Recursive(2),

@@ -19,6 +19,8 @@ import eqloop as el
 from ..marks import slow
 from ..weights import without_key
 
+pytestmark = pytest.mark.sampled
+
 
 class Colour(enum.Enum):
     RED = "red"

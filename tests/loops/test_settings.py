@@ -16,6 +16,8 @@ import eqloop as el
 from ..weights import without_key
 from .trees import array
 
+pytestmark = pytest.mark.sampled
+
 
 def cumsum(total: Any, x: Any) -> tuple[Any, Any]:
     return total + jnp.sum(x), total + x

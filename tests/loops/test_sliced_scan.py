@@ -19,6 +19,8 @@ from ..checkpointing.engine.test_engine import Counter
 from ..marks import slow
 from .test_scan import assert_close, calls, lax_scan, step, weigh
 
+pytestmark = pytest.mark.sampled
+
 QUICK = (
     el.Recursive(3),
     el.Chunked(4, block=2),

@@ -16,6 +16,8 @@ import eqloop as el
 from ..marks import slow
 from ..weights import normal
 
+pytestmark = pytest.mark.sampled
+
 DEPTH, WIDTH = 5, 3
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, WIDTH)
@@ -241,6 +243,7 @@ def test_indexing():
     assert_close(layers[3:](layers[:3](X)), layers(X))
 
 
+@pytest.mark.slow
 def test_stacks_of_stacks_and_ensembles():
     nested = el.StackedLayers.init(
         lambda key: el.StackedLayers.init(Block, 2, key=key), 3, key=KEY

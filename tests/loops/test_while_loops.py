@@ -15,6 +15,8 @@ import eqloop as el
 from ..checkpointing.memory import temp_bytes
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = {
     "while": el.WhileLoop,
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=40, base=3),

@@ -11,6 +11,8 @@ import eqloop as el
 
 from ..checkpointing.memory import temp_bytes
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = {
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=70, base=4),
     "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=5),

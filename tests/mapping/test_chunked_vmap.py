@@ -16,6 +16,8 @@ import eqloop as el
 from ..loops.trees import DTYPES, advance, array, mean
 from ..weights import without_key
 
+pytestmark = pytest.mark.sampled
+
 HALF = (jnp.float16, jnp.bfloat16)
 
 

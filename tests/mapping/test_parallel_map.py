@@ -24,6 +24,8 @@ from .devices import (
     mesh_of,
 )
 
+pytestmark = pytest.mark.sampled
+
 
 class Cell(eqx.Module):
     """A function with an array, a loop, a branch, and results of all kinds."""

@@ -14,6 +14,8 @@ import eqloop as el
 from ..marks import slow, slow_if
 from ..weights import without_key
 
+pytestmark = pytest.mark.sampled
+
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
 X = jnp.sin(jnp.arange(15.0)).reshape(5, 3)
 

@@ -12,6 +12,8 @@ from ..marks import slow_if
 from ..weights import without_key
 from .test_chunked_vmap import assert_close
 
+pytestmark = pytest.mark.sampled
+
 W = jnp.cos(jnp.arange(6.0)).reshape(2, 3)
 X = jnp.sin(jnp.arange(21.0)).reshape(7, 3)
 

@@ -17,6 +17,8 @@ import eqloop as el
 from ..marks import slow
 from ..weights import normal
 
+pytestmark = pytest.mark.sampled
+
 LENGTH = 12
 W = normal(0, (3, 3))
 H = jnp.linspace(0.5, 1.0, 3)

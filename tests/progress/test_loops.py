@@ -12,6 +12,8 @@ import eqloop as el
 
 from ..marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 XS = jnp.linspace(0.1, 1.0, 20)
 STEPS = 21
 COUNTS = {

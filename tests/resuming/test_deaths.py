@@ -61,6 +61,7 @@ def died_and_went_on(opened, begun, folder, sweep, monkeypatch):
             yield n, numbers(sweep(both)) == expected
 
 
+@pytest.mark.slow
 def test_at_any_operation_of_the_loop(opened, tmp_path, monkeypatch):
     empty = lambda folder: folder
     for n, is_same in died_and_went_on(

@@ -16,6 +16,8 @@ from eqloop.resuming._step_keys import StepKeys
 from ..marks import slow, slow_if
 from .cases import EVERY, Example, assert_close, cell, data, examples, loss, numbers
 
+pytestmark = pytest.mark.sampled
+
 EXAMPLES = examples()
 # The others have more than one of what is special about these.
 QUICK = {"reversed", "axes", "many kinds", "no steps"}

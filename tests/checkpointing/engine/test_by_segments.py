@@ -17,6 +17,8 @@ from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 
+pytestmark = pytest.mark.sampled
+
 H, XS = jnp.linspace(-1.0, 1.0, 3), jnp.sin(jnp.arange(31.0))
 LOOP = Loop(31, x_axes=(0,))
 ORDERS = {

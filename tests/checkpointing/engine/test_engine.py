@@ -19,6 +19,8 @@ from eqloop.checkpointing.engine.orders._nested import Nested
 
 from ...marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(3),

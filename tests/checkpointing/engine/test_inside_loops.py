@@ -17,6 +17,8 @@ from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 from ...marks import slow
 from ..memory import temp_bytes
 
+pytestmark = pytest.mark.sampled
+
 LENGTH, WIDTH = 1003, 7
 
 SCHEDULES = [

@@ -12,6 +12,8 @@ from jax.experimental import io_callback
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
 LENGTH = 7
 

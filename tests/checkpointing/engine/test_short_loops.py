@@ -14,6 +14,8 @@ from eqloop.checkpointing.engine._short_loops import (
 )
 from eqloop.checkpointing.engine._step import make_step
 
+pytestmark = pytest.mark.sampled
+
 W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 Y = jnp.array([0.3, -0.2, 0.5])
 

@@ -19,6 +19,8 @@ from eqloop.checkpointing.planning._work import CPU, work
 
 from ..steps import field, gru, ode, recurrent
 
+pytestmark = pytest.mark.sampled
+
 F32 = 4
 
 

@@ -178,6 +178,7 @@ def test_what_cannot_be_compiled_alone_is_estimated():
     assert jax.eval_shape(gradient, jnp.ones(16)).shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_not_disturbed_by_checks_for_nan():
     el.measurements(None)
     with jax.debug_nans(True):
@@ -185,6 +186,7 @@ def test_not_disturbed_by_checks_for_nan():
         assert scan.plan(jnp.ones(64), jnp.ones((20_000, 64))).is_measured
 
 
+@pytest.mark.slow
 def test_keys_and_integers_in_what_is_run():
     el.measurements(None)
 

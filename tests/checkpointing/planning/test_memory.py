@@ -13,6 +13,8 @@ import eqloop as el
 
 from ...marks import slow
 
+pytestmark = pytest.mark.sampled
+
 BATCH = 32
 
 

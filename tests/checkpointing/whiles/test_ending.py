@@ -15,6 +15,8 @@ from ...marks import slow_if
 from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
+pytestmark = pytest.mark.sampled
+
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(2),

@@ -20,6 +20,8 @@ from eqloop.checkpointing.whiles._online import past_later_steps
 
 from ...marks import slow
 
+pytestmark = pytest.mark.sampled
+
 STAGES, STEPS = 4, 7
 W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
 Y = jnp.array([0.3, -0.2, 0.5])

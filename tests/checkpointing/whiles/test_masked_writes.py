@@ -16,6 +16,8 @@ from eqloop.checkpointing.whiles._masked_writes import written_leaves
 
 from ...marks import slow
 
+pytestmark = pytest.mark.sampled
+
 ROWS, WIDTH, EXAMPLES = 24, 3, 5
 STOPS = jnp.array([7, 0, 24, 1, 12])
 W = jnp.array([0.9, 0.5, -0.7])

@@ -19,6 +19,8 @@ from ...marks import slow_if
 from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = {
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=11, base=2),
     "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=3),

@@ -28,6 +28,8 @@ from ...derivatives import MODES, inputs
 from ...memory import gradient, temp_bytes
 from ...steps import STEPS
 
+pytestmark = pytest.mark.sampled
+
 
 @dataclasses.dataclass(frozen=True)
 class Shared(el.AbstractSchedule):

@@ -12,6 +12,8 @@ from eqloop.checkpointing.engine.reversals._known_products import products_of
 
 from ....marks import slow, slow_if
 
+pytestmark = pytest.mark.sampled
+
 WIDTH, LENGTH = 16, 13
 W = jnp.sin(jnp.arange(WIDTH * WIDTH * 1.0)).reshape(WIDTH, WIDTH) / WIDTH**0.5
 HS = jnp.cos(jnp.arange(WIDTH * 1.0))
