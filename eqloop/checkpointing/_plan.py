@@ -235,7 +235,7 @@ def plan_of(
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
-    if layout.steps_with_products:
+    if layout.order.asks_for_given(layout.reversal):
         how_long = with_given(problem, active, how_long, layout.piece)
     cost = layout.stored_cost(how_long.cost)
     if size is None:

@@ -39,7 +39,7 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     layout = fastest(problem, active, nbytes, times)
     if not times.base.is_measured:
         return layout
-    if layout is not None and layout.steps_with_products:
+    if layout is not None and layout.order.asks_for_given(layout.reversal):
         own = with_given(problem, active, times.base, layout.piece)
         times = times.replaced(None, own)
         layout = fastest(problem, active, nbytes, times)

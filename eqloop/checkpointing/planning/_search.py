@@ -1,6 +1,5 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -152,9 +151,8 @@ def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
                 orders.append(Nested((*before, Nest((last * segment,)))))
             if products:
                 orders.append(Nested((*before, Nest((last, segment))), given=1))
-            sizes = [size for size in _batch_sizes(segment) if segment % size == 0]
-            for order, size in itertools.product(orders, sizes):
-                yield Layout(order, reversal=Together(size))
+            # A segment that is one batch keeps its products until it is reversed.
+            yield from (Layout(one, reversal=Together(segment)) for one in orders)
     if products:
         order = Nested((Nest((length,)),), given=1)
         for size in _batch_sizes(length):

@@ -111,23 +111,29 @@ class Nested(AbstractSlotOrder):
         return of_primal * each + max(inner, default=0) + products
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
+        if (given := pace.given) is None:
+            return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
         first_given = len(self.nests) - self.given
         total = 0.0
-        for i, nest in enumerate(self.nests):
-            own = pace
-            if i >= first_given and pace.given is not None:
-                own = pace.given
-                # The primal writes the products, and advances are counted as if they
-                # multiplied.
-                total += 2 * nest.length * pace.cost.known * pace.rate.byte
-                total -= nest.advances * (pace.advance - own.advance)
+        for nest in self.nests[:first_given]:
+            own = given if _keeps_products(nest, reversal) else pace
             total += _nest_time(own, nest, reversal)
+        for nest in self.nests[first_given:]:
+            # The primal writes the products, and advances are counted as if they
+            # multiplied.
+            written = 2 * nest.length * pace.cost.known * pace.rate.byte
+            saved = nest.advances * (pace.advance - given.advance)
+            total += _nest_time(given, nest, reversal) + written - saved
         return total
+
+    def asks_for_given(self, reversal: AbstractReversal) -> bool:
+        keeps = (_keeps_products(nest, reversal) for nest in self.nests)
+        return self.given > 0 or any(keeps)
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         # XLA has been seen to make half as good a program of a step that is in it
-        # twice.
-        worse = 1 + 0.1 * (len(self.nests) - 1)
+        # twice, but not of batches.
+        worse = 1 + 0.1 * (len(self.nests) - 1) * (reversal.batch(1) == 1)
         return super().duration(pace, reversal) * worse
 
     @property
@@ -227,6 +233,12 @@ def _nest_time(pace: AbstractPace, nest: Nest, reversal: AbstractReversal) -> fl
         total += segments * (3 * pace.rate.iteration + count * pace.slot)
         segments *= count
     return total + segments * pace.block(reversal, nest.block)
+
+
+def _keeps_products(nest: Nest, reversal: AbstractReversal) -> bool:
+    """Whether what is run again of a nest is one batch, which keeps its products."""
+    is_again = nest.block == 1 and len(nest.levels) > 1
+    return is_again and 1 < nest.levels[-1] <= reversal.batch(1)
 
 
 def _with_few_levels(nest: Nest) -> Nest:

@@ -126,6 +126,10 @@ class AbstractOrder(abc.ABC):
             reversal: How a block is taken back.
         """
 
+    def asks_for_given(self, reversal: "AbstractReversal") -> bool:
+        """Whether its time depends on that of steps whose products are known."""
+        return False
+
     @property
     @abc.abstractmethod
     def kind(self) -> Hashable:
