@@ -237,8 +237,8 @@ def _nest_time(pace: AbstractPace, nest: Nest, reversal: AbstractReversal) -> fl
 
 def _keeps_products(nest: Nest, reversal: AbstractReversal) -> bool:
     """Whether what is run again of a nest is one batch, which keeps its products."""
-    is_again = nest.block == 1 and len(nest.levels) > 1
-    return is_again and 1 < nest.levels[-1] <= reversal.batch(1)
+    *outer, last = nest.levels
+    return bool(outer) and nest.block == 1 and 1 < last <= reversal.batch(1)
 
 
 def _with_few_levels(nest: Nest) -> Nest:
