@@ -22,6 +22,8 @@ from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 H = jnp.linspace(-1, 1, 4)
 XS = jnp.sin(jnp.arange(22 * 4.0)).reshape(22, 4)
 DTYPES = ["bool_", "int4", "uint8", "bfloat16", "float16", "float8_e5m2", "complex64"]

@@ -182,6 +182,7 @@ def on_device(plan, size):
 
 
 @pytest.mark.parametrize("budget", [BUDGETS[0], slow(BUDGETS[1])], ids=repr)
+@pytest.mark.slow
 def test_a_budget_holds_in_both_places(budget):
     f, init, xs = ARGS
     plan = el.Scan(f, schedule=budget).plan(init, xs)

@@ -58,6 +58,7 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_budgets_hold_and_more_memory_keeps_more():
     kept, times = [], []
     for nbytes in (300_000, 420_000, 2**30):

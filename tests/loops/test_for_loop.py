@@ -14,6 +14,8 @@ from ..marks import slow
 from ..weights import without_key
 from .test_scan import assert_close, jvp, vjp, vmap
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = (
     el.ForLoop,
     el.CheckpointedForLoop,

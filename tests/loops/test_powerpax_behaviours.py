@@ -14,6 +14,8 @@ from ..checkpointing.planning.test_memory import temporary
 from ..marks import slow
 from .test_scan import assert_close
 
+pytestmark = pytest.mark.sampled
+
 XS = {"angle": jnp.arange(10.0), "push": jnp.cos(jnp.arange(20.0)).reshape(10, 2)}
 
 

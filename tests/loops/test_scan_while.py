@@ -15,6 +15,8 @@ import eqloop as el
 from ..checkpointing.memory import temp_bytes
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 
 def below(limit):
     return lambda carry: carry < limit

@@ -17,6 +17,8 @@ import eqloop as el
 from ..mapping.devices import mesh_of
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LENGTH, BATCH, WIDTH = 12, 8, 16
 
 SCHEDULES = (

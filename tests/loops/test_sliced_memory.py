@@ -12,6 +12,8 @@ import eqloop as el
 from ..checkpointing.planning.test_memory import cell, temporary
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 WIDTH = 32
 CARRY = 4 * WIDTH
 

@@ -13,6 +13,8 @@ import eqloop as el
 
 from ..marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = {
     "bounded": functools.partial(el.BoundedWhileLoop, max_steps=9, base=2),
     "checkpointed": functools.partial(el.CheckpointedWhileLoop, checkpoints=3),

@@ -8,6 +8,8 @@ import pytest
 
 import eqloop as el
 
+pytestmark = pytest.mark.sampled
+
 X = jnp.arange(7.0)
 KEY = jax.random.key(3)
 

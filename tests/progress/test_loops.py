@@ -96,7 +96,7 @@ def while_loop(kind: str, w: Any, dt: Any, progress: Any) -> Any:
 
 # With 64 bits, which the counters have then.
 @pytest.mark.parametrize("either_width", [slow(False), True], indirect=True)
-@pytest.mark.parametrize("kind", ["forward", slow("bounded"), "online", "a scan"])
+@pytest.mark.parametrize("kind", ["forward", slow("bounded"), "online", slow("a scan")])
 @pytest.mark.usefixtures("either_width")
 def test_while_loops(kind, shown):
     bar = el.ProgressBar(4, desc="a")

@@ -14,6 +14,8 @@ import eqloop as el
 from eqloop._programs import run
 from eqloop.checkpointing.engine._in_place import in_place
 
+pytestmark = pytest.mark.sampled
+
 ROWS, WIDTH = 6, 2
 
 

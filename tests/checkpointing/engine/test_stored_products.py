@@ -61,6 +61,7 @@ def test_schedules(schedule):
     compared(two_in_one, schedule=schedule)
 
 
+@pytest.mark.slow
 def test_every_kind_of_step():
     for step in STEPS:
         compared(step, schedule=LAST)

@@ -20,6 +20,8 @@ from ...marks import slow
 from ..memory import temp_bytes
 from .random_steps import Case, fixed_schedule, is_inexact, random_case
 
+pytestmark = pytest.mark.sampled
+
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float64, jnp.float16)
 # Of so many cases at a time, nine of ten must be planned closely.
 AT_ONCE = 20

@@ -12,6 +12,8 @@ import eqloop as el
 
 from ...marks import slow
 
+pytestmark = pytest.mark.sampled
+
 LOOPS = {
     "WhileLoop": el.WhileLoop,
     "Checkpointed": lambda c, b: el.CheckpointedWhileLoop(c, b, max_steps=8),

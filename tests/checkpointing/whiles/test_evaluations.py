@@ -9,6 +9,8 @@ import eqloop as el
 
 from .models import Ours, Theirs
 
+pytestmark = pytest.mark.sampled
+
 
 def evaluations(loop):
     """From a number of steps to how often a gradient evaluates the body."""

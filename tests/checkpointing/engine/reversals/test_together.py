@@ -18,6 +18,8 @@ from ....weights import normal
 from ...memory import gradient, temp_bytes
 from ...steps import gru, recurrent
 
+pytestmark = pytest.mark.sampled
+
 
 @jax.custom_jvp
 def branching_rule(x):
@@ -182,6 +184,7 @@ def test_large_products_are_added_part_by_part(mode):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_loops_without_a_carry_are_reversed_together_by_default():
     cell, _, xs = mixed()
     xs = jnp.tile(xs, (5, 1))
