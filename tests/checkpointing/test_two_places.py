@@ -238,6 +238,7 @@ def test_a_second_place_that_holds_nothing_changes_nothing():
     assert plain.plan(*ARGS[1:]).layout == small.plan(*ARGS[1:]).layout
 
 
+@pytest.mark.slow
 def test_too_small_a_budget_is_told_the_least():
     f, init, xs = recurrent(20, width=16)
     with pytest.raises(ValueError, match="does not fit into 64 B") as error:

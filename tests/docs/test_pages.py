@@ -30,6 +30,7 @@ _LONG, _SHORT = "jnp.ones((32, 10_000, 8))", "jnp.ones((32, 30, 8))"
 _REQUIRES = re.compile(r"\A---\nrequires: (\w+)\n---\n")
 _LENGTHY = (
     "index.md",  # the program of the README, and its plan
+    "getting_started.md",
     "coming_from/*.md",
     "recipes/*.md",
     "guides/*.md",

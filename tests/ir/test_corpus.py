@@ -154,6 +154,7 @@ def is_key(leaf):
 
 
 # One test, since both of pytest's workers would otherwise write the modules.
+@pytest.mark.slow
 def test_modules_run_on_their_own_and_lint(modules):
     (modules / "runner.py").write_text(RUNNER)
     environment = {

@@ -133,6 +133,7 @@ def test_nothing_is_run_where_it_would_not_pay(runs):
     assert not runs
 
 
+@pytest.mark.slow
 def test_a_large_program_is_run_only_for_long_loops(runs):
     """To compile it takes longer than in proportion, and so must the loop."""
 
