@@ -179,29 +179,26 @@ def plan_of_cell(budget):
     return el.Scan(functools.partial(cell, CELL), schedule=budget).plan(INIT, INPUTS)
 
 
-# For the products of some steps, which take 400 KiB, and for all.
-BUDGETS = [el.Budget(size, measure=False) for size in (744_000, 1_200_000)]
+# With room for the products of all steps, which take 400 KiB.
+BUDGET = el.Budget(1_200_000, measure=False)
+# Those of half of the steps.
+HALF = Storing((Nest((4, 25)), Nest((4, 25))), given=1, size=25)
 
 
-def test_a_budget_has_products_stored_and_holds():
-    counts = []
-    for budget in BUDGETS:
-        plan = plan_of_cell(budget)
-        taken = temp_bytes(gradient(of_cell(budget)), CELL, INIT, INPUTS)
-        assert taken <= plan.peak_bytes <= budget.nbytes
-        # All that is foreseen is really there.
-        assert plan.peak_bytes < 1.15 * taken
-        counts.append(plan.layout.steps_with_products)
-        assert f"stored products    of {counts[-1]} steps, 2 KiB each" in str(plan)
-    some, every = counts
-    assert 0 < some < every == LENGTH
+@pytest.mark.parametrize(("schedule", "count"), [(BUDGET, LENGTH), (HALF, LENGTH // 2)])
+def test_a_plan_says_what_is_stored_and_how_much_that_takes(schedule, count):
+    plan = plan_of_cell(schedule)
+    assert plan.layout.steps_with_products == count
+    assert f"stored products    of {count} steps, 2 KiB each" in str(plan)
+    taken = temp_bytes(gradient(of_cell(schedule)), CELL, INIT, INPUTS)
+    assert taken <= plan.peak_bytes < 1.15 * taken
+    if schedule is BUDGET:
+        assert plan.peak_bytes <= BUDGET.nbytes
 
 
 def test_a_plan_with_products_is_the_scan():
-    budget = BUDGETS[0]
-    assert plan_of_cell(budget).layout.steps_with_products
     args = CELL, INIT, INPUTS
-    assert_equal(*(jax.jit(gradient(of_cell(one)))(*args) for one in (budget, None)))
+    assert_equal(*(jax.jit(gradient(of_cell(one)))(*args) for one in (BUDGET, None)))
 
 
 @pytest.mark.slow
