@@ -18,9 +18,9 @@ from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._given_products import with_given
 from .planning._measured import pace
 from .planning._memory import peak_bytes
+from .planning._pace_of_known import with_pace_of_known
 from .planning._paces import pace_keeping
 from .whiles._ending import Ending
 
@@ -235,8 +235,8 @@ def plan_of(
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
-    if layout.order.asks_for_given(layout.reversal):
-        how_long = with_given(problem, active, how_long, layout.piece)
+    if layout.order.asks_for_products(layout.reversal):
+        how_long = with_pace_of_known(problem, active, how_long, layout.piece)
     cost = layout.stored_cost(how_long.cost)
     if size is None:
         size = peak_bytes(problem, active, layout, limit_of(problem.planner))

@@ -105,7 +105,7 @@ class BackwardStep(abc.ABC):
         """The products of a step that are worth keeping for it, if there are any."""
         return None
 
-    def given(self, products: Products) -> "BackwardStep | None":
+    def with_products(self, products: Products) -> "BackwardStep | None":
         """The same for steps that are given products behind `x`, if it can take them.
 
         Args:
@@ -177,14 +177,14 @@ class Pull(BackwardStep):
         found = products_of(self.step)
         if found is None:
             return None
-        program = program_of(self.given(found))
+        program = program_of(self.with_products(found))
         consts, carry, x = map(len, self.types)
         read = inputs_read(program, [True] * len(program.out_avals))
         used = read[consts + carry + x :][: len(found.types)]
         # The last product of a step may only be added to what it returns.
         return found if all(used) else products_of(self.step, tuple(used))
 
-    def given(self, products: Products) -> "Pull":
+    def with_products(self, products: Products) -> "Pull":
         xs = (*self.active.xs, *[False] * len(products.types))
         active = self.active._replace(xs=xs)
         return dataclasses.replace(self, step=products.step, active=active)

@@ -114,12 +114,12 @@ class AbstractPace(abc.ABC):
     Attributes:
         cost: What a step costs.
         rate: What single operations take on the backend in use.
-        given: The same for steps whose products the primal has stored, if it can.
+        of_known: The same for steps whose products are known, if these can be.
     """
 
     cost: StepCost
     rate: Rates
-    given: "AbstractPace | None" = dataclasses.field(default=None, kw_only=True)
+    of_known: "AbstractPace | None" = dataclasses.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -150,8 +150,8 @@ class AbstractPace(abc.ABC):
         """
 
     @abc.abstractmethod
-    def given_products(self, cost: StepCost) -> Self:
-        """The same for a step that is given its products, as a guess.
+    def with_known_products(self, cost: StepCost) -> Self:
+        """The same for a step whose products are known, as a guess.
 
         Args:
             cost: What that step costs.
@@ -193,7 +193,7 @@ class Estimated(AbstractPace):
     def recomputing(self, cost: StepCost, again: float) -> Self:
         return dataclasses.replace(self, cost=cost)
 
-    def given_products(self, cost: StepCost) -> Self:
+    def with_known_products(self, cost: StepCost) -> Self:
         return dataclasses.replace(self, cost=cost)
 
     def beside(self, other: AbstractPace) -> Self:

@@ -41,7 +41,7 @@ from ._sweep import Sweep
 from .leaves._held import needs_of
 from .leaves._saves import Needs, Saves
 from .leaves._slim import Known, Slim, narrowed
-from .reversals._known_products import Given, Products
+from .reversals._known_products import KnownProducts, Products
 
 if TYPE_CHECKING:
     from ._primitive import PlannedLoop
@@ -121,7 +121,7 @@ class Reverse(Formula):
             consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
             step, back = narrowed(step, known), Slim(back, known)
         settings = step, problem.loop, back, self.layout.reversal
-        sweep = Sweep(*settings, consts, xs, zs, self._given_products(rows, known))
+        sweep = Sweep(*settings, consts, xs, zs, self._known_products(rows, known))
         cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
         return cts.consts, cts.carry, cts.xs
 
@@ -259,7 +259,9 @@ class Reverse(Formula):
         """The step to advance by, without bars: the forward loop has shown them."""
         return again(self.problem)
 
-    def _given_products(self, rows: Arrays, known: Known | None) -> Given | None:
+    def _known_products(
+        self, rows: Arrays, known: Known | None
+    ) -> KnownProducts | None:
         """What is known of the last steps, by the products of which there are rows.
 
         Args:
@@ -269,12 +271,12 @@ class Reverse(Formula):
         if self.products is None:
             return None
         step = without_outputs(self.products.step)
-        back = self.back.given(self.products)
+        back = self.back.with_products(self.products)
         if known is not None:
             step = narrowed(step, known)
             back = None if back is None else Slim(back, known)
         first = self.problem.loop.length - self.layout.steps_with_products
-        return Given(rows, first, step, back)
+        return KnownProducts(rows, first, step, back)
 
     def _known(self, active: Active) -> Active:
         """Of the active inputs those that the way back knows of."""

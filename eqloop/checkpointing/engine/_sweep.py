@@ -24,7 +24,7 @@ from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
 from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
-from .reversals._known_products import Given
+from .reversals._known_products import KnownProducts
 from .slots._slots import DeviceSlots, StoredSteps
 
 _least = over_examples(jnp.min)
@@ -54,7 +54,7 @@ class Sweep:
         back: What is done to a step.
         reversal: How a block is taken back.
         zs: What the blocks get besides: the cotangents of `ys`.
-        given: The products of the last steps, if these are known.
+        products: Those of the last steps, if they are known.
         count: How many steps were run, if not all that the loop may have.
         own: The same, where each example of a batch ran as many as it needed: then the
             count is that of the one that ran most.
@@ -69,7 +69,7 @@ class Sweep:
     consts: Arrays
     xs: Arrays
     zs: Arrays
-    given: Given | None = None
+    products: KnownProducts | None = None
     count: Index | None = None
     own: Value = None
     first: Index | None = None
@@ -108,7 +108,7 @@ class Sweep:
     @property
     def multiplying(self) -> "Sweep":
         """The same for steps whose products are not known."""
-        return dataclasses.replace(self, given=None)
+        return dataclasses.replace(self, products=None)
 
     def part(self, start: Index) -> "Sweep":
         """The same for the steps from a position on, which they count from."""
@@ -153,10 +153,10 @@ class Sweep:
         """The carry after the step at a position."""
         position = self.position(position)
         x = self.loop.x(self.xs, position)
-        if self.given is None:
+        if self.products is None:
             return self.step(self.consts, carry, x)[0]
-        x = [*x, *self.given.of_step(position)]
-        return self.given.step(self.consts, carry, x)[0]
+        x = [*x, *self.products.of_step(position)]
+        return self.products.step(self.consts, carry, x)[0]
 
     def previous(self, carry: Arrays, position: Index) -> list[Value]:
         """The carry before the step at a position, from the one after it."""

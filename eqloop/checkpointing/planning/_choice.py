@@ -8,9 +8,9 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
-from ._given_products import with_given
 from ._guess import Guess
 from ._memory import peak_bytes
+from ._pace_of_known import with_pace_of_known
 from ._paces import Paces, pace_keeping
 from ._search import layouts
 
@@ -39,8 +39,8 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     layout = fastest(problem, active, nbytes, times)
     if not times.base.is_measured:
         return layout
-    if layout is not None and layout.order.asks_for_given(layout.reversal):
-        own = with_given(problem, active, times.base, layout.piece)
+    if layout is not None and layout.order.asks_for_products(layout.reversal):
+        own = with_pace_of_known(problem, active, times.base, layout.piece)
         times = times.replaced(None, own)
         layout = fastest(problem, active, nbytes, times)
     known = set(times.sets[:1])
@@ -151,7 +151,7 @@ def _bytes_learned(
 @functools.lru_cache(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
-    joins, products = can_join(problem.step), times.base.given is not None
+    joins, products = can_join(problem.step), times.base.of_known is not None
     every = layouts(length, joins, rows, times.sets, products)
     if problem.run.loop.stops:
         every = iter(dict.fromkeys(layout.by_carries() for layout in every))

@@ -109,7 +109,7 @@ class Measured(AbstractPace):
         stored = max(self.stored + longer * again + stores, self.run)
         return dataclasses.replace(self, cost=cost, stored=stored)
 
-    def given_products(self, cost: StepCost) -> Self:
+    def with_known_products(self, cost: StepCost) -> Self:
         # The rest of a step takes as much longer than estimated as all of it does.
         longer = self.run / Estimated(self.cost, self.rate).advance
         run = longer * Estimated(cost, self.rate).advance

@@ -9,9 +9,9 @@ from ..engine._layout import Layout, Piece
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
-from ._given_products import with_guess
 from ._kept_values import Kept, costs_by_kept
 from ._measured import pace
+from ._pace_of_known import with_guess
 from ._search import layouts
 
 # What is stored can be counted, but for what XLA keeps in the place of something else.

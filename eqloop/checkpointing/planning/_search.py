@@ -150,11 +150,11 @@ def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
             if last < count:
                 orders.append(Nested((*before, Nest((last * segment,)))))
             if products:
-                orders.append(Nested((*before, Nest((last, segment))), given=1))
+                orders.append(Nested((*before, Nest((last, segment))), with_products=1))
             # A segment that is one batch keeps its products until it is reversed.
             yield from (Layout(one, reversal=Together(segment)) for one in orders)
     if products:
-        order = Nested((Nest((length,)),), given=1)
+        order = Nested((Nest((length,)),), with_products=1)
         for size in _batch_sizes(length):
             yield Layout(order, reversal=Together(size))
 

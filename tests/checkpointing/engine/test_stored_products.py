@@ -41,19 +41,21 @@ class Storing(el.AbstractSchedule):
     """Nests, for some of which, the last ones, the primal stores products."""
 
     nests: tuple[Nest, ...] = (Nest((3, 4)), Nest((1,)))
-    given: int = 2
+    with_products: int = 2
     size: int = 2
 
     def layout(self, loop: el.LoopSpec) -> el.Layout:
-        return el.Layout(Nested(self.nests, self.given), reversal=Together(self.size))
+        return el.Layout(
+            Nested(self.nests, self.with_products), reversal=Together(self.size)
+        )
 
 
 # In segments of one batch and of two, by blocks, and for some of the steps.
-LEVELS = Storing((Nest((3, 4)), Nest((1,))), given=2, size=4)
+LEVELS = Storing((Nest((3, 4)), Nest((1,))), with_products=2, size=4)
 BATCHES = Storing()
-BLOCKS = Storing((Nest((1,)), Nest((3,), 4)), given=1, size=4)
-LAST = Storing((Nest((1,)), Nest((2, 3)), Nest((2, 3))), given=1, size=3)
-FLAT = Storing((Nest((13,)),), given=1, size=4)
+BLOCKS = Storing((Nest((1,)), Nest((3,), 4)), with_products=1, size=4)
+LAST = Storing((Nest((1,)), Nest((2, 3)), Nest((2, 3))), with_products=1, size=3)
+FLAT = Storing((Nest((13,)),), with_products=1, size=4)
 
 
 @pytest.mark.parametrize("schedule", [LEVELS, BATCHES, BLOCKS, LAST, FLAT], ids=str)
@@ -109,7 +111,7 @@ def dots(run: object, *args: object) -> int:
 
 @pytest.mark.parametrize(("step", "least"), [(read_twice, 1 + 2), (two_in_one, 2 + 4)])
 def test_products_are_computed_by_the_primal_alone(step, least):
-    schedule = Storing((Nest((3, 4)),), given=1, size=4)
+    schedule = Storing((Nest((3, 4)),), with_products=1, size=4)
     assert dots(gradient(of_loop(step, schedule)), W, HS, XS[:12]) == least
 
 
@@ -182,7 +184,7 @@ def plan_of_cell(budget):
 # With room for the products of all steps, which take 400 KiB.
 BUDGET = el.Budget(1_200_000, measure=False)
 # Those of half of the steps.
-HALF = Storing((Nest((4, 25)), Nest((4, 25))), given=1, size=25)
+HALF = Storing((Nest((4, 25)), Nest((4, 25))), with_products=1, size=25)
 
 
 @pytest.mark.parametrize(("schedule", "count"), [(BUDGET, LENGTH), (HALF, LENGTH // 2)])

@@ -161,8 +161,8 @@ class Slim(Around):
         narrow = _of_held(found.program, self.of.types, self.known)
         return dataclasses.replace(found, program=narrow)
 
-    def given(self, products: Products) -> BackwardStep | None:
-        of = self.of.given(products)
+    def with_products(self, products: Products) -> BackwardStep | None:
+        of = self.of.with_products(products)
         return None if of is None else dataclasses.replace(self, of=of)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:

@@ -30,12 +30,12 @@ class Nested(AbstractSlotOrder):
 
     Attributes:
         nests: The nests.
-        given: For how many of them, the last ones, the primal stores the products of
-            each step. These steps are run again without multiplying.
+        with_products: For how many of them, the last ones, the primal stores the
+            products of each step. These steps are run again without multiplying.
     """
 
     nests: tuple[Nest, ...]
-    given: int = 0
+    with_products: int = 0
 
     @property
     def length(self) -> int:
@@ -71,7 +71,9 @@ class Nested(AbstractSlotOrder):
 
     @property
     def steps_with_products(self) -> int:
-        return sum(nest.length for nest in self.nests[len(self.nests) - self.given :])
+        return sum(
+            nest.length for nest in self.nests[len(self.nests) - self.with_products :]
+        )
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -85,10 +87,10 @@ class Nested(AbstractSlotOrder):
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self._first_slots
-        first_given = self.length - self.steps_with_products
+        first = self.length - self.steps_with_products
         for nest in reversed(self.nests):
             position, row = position - nest.length, row - nest.levels[0]
-            if position < first_given:
+            if position < first:
                 sweep = sweep.multiplying
             cts = _reverse_level(sweep, nest, position, carries, row, cts)
         return cts
@@ -111,24 +113,24 @@ class Nested(AbstractSlotOrder):
         return of_primal * each + max(inner, default=0) + products
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
-        if (given := pace.given) is None:
+        if (known := pace.of_known) is None:
             return sum(_nest_time(pace, nest, reversal) for nest in self.nests)
-        first_given = len(self.nests) - self.given
+        first = len(self.nests) - self.with_products
         total = 0.0
-        for nest in self.nests[:first_given]:
-            own = given if _keeps_products(nest, reversal) else pace
+        for nest in self.nests[:first]:
+            own = known if _keeps_products(nest, reversal) else pace
             total += _nest_time(own, nest, reversal)
-        for nest in self.nests[first_given:]:
+        for nest in self.nests[first:]:
             # The primal writes the products, and advances are counted as if they
             # multiplied.
             written = 2 * nest.length * pace.cost.known * pace.rate.byte
-            saved = nest.advances * (pace.advance - given.advance)
-            total += _nest_time(given, nest, reversal) + written - saved
+            saved = nest.advances * (pace.advance - known.advance)
+            total += _nest_time(known, nest, reversal) + written - saved
         return total
 
-    def asks_for_given(self, reversal: AbstractReversal) -> bool:
+    def asks_for_products(self, reversal: AbstractReversal) -> bool:
         keeps = (_keeps_products(nest, reversal) for nest in self.nests)
-        return self.given > 0 or any(keeps)
+        return self.with_products > 0 or any(keeps)
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         # XLA has been seen to make half as good a program of a step that is in it
@@ -139,7 +141,7 @@ class Nested(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        return "nested", self.block == 1, depth, self.given > 0
+        return "nested", self.block == 1, depth, self.with_products > 0
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -149,13 +151,13 @@ class Nested(AbstractSlotOrder):
         )
         # Each level has counters of its own, and a few values that move between loops:
         # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
-        return Nested(nests, self.given), deeper * (1024 + 176 * leaves)
+        return Nested(nests, self.with_products), deeper * (1024 + 176 * leaves)
 
     # How it is shown.
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
         rows = super().described(cost)
-        if self.given:
+        if self.with_products:
             steps, each = self.steps_with_products, format_bytes(cost.known)
             rows.append(("stored products", f"of {steps} steps, {each} each"))
         return rows

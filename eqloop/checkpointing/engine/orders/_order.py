@@ -126,7 +126,7 @@ class AbstractOrder(abc.ABC):
             reversal: How a block is taken back.
         """
 
-    def asks_for_given(self, reversal: "AbstractReversal") -> bool:
+    def asks_for_products(self, reversal: "AbstractReversal") -> bool:
         """Whether its time depends on that of steps whose products are known."""
         return False
 

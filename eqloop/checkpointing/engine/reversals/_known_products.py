@@ -55,7 +55,7 @@ class Products:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class KnownProducts:
     """What is known of the last steps of a loop: their products.
 
     Attributes:

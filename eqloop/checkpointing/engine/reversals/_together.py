@@ -87,7 +87,7 @@ class Together(AbstractReversal):
         # Several batches would have to wait with their products for their turn, unless
         # these are known already.
         size = self._size_of_batches(sweep, most)
-        if sweep.given is not None or size < max(most, 2):
+        if sweep.products is not None or size < max(most, 2):
             return super().rerun(sweep, slots, carry, start, count, most, cts)
         steps = _rerun(sweep, slots, carry, start, count, most)
         return self.each(sweep, steps, cts)
@@ -204,7 +204,7 @@ def _rerun(
     The step and the program of its products both compute these, next to each other.
     XLA does so once.
     """
-    found = sweep.back.products if sweep.given is None else None
+    found = sweep.back.products if sweep.products is None else None
     if found is None:
         carries = carries_within(sweep, slots, carry, start, count, most)
         return StoredSteps(carries, 0, start, count, most)
@@ -270,13 +270,13 @@ def _with_products(
     sweep: "Sweep", steps: StoredSteps
 ) -> tuple[BackwardStep, list[Value]]:
     """What is done to a batch of steps, and the products that it is given of them."""
-    found, given = sweep.back.products, sweep.given
+    found, known = sweep.back.products, sweep.products
     if steps.products and found is not None:
-        back = sweep.back.given(found)
+        back = sweep.back.with_products(found)
         products = [part(row, steps.row, steps.count) for row in steps.products]
-    elif given is not None:
-        back = given.back
-        products = given.of_block(sweep.position(steps.start), steps.count)
+    elif known is not None:
+        back = known.back
+        products = known.of_block(sweep.position(steps.start), steps.count)
     else:
         back, products = None, []
     return (sweep.back, []) if back is None else (back, products)

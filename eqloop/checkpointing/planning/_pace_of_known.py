@@ -23,13 +23,15 @@ def with_guess(problem: Problem, active: Active, base: AbstractPace) -> Abstract
         active: Which inputs are differentiated.
         base: How long the pieces take without.
     """
-    found = _given_as_xs(problem, active)
+    found = _products_as_xs(problem, active)
     if found is None:
         return base
-    return dataclasses.replace(base, given=base.given_products(step_cost(*found)))
+    return dataclasses.replace(
+        base, of_known=base.with_known_products(step_cost(*found))
+    )
 
 
-def with_given(
+def with_pace_of_known(
     problem: Problem, active: Active, base: AbstractPace, piece: Piece
 ) -> AbstractPace:
     """The same, measured if `base` was, and if it is worthwhile.
@@ -40,16 +42,16 @@ def with_given(
         base: How long the pieces take without.
         piece: What is asked for.
     """
-    found = _given_as_xs(problem, active)
+    found = _products_as_xs(problem, active)
     if found is None:
         return base
-    given = pace(*found, base.is_measured, pieces=lambda: [piece])
-    if given.is_measured != base.is_measured:
-        given = base.given_products(given.cost)
-    return dataclasses.replace(base, given=given)
+    known = pace(*found, base.is_measured, pieces=lambda: [piece])
+    if known.is_measured != base.is_measured:
+        known = base.with_known_products(known.cost)
+    return dataclasses.replace(base, of_known=known)
 
 
-def _given_as_xs(problem: Problem, active: Active) -> tuple[Problem, Active] | None:
+def _products_as_xs(problem: Problem, active: Active) -> tuple[Problem, Active] | None:
     """The loop that gets its products as `xs`, if it can be, and what is active."""
     products = products_to_store(problem, active, outputs_wanted(problem))
     if products is None:
