@@ -189,6 +189,15 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
+def drops_barriers() -> bool:
+    """Whether XLA removes `optimization_barrier` before it decides what is copied.
+
+    On the CPU, JAX 0.10 to 0.11 does. What is read before a barrier may then be read
+    behind it, and a buffer that is written there is copied first.
+    """
+    return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
+
+
 def is_widened(dtype: np.dtype) -> bool:
     """Whether XLA computes slices of such arrays in a wider type.
 

@@ -5,22 +5,25 @@ in its place. It does so at every step, so nothing in it may take as long as all
 buffer does. Two things of JAX's own derivatives stand in the way:
 
 - The read and the write do not depend on each other. XLA does not know that it could
-  read first, and copies the whole buffer. Here a barrier says so. On the CPU, JAX 0.10
-  copies it nevertheless.
+  read first, and copies the whole buffer. Here a barrier says so. Where XLA drops
+  barriers, the index to write at comes out of the branch that reads.
 - The cotangent of a row that was read is a buffer of zeros with that row in it, which
   is added to the others. Here the row alone is added.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
+from ..._compat import drops_barriers
 from ..._equations import (
     Rewrite,
+    aval_of,
     computed_from,
     equations,
     formula_of,
@@ -29,9 +32,10 @@ from ..._equations import (
     rewrite_everywhere,
     with_equations,
 )
-from ..._partition import pick
+from ..._partition import pick, split
 from ..._programs import run
 from ..._typecheck import PyTree
+from ..._types import Value
 
 # Equations that read some rows of their first operand.
 READS = frozenset({"dynamic_slice", "gather", "slice"})
@@ -146,12 +150,12 @@ def _with_reads_first(
         or written in computed_from(eqns, values)
     ):
         return eqns, outvars
+    if drops_barriers() and _can_hand_on_index(eqns, reads, write):
+        return _with_index_handed_on(eqns, reads, write), outvars
     barrier = _read_before([buffer, *values])
     after = dict(zip((buffer, *values), barrier.outvars, strict=True))
-    early = computed_from(eqns, values)
     new = lambda x: renamed(x, after)
-    is_early = [not early.isdisjoint(eqn.outvars) for eqn in eqns]
-    first, rest = pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
+    first, rest = _parted(eqns, values)
     rest = [eqn.replace(invars=[*map(new, eqn.invars)]) for eqn in rest]
     return [*first, barrier, *rest], [*map(new, outvars)]
 
@@ -160,9 +164,82 @@ def _reads(eqn: jex.JaxprEqn, var: jax.core.Atom, start: int = 0) -> bool:
     return any(x is var for x in eqn.invars[start:])
 
 
+def _parted(
+    eqns: Sequence[jex.JaxprEqn], variables: Sequence[jax.core.Atom]
+) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
+    """The equations that variables are computed by, and the others."""
+    early = computed_from(eqns, variables)
+    is_early = [not early.isdisjoint(eqn.outvars) for eqn in eqns]
+    return pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
+
+
 def _read_before(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
     """An equation behind which all of these have been computed."""
     types = [var.aval for var in variables]
     traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier(x))(*types)
     (eqn,) = traced.jaxpr.eqns
     return eqn.replace(invars=list(variables))
+
+
+def _index(write: jex.JaxprEqn) -> list[jex.Var]:
+    """The variables that say where an equation writes."""
+    is_slice = write.primitive.name == "dynamic_update_slice"
+    atoms = write.invars[2:] if is_slice else write.invars[1:2]
+    return [x for x in _variables(atoms) if aval_of(x).size]
+
+
+def _variables(atoms: Iterable[jax.core.Atom]) -> list[jex.Var]:
+    """Those that are variables, each once."""
+    return list(dict.fromkeys(x for x in atoms if isinstance(x, jex.Var)))
+
+
+def _can_hand_on_index(
+    eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
+) -> bool:
+    """Whether it is known before the reads where they read, and where to write."""
+    index = _index(write)
+    at = _variables(x for eqn in reads for x in eqn.invars)
+    needed = computed_from(eqns, [*at, *index])
+    return bool(index) and needed.isdisjoint(eqn.outvars[0] for eqn in reads)
+
+
+def _with_index_handed_on(
+    eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
+) -> list[jex.JaxprEqn]:
+    """Equations that write at an index that comes out of a branch, with what is read.
+
+    XLA takes no branch apart, so all of it is computed before something is written. The
+    branches read the same. One returns the index as it is and the other zeros, if that
+    is what it is: with the same in both, XLA would see that no branch is needed for it.
+    """
+    index, values = _index(write), [eqn.outvars[0] for eqn in reads]
+    operands = _variables([*index, *(x for eqn in reads for x in eqn.invars)])
+
+    def read(*inputs: Value) -> list[Value]:
+        known = dict(zip(operands, inputs, strict=True))
+        of = lambda x: x.val if isinstance(x, jex.Literal) else known[x]
+        bind = lambda eqn: eqn.primitive.bind(*map(of, eqn.invars), **eqn.params)
+        return [*inputs[: len(index)], *map(bind, reads)]
+
+    def at_zero(*inputs: Value) -> list[Value]:
+        at, rows = split(read(*inputs), len(index))
+        return [*(x - x for x in at), *rows]
+
+    def branched(*inputs: Value) -> list[Value]:
+        starts = [jnp.all(x == 0) for x in inputs[: len(index)]]
+        is_zero = functools.reduce(jnp.logical_and, starts)
+        return lax.cond(is_zero, at_zero, read, *inputs)
+
+    traced = jax.make_jaxpr(branched)(*map(aval_of, operands))
+    names = dict(zip(traced.jaxpr.invars, operands, strict=True))
+    names.update(zip(traced.jaxpr.outvars[len(index) :], values, strict=True))
+    name = lambda x: renamed(x, names)
+    branch = [
+        eqn.replace(invars=[*map(name, eqn.invars)], outvars=[*map(name, eqn.outvars)])
+        for eqn in traced.jaxpr.eqns
+    ]
+    after = dict(zip(index, traced.jaxpr.outvars, strict=False))
+    late = write.replace(invars=[renamed(x, after) for x in write.invars])
+    eqns = [late if eqn is write else eqn for eqn in eqns if eqn not in reads]
+    first, rest = _parted(eqns, operands)
+    return [*first, *branch, *rest]

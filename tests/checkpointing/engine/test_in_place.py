@@ -12,11 +12,18 @@ from jax import lax
 
 import eqloop as el
 from eqloop._programs import run
-from eqloop.checkpointing.engine._in_place import in_place
+from eqloop.checkpointing.engine import _in_place
 
 pytestmark = pytest.mark.sampled
 
 ROWS, WIDTH = 6, 2
+
+
+def in_place(program, drops_barriers=False):
+    """The program for an XLA that drops barriers, or does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_in_place, "drops_barriers", lambda: drops_barriers)
+        return _in_place.in_place.__wrapped__(program)
 
 
 def read_and_written(buffer, i, row):
@@ -53,6 +60,22 @@ def in_a_batch(buffer, i, row):
     return jax.vjp(batch, buffers)[1](jnp.cos(buffers))
 
 
+def read_for_the_index(buffer, i, row):
+    """Where to write is read from the buffer itself."""
+    at = jnp.abs(buffer[i, 0]).astype(int) % ROWS
+    return buffer.at[at].set(row), buffer[i] * 2
+
+
+def read_along(buffer, i, row):
+    """With `dynamic_slice`, which moves an index into the buffer."""
+    after = lax.dynamic_update_slice(buffer, row[None], (i, 0))
+    return after, lax.dynamic_slice(buffer, (i - 1, 0), (2, WIDTH)), buffer[0]
+
+
+def always_the_first(buffer, i, row):
+    return buffer.at[0].set(row), buffer[0] + buffer[i]
+
+
 def in_a_loop(buffer, i, row):
     step = lambda b, k: (b.at[k].set(b[k] + row), b[i])
     return lax.scan(step, buffer, jnp.arange(ROWS))
@@ -67,19 +90,24 @@ PROGRAMS = {
         computed_as_a_whole,
         put_back,
         in_a_batch,
+        read_for_the_index,
+        read_along,
+        always_the_first,
         in_a_loop,
     )
 }
 
 
+@pytest.mark.parametrize("drops_barriers", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 @given(i=st.integers(-2, ROWS + 1))
-def test_the_meaning_is_the_same(name, i):
+def test_the_meaning_is_the_same(name, drops_barriers, i):
     buffer = jnp.arange(1.0 * ROWS * WIDTH).reshape(ROWS, WIDTH)
     args = buffer, jnp.asarray(i), jnp.array([0.5, -0.5])
     program = jax.make_jaxpr(PROGRAMS[name])(*args)
     flat = jax.tree.leaves(args)
-    for a, b in zip(run(in_place(program), *flat), run(program, *flat), strict=True):
+    found = run(in_place(program, drops_barriers), *flat)
+    for a, b in zip(found, run(program, *flat), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -99,9 +127,21 @@ def test_no_whole_buffer_is_added():
     assert "add_any" not in str(in_place(program))
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 12), reason="XLA copies in spite of a barrier"
-)
+@pytest.mark.parametrize("name", ["put_back", "in_a_batch", "read_along"])
+def test_the_index_to_write_at_comes_with_what_is_read(name):
+    args = jnp.zeros((ROWS, WIDTH)), jnp.asarray(0), jnp.ones(WIDTH)
+    program = in_place(jax.make_jaxpr(PROGRAMS[name])(*args), drops_barriers=True)
+    (branch,) = (eqn for eqn in program.eqns if eqn.primitive.name == "cond")
+    (write,) = (
+        eqn
+        for eqn in program.eqns
+        if eqn.primitive.name in _in_place.WRITES
+        and any(x in branch.outvars for x in eqn.invars[1:])
+    )
+    users = [eqn for eqn in program.eqns if write.invars[0] in eqn.invars]
+    assert users == [branch, write]
+
+
 def test_a_way_back_copies_no_buffer():
     """Not even where it reads the very row that it writes to, at every step."""
     rows = 1000

@@ -273,9 +273,6 @@ def test_no_step_selects_a_whole_buffer(write, loop):
     assert "select" not in kinds_of_operations(program, 1000)
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 12), reason="XLA copies them on the way back"
-)
 def test_buffers_are_not_copied_for_the_way_back():
     """Buffers and their cotangents are all there is that grows with the rows."""
     few, many = (
