@@ -20,7 +20,14 @@ STEPS, WIDTH, LARGE = 1000, 64, 100_000
 
 def slots() -> Sequence[Comparison]:
     """Leaves that are not read, rows that are written, and other places and forms."""
-    return [_monitored(), _written(), _cast(), _spilled(), _reversible()]
+    return [
+        _monitored(),
+        _written(),
+        _cast(),
+        _spilled(),
+        _reversible(),
+        _two_places(),
+    ]
 
 
 def _weight() -> jax.Array:
@@ -135,6 +142,41 @@ def _reversible() -> Comparison:
         [*cases, _of_wave(inverse, name, 4096)],
         [memory_ratio(name, levels.name, 0.5), time_ratio(name, levels.name, 1.0)],
         tolerance=1e-3,
+    )
+
+
+def _two_places() -> Comparison:
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        for _ in range(4):
+            h = jnp.tanh(0.9 * (weight @ h) + x)
+        return h, None
+
+    def loss(run: Callable[..., Any], h: jax.Array, xs: jax.Array) -> jax.Array:
+        return jnp.sum(run(step, h, xs)[0] ** 2)
+
+    weight, args = jnp.eye(256), (jnp.ones((256, 64)), jnp.zeros(500))
+    device, more = "1600KiB", "16MiB"
+    schedules = {
+        "Budget(1600KiB)": el.Budget(device),
+        "the same, host=16MiB": el.Budget(device, host=more),
+        "the same, disk=16MiB": el.Budget(
+            device, disk=more, directory=tempfile.gettempdir()
+        ),
+    }
+    gradient = lambda schedule: jax.grad(functools.partial(loss, ours(schedule).run))
+    pairs = schedules.items()
+    cases = [Case(name, gradient(schedule), args) for name, schedule in pairs]
+    alone, host, disk = schedules
+    return Comparison(
+        "Four products of 256 x 256 and 256 x 64, 500 steps, with a second place",
+        cases,
+        [
+            memory(alone, 1600 * 1024),
+            memory(disk, 1600 * 1024),
+            time_ratio(host, alone, 1.0),
+            time_ratio(disk, alone, 1.0),
+        ],
+        rounds=5,
     )
 
 
