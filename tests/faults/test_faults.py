@@ -76,7 +76,15 @@ def test_operators_keep_their_parentheses(tmp_path):
 
 def test_a_condition_may_have_several_lines(tmp_path):
     file = tmp_path / "toy.py"
-    file.write_text("def f(a, b):\n    if (\n        a\n        or b\n    ):\n        g()\n")
+    lines = (
+        "def f(a, b):",
+        "    if (",
+        "        a",
+        "        or b",
+        "    ):",
+        "        g()",
+    )
+    file.write_text("\n".join(lines))
     assert {fault.lines for fault in faults(file, "toy.py")} == {(2, 5), (6, 6)}
 
 

@@ -220,9 +220,9 @@ def test_layouts_with_products_take_the_room_of_these_and_are_a_kind_of_their_ow
 
 
 def test_whose_time_depends_on_that_of_steps_with_known_products():
-    asks = lambda nest, size, count=0: (
-        Nested((Nest((3,)), nest), count).asks_for_products(Together(size))
-    )
+    asks = lambda nest, size, count=0: Nested(
+        (Nest((3,)), nest), count
+    ).asks_for_products(Together(size))
     # A segment that is one batch keeps them.
     assert asks(Nest((2, 4)), 4)
     assert asks(Nest((2, 4)), 5)
