@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import along, axes_of, explicit_sharding, vary
+from .._array_types import along, axes_of, explicit_sharding, placed_as, vary
 from .._loop_markers import mark
 from .._partition import Arrays
 from .._tangents import zero_array
@@ -111,7 +111,8 @@ class ChunkLoop:
 def _buffer(aval: Aval) -> jax.Array:
     """Room for rows, all of which will be written."""
     empty = lax.empty(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
-    return vary(empty, axes_of(aval))
+    # Where it is traced, the type of what is empty has no mesh.
+    return vary(placed_as(empty, aval), axes_of(aval))
 
 
 def _repeat(

@@ -428,6 +428,25 @@ def test_chunks_of_rows_that_are_split():
     np.testing.assert_allclose(ct, expected, rtol=1e-5)
 
 
+def test_rows_that_every_device_has():
+    f = lambda x: jnp.sin(x) * 2
+    rows = arrays()[2]
+    expected = jax.vjp(f, rows)
+    with jax.set_mesh(mesh()):
+        for mapped in (el.ChunkedVmap(f, 3), el.Map(f)):
+            out, pull = jax.vjp(jax.jit(mapped), rows)
+            np.testing.assert_allclose(out, expected[0], rtol=1e-6)
+            np.testing.assert_allclose(
+                pull(jnp.ones(out.shape))[0], expected[1](jnp.ones(out.shape))[0]
+            )
+        # Either all of them are split, or none.
+        both = el.ChunkedVmap(lambda x, y: f(x) * y, 4)
+        split = placed("batch")[2]
+        for args in ((rows, split), (split, rows)):
+            with pytest.raises(ValueError, match="must all be split in the same way"):
+                both(*args)
+
+
 def test_a_carry_that_starts_on_every_device_is_split():
     f = lambda h, x: (h + x, None)
     with jax.set_mesh(mesh()):

@@ -137,8 +137,10 @@ def _nodes(
         case _:
             children = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.stmt):
-        last = node.end_lineno if not hasattr(node, "body") else node.lineno
-        lines = node.lineno, last or node.lineno
+        # Of a statement with others in it, all before the first of these.
+        within = getattr(node, "body", None)
+        last = within[0].lineno - 1 if within else node.end_lineno
+        lines = node.lineno, max(last or 0, node.lineno)
     # What is outside of all functions are types, and settings of caches.
     if function:
         yield function, lines, node

@@ -74,6 +74,20 @@ def test_operators_keep_their_parentheses(tmp_path):
     assert "return (a + b) + (a - b)" in {f.after for f in faults(file, "toy.py")}
 
 
+def test_a_condition_may_have_several_lines(tmp_path):
+    file = tmp_path / "toy.py"
+    lines = (
+        "def f(a, b):",
+        "    if (",
+        "        a",
+        "        or b",
+        "    ):",
+        "        g()",
+    )
+    file.write_text("\n".join(lines))
+    assert {fault.lines for fault in faults(file, "toy.py")} == {(2, 5), (6, 6)}
+
+
 def test_a_sample_is_the_same_every_time_and_takes_turns():
     groups = all_faults()
     drawn = sample(groups, 30, 0)

@@ -109,10 +109,48 @@ def dots(run: object, *args: object) -> int:
     return jax.jit(run).lower(*args).compile().as_text().count(" dot(")
 
 
-@pytest.mark.parametrize(("step", "least"), [(read_twice, 1 + 2), (two_in_one, 2 + 4)])
-def test_products_are_computed_by_the_primal_alone(step, least):
-    schedule = Storing((Nest((3, 4)),), with_products=1, size=4)
+@pytest.mark.parametrize(
+    ("step", "nest", "least"),
+    [
+        (read_twice, Nest((3, 4)), 1 + 2),
+        (read_twice, Nest((3,), 4), 1 + 2),
+        (two_in_one, Nest((3, 4)), 2 + 4),
+    ],
+)
+def test_products_are_computed_by_the_primal_alone(step, nest, least):
+    schedule = Storing((nest,), with_products=1, size=4)
     assert dots(gradient(of_loop(step, schedule)), W, HS, XS[:12]) == least
+
+
+def test_several_batches_do_not_wait_with_their_products():
+    """Those of a batch are computed where it is linearised, once more."""
+    schedule = Storing((Nest((3, 4)),), with_products=0, size=2)
+    run = gradient(of_loop(read_twice, schedule))
+    assert dots(run, W, HS, XS[:12]) == 1 + 1 + 1 + 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved(el.AbstractSchedule):
+    """Two segments, each of which another schedule plans."""
+
+    within: el.AbstractSchedule
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        half = loop.length // 2
+        return loop.cut([(half, self.within), (loop.length - half, self.within)])
+
+
+def test_no_products_are_stored_of_segments():
+    """The primal would have to store those of the last steps of each."""
+    nests = (Nest((2, 3)),)
+    plans = [
+        el.Scan(functools.partial(two_in_one, W), schedule=Halved(within)).plan(
+            HS, XS[:12]
+        )
+        for within in (Storing(nests, 1, 3), Storing(nests, 0, 3))
+    ]
+    assert plans[0].layout == plans[1].layout
+    assert plans[0].layout.steps_with_products == 0
 
 
 def test_where_outputs_are_left_out():

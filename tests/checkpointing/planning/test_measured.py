@@ -1,5 +1,6 @@
 """Plans that are measured: what is run for them, what is remembered, what decides."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,10 +13,12 @@ from eqloop.checkpointing.engine._costs import Estimated, StepCost
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import _measured, _paces, _stopwatch
-from eqloop.checkpointing.planning._measured import Measured
+from eqloop.checkpointing.planning._measured import Measured, pace
+from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
 from eqloop.checkpointing.planning._work import CPU
 
 from ..steps import recurrent
+from ..test_budget import Noted
 
 # Long enough to be worth it: of a light step, thousands.
 LENGTH = 4096
@@ -107,6 +110,48 @@ def test_measured_where_a_loop_is_batched_or_nested(runs):
         el.measurements(None)
         jax.jit(gradient).lower(args)
         assert runs
+
+
+@pytest.mark.parametrize(("milliseconds", "taken"), [(1, True), (60, False)])
+def test_known_products_are_measured_where_they_may_pay(
+    monkeypatch, milliseconds, taken
+):
+    runs = []
+
+    def nanoseconds(programs):
+        # The step, everything, blocks, and batches, which are fast; and then the same
+        # with known products.
+        first = 1, 40, 30, 30, 30, 5, 5
+        times = (1, 40, 30, milliseconds, milliseconds) if runs else first
+        runs.append(len(programs))
+        return [1e6 * time for time in times]
+
+    monkeypatch.setattr(_measured, "nanoseconds", nanoseconds)
+    el.measurements(None)
+    found = plan().layout
+    assert runs == [7, 5]  # of blocks one of a single step alone, and both batches
+    assert found.order.asks_for_products(found.reversal) == taken
+    el.measurements(None)
+
+
+def test_known_products_are_guessed_where_it_would_not_pay_to_measure(runs):
+    asked = []
+    plan(Noted(el.Chunked(1), asked))
+    ((problem, active, _),) = asked
+    # As long as it takes for the step, but not for one that does not multiply.
+    estimated = pace(problem, active, measure=False)
+    length = int(_measured._WORTH_MEASURING / estimated.everything) + 1
+    loop = dataclasses.replace(problem.loop, length=length)
+    problem = dataclasses.replace(problem, loop=loop)
+    base = pace(problem, active, measure=True)
+    assert len(runs) == 1
+    found = with_pace_of_known(problem, active, base, (Together(8).kind, 8))
+    assert len(runs) == 1
+    assert base.is_measured
+    assert found.of_known.is_measured
+    assert found.of_known.advance < 0.9 * base.advance
+    assert found.of_known.cost.evaluation < 0.9 * base.cost.evaluation
+    assert found.of_known.cost.ct_x == base.cost.ct_x
 
 
 def with_callback(h, x):

@@ -83,6 +83,10 @@ class Nested(AbstractSlotOrder):
     def is_flat(self) -> bool:
         return all(len(nest.levels) == 1 for nest in self.nests)
 
+    def as_part(self) -> "Nested":
+        # Those of a part are not the last steps of the loop.
+        return dataclasses.replace(self, with_products=0)
+
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:

@@ -84,10 +84,8 @@ class Together(AbstractReversal):
         most: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        # Several batches would have to wait with their products for their turn, unless
-        # these are known already.
-        size = self._size_of_batches(sweep, most)
-        if sweep.products is not None or size < max(most, 2):
+        # Several batches would have to wait with their products for their turn.
+        if self._size_of_batches(sweep, most) < max(most, 2):
             return super().rerun(sweep, slots, carry, start, count, most, cts)
         steps = _rerun(sweep, slots, carry, start, count, most)
         return self.each(sweep, steps, cts)

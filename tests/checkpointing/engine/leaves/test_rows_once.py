@@ -48,6 +48,12 @@ def no_index(rows, h, i):
     return lax.scatter(rows, i[None], h, numbers)
 
 
+def repeated(rows, h, i):
+    """A scatter of which one index is for two axes."""
+    numbers = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
+    return lax.scatter(rows, lax.broadcast(i, (2,)), h[0], numbers)
+
+
 # Writes that are dropped where they are out of bounds, and how far behind the counter.
 DROPPED = {
     "set": (lambda rows, h, i: rows.at[i].set(h), 0),
@@ -71,6 +77,7 @@ OTHERS = {
     "moved": lambda rows, h, i: jnp.roll(rows, 1, 0).at[i].set(h),
     "scaled": lambda rows, h, i: rows.at[2 * i].set(h),
     "several": lambda rows, h, i: rows.at[i + jnp.arange(2)].set(h[None]),
+    "repeated": repeated,
     "unread": lambda rows, h, i: rows,
     # With 32 bits it is row `i - 2`.
     "wrapped": lambda rows, h, i: no_index(rows, h, i + (2**31 - 1) + (2**31 - 1)),

@@ -66,6 +66,21 @@ def test_sixteen_to_the_third():
     assert nests(4096, 16) == (Nest((16, 16, 16)),)
 
 
+@pytest.mark.parametrize(
+    ("length", "base", "levels"),
+    [
+        (48, 5, [(7, 6), (6,)]),
+        (27279, 5, [(7, 6, 6, 4, 3, 3, 3), (7, 3, 3)]),
+        (49677, 23, [(47, 12, 11, 8), (9, 5)]),
+        (58025, 10, [(13, 13, 7, 7, 7), (8, 7), (2,)]),
+        (61225, 7, [(8, 7, 6, 6, 6, 5), (7, 7, 5, 3), (5, 2)]),
+    ],
+)
+def test_what_is_found_where_there_is_a_choice(length, base, levels):
+    """Another choice would be right as well, and take other memory and time."""
+    assert [nest.levels for nest in nests(length, base)] == levels
+
+
 def test_no_more_than_one_level_where_that_will_do():
     assert nests(16, 16) == (Nest((16,)),)
     assert nests(1, 16) == (Nest((1,)),)

@@ -163,6 +163,9 @@ def test_what_is_kept():
     # The sum of both takes no more room than one of them.
     assert kept(two_in_one) == kept(read_twice) == [(16,)]
     assert kept(squared) == [(16, 16), (16, 16), (16,)]
+    # Nor is it kept in the place of one that is read elsewhere, too.
+    added = lambda w, h, x: ((product := w @ h) * (product + w @ x), None)
+    assert kept(added) == [(16,)] * 2
     # Of so few terms each sum is quickly computed again.
     assert kept(read_twice, 15) is None
     assert kept(lambda w, h, x: (jnp.sin(w[0] * h + w @ w @ w[0]), x)) is None
