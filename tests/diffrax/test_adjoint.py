@@ -279,6 +279,29 @@ def test_solvers_that_wrap_others():
     assert (by_args.shape, by_y0.shape) == ((3,), (3,))
 
 
+class Named(diffrax.Heun):
+    """A Runge-Kutta method whose `__init__` does not take its fields."""
+
+    def __init__(self, name):
+        assert name == "heun"
+
+
+class Chosen(diffrax.HalfSolver):
+    """A solver that makes the one that it wraps."""
+
+    def __init__(self, name):
+        self.solver = Named(name)
+
+
+def test_solvers_with_an_init_of_their_own():
+    """They are not made anew from their fields."""
+    ours, theirs = (
+        solution(adjoint, controller="constant", solver=Chosen("heun"))
+        for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
+    )
+    assert_same(gradients(ours), gradients(theirs))
+
+
 @pytest.mark.slow
 def test_stochastic_equations():
     def solve(adjoint):
