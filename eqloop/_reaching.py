@@ -1,7 +1,8 @@
 """Which outputs of a program depend on which of its inputs, and on an axis of `vmap`.
 
-Saying that too much depends costs work, never correctness. So for an equation that is
-not known, each output depends on all inputs.
+Saying that too much depends costs work, and correctness only where a rule takes no
+tangent, as `equinox.internal.nondifferentiable` does. So for an equation that is not
+known, each output depends on all inputs.
 """
 
 import dataclasses
@@ -22,6 +23,9 @@ from ._types import AnyJaxpr, Aval
 
 Marks = Sequence[bool]
 
+# From floats to floats, and their derivative is zero: in JAX they have no tangent.
+_WITHOUT_TANGENT = frozenset(["ceil", "floor", "round", "stop_gradient"])
+
 
 @functools.lru_cache(maxsize=512)
 def reached(
@@ -36,7 +40,8 @@ def reached(
     Args:
         program: A jaxpr.
         inputs: A mark for every input.
-        is_derivative: Whether what depends on integers does not count.
+        is_derivative: Whether what depends on integers does not count, nor what has
+            no tangent in JAX, such as the result of `jax.lax.stop_gradient`.
         axis_name: Mark whatever knows its place along this axis, too.
     """
     return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
@@ -87,6 +92,8 @@ class _Reach:
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
             return [False] * len(eqn.outvars)  # the same all along the axis
         if not any(inputs) and not self._names(eqn):
+            return [False] * len(eqn.outvars)
+        if self.is_derivative and name in _WITHOUT_TANGENT:
             return [False] * len(eqn.outvars)
         if any(map(_is_ref, eqn.invars)):
             return [True] * len(eqn.outvars)

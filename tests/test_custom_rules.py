@@ -330,3 +330,47 @@ def test_a_loop_of_no_steps_has_none_of_its_rules(mode, schedule):
         return carry**3 + ys.sum()
 
     np.testing.assert_allclose(jax.jit(mode(loss))(0.5), 3.0)
+
+
+@jax.custom_jvp
+def refuses(x: Any) -> Any:
+    """It cannot be differentiated, as the times of Diffrax's Brownian paths."""
+    return x
+
+
+@refuses.defjvp
+def _refuses(primals: Any, tangents: Any) -> Any:
+    raise RuntimeError("this has a tangent")
+
+
+BUDGET = el.Budget("64KiB", measure=False)
+
+
+@pytest.mark.parametrize("rounding", [jax.lax.stop_gradient, jnp.floor])
+@pytest.mark.parametrize("schedule", [el.Recursive(2), slow(BUDGET)], ids=str)
+def test_a_rule_is_asked_for_what_has_a_tangent_alone(schedule, rounding):
+    def step(carry: Any, _: Any) -> Any:
+        t, x = carry
+        return (refuses(t) + 0.1 + rounding(x * x), x * jnp.cos(refuses(t))), None
+
+    expected = lambda x: jax.lax.scan(step, (0.0, x), length=6)[0][1]
+    scan = el.CheckpointedScan(step, schedule=schedule)
+    ours = lambda x: scan((0.0, x), length=6)[0][1]
+    for mode in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(mode(ours)(0.7), mode(expected)(0.7), rtol=1e-6)
+    assert [found.plan.length for found in el.plans(jax.grad(ours))(0.7)] == [6]
+
+
+def test_a_rule_of_a_while_loop_is_asked_for_what_has_a_tangent_alone():
+    def body(carry: Any) -> Any:
+        t, x = carry
+        return refuses(t) + 0.1 + jax.lax.stop_gradient(x), x * jnp.cos(refuses(t))
+
+    def end(run: Any) -> Callable[[Any], Any]:
+        return lambda x: run(lambda carry: carry[0] < 3, body, (0.0, x))[1]
+
+    ours = end(lambda *f: el.CheckpointedWhileLoop(*f[:2], checkpoints=3)(f[2]))
+    pushed = jax.jacfwd(end(jax.lax.while_loop))(0.7)
+    np.testing.assert_allclose(jax.grad(ours)(0.7), pushed, rtol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(ours)(0.7), pushed, rtol=1e-6)
+    assert len(el.plans(jax.grad(ours))(0.7)) == 1

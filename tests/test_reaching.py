@@ -1,5 +1,6 @@
 """Which outputs of a program depend on which inputs: where it loops, and refers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +76,21 @@ def test_a_reference_is_read_in_the_step_after_that_which_wrote():
     _, of_x, of_y = reaching(step, jax.new_ref(jnp.float32(0)), jnp.float32(1), 2.0)
     assert of_x == [True, False]
     assert of_y == [False, True]
+
+
+@pytest.mark.parametrize("f", [lax.stop_gradient, jnp.floor, jnp.ceil, lax.round])
+def test_a_derivative_does_not_reach_what_has_no_tangent(f):
+    @jax.custom_jvp
+    def sees(x: Any) -> Any:
+        return x
+
+    @functools.partial(sees.defjvp, symbolic_zeros=True)
+    def _(primals: Any, tangents: Any) -> Any:
+        # So it is in JAX.
+        assert isinstance(tangents[0], jax.custom_derivatives.SymbolicZero)
+        return primals[0], tangents[0]
+
+    jax.jvp(lambda x: sees(f(x)), (1.5,), (1.0,))
+    program = jax.make_jaxpr(f)(1.5)
+    assert reached(program, (True,), is_derivative=True) == (False,)
+    assert reached(program, (True,)) == (True,)

@@ -167,7 +167,7 @@ class Budget(AbstractSchedule):
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
         # What a step keeps has the names of its own lines.
-        problem = problem if self._chooses_policy else alike(problem)
+        problem = problem if self._chooses_policy else alike(problem, active)
         # In another place there may be carries for which there is no room here.
         within = self.nbytes if self._second is None else None
         times = paces(problem, active, self.measure, self._chooses_policy, within)

@@ -74,7 +74,7 @@ def frontier_of(
         return Frontier((only,), only)
     problem, active, layout = planned(step, loop, schedule, policy)
     chooses = chooses_policy(schedule)
-    known = problem if chooses else alike(problem)
+    known = problem if chooses else alike(problem, active)
     times = paces(known, active, measure=True, chooses=chooses)
     how_long = times.base
     chosen = plan_of(problem, active, layout, how_long)

@@ -12,6 +12,7 @@ What is used of Diffrax beyond what its documentation names:
 `tests/diffrax/` sees to it that they are there.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, final
@@ -183,14 +184,23 @@ def _differentiable(solver: PyTree) -> PyTree:
         # It passes for the solver that it wraps, and has none of its settings.
         if not any(field.name == "solver" for field in dataclasses.fields(solver)):
             return solver
-        return dataclasses.replace(solver, solver=_differentiable(solver.solver))
+        return _with_field(solver, "solver", _differentiable(solver.solver))
     # By default it is one of Equinox's that has reverse mode alone. "bounded" is known
     # to Runge-Kutta solvers, and "lax" to those of stochastic equations.
     kinds = {diffrax.AbstractRungeKutta: "bounded", diffrax.AbstractSRK: "lax"}
     for kind, loop in kinds.items():
         if isinstance(solver, kind) and solver.scan_kind is None:
-            return dataclasses.replace(solver, scan_kind=loop)
+            return _with_field(solver, "scan_kind", loop)
     return solver
+
+
+def _with_field(solver: PyTree, field: str, value: PyTree) -> PyTree:
+    """The solver with another value of a field."""
+    # A solver may have an `__init__` of its own, which does not take its fields. So it
+    # is not called again.
+    changed = copy.copy(solver)
+    object.__setattr__(changed, field, value)
+    return changed
 
 
 def _has_unsafe_path(terms: PyTree) -> bool:

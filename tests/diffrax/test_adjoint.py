@@ -279,8 +279,36 @@ def test_solvers_that_wrap_others():
     assert (by_args.shape, by_y0.shape) == ((3,), (3,))
 
 
+class Named(diffrax.Heun):
+    """A Runge-Kutta method whose `__init__` does not take its fields."""
+
+    def __init__(self, name):
+        assert name == "heun"
+
+
+class Chosen(diffrax.HalfSolver):
+    """A solver that makes the one that it wraps."""
+
+    def __init__(self, name):
+        self.solver = Named(name)
+
+
+def test_solvers_with_an_init_of_their_own():
+    """They are not made anew from their fields."""
+    ours, theirs = (
+        solution(adjoint, controller="constant", solver=Chosen("heun"))
+        for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
+    )
+    assert_same(gradients(ours), gradients(theirs))
+
+
+# Brownian paths refuse to be differentiated by time, and such a step size makes times.
+LOOSE = diffrax.PIDController(rtol=0.1, atol=0.1)
+
+
 @pytest.mark.slow
-def test_stochastic_equations():
+@pytest.mark.parametrize("controller", [CONTROLLERS["constant"], LOOSE])
+def test_stochastic_equations(controller):
     def solve(adjoint):
         def run(scale, y0):
             path = diffrax.VirtualBrownianTree(
@@ -296,6 +324,7 @@ def test_stochastic_equations():
                 0.3,
                 0.05,
                 y0[:2],
+                stepsize_controller=controller,
                 adjoint=adjoint,
                 max_steps=16,
             )

@@ -9,8 +9,9 @@ import dataclasses
 import functools
 from typing import Any, NoReturn
 
-from ..._programs import has_rules, pulled
+from ..._programs import has_rules, joined, pulled
 from ..._tangents import is_inexact
+from ..engine._forward import Active
 from ..engine._loop_spec import LoopSpec
 from ..engine._problem import Problem
 from ..engine._step import Step
@@ -25,42 +26,43 @@ class _Nobody:
 
 
 @functools.lru_cache(maxsize=512)
-def alike(problem: Problem) -> Problem:
+def alike(problem: Problem, active: Active) -> Problem:
     """The loop by which all that are like this one are known.
 
     Args:
         problem: The loop.
+        active: Which of its inputs are differentiated.
 
     Returns:
         The same with a step that prints the same, and without who plans it. Its
         equations may be from other lines, and its leaves have other paths.
     """
     return dataclasses.replace(
-        problem, step=_known_step(problem.step), planner=_Nobody()
+        problem, step=_known_step(problem.step, active), planner=_Nobody()
     )
 
 
 @functools.lru_cache(maxsize=512)
-def _known_step(step: Step) -> Step:
+def _known_step(step: Step, active: Active) -> Step:
     programs = step.jaxpr, step.inverse
     types = tuple((*p.in_avals, *p.out_avals) for p in programs if p is not None)
     counts = step.num_consts, step.num_carry
-    texts = *printed(step), str(step.inverse)
+    texts = *printed(step, active), str(step.inverse)
     return _first_printed(_PrintedStep(texts, types, counts, step))
 
 
 @functools.lru_cache(maxsize=512)
-def printed(step: Step) -> tuple[str, ...]:
+def printed(step: Step, active: Active) -> tuple[str, ...]:
     """What there is to see of the program of a step, and of its derivative.
 
-    A custom derivative prints nothing but its name.
+    A custom derivative prints nothing but its name. It may refuse inputs that are not
+    differentiated.
     """
     texts = (str(step.jaxpr),)
     if not has_rules(step.jaxpr):
         return texts
-    moves = tuple(map(is_inexact, step.jaxpr.in_avals))
     wanted = tuple(map(is_inexact, step.jaxpr.out_avals))
-    return *texts, str(pulled(step.jaxpr, (moves,), (wanted,)))
+    return *texts, str(pulled(step.jaxpr, (joined(active),), (wanted,)))
 
 
 @dataclasses.dataclass(frozen=True)

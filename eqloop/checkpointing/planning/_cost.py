@@ -28,7 +28,7 @@ from ._work import count_dots, outer_products, rates, start, work
 
 def step_cost(problem: Problem, active: Active) -> StepCost:
     """What one step costs, given which inputs are differentiated."""
-    return _cost_of(alike(problem), active, rates())
+    return _cost_of(alike(problem, active), active, rates())
 
 
 @functools.lru_cache(maxsize=128)

@@ -298,7 +298,7 @@ def _times_of(
     loop = of_length(problem.loop, length)
     loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
     short = dataclasses.replace(problem, loop=loop)
-    about = [*printed(problem.step), loop, problem.policy, active, kept]
+    about = [*printed(problem.step, active), loop, problem.policy, active, kept]
     keys = [key_of([*about, layout]) for layout in layouts]
     missing = [
         (key, layout)

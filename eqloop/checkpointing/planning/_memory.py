@@ -86,7 +86,7 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(alike(problem).run, planner=Fixed(layout))
+    fixed = dataclasses.replace(alike(problem, active).run, planner=Fixed(layout))
     platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
     return _temporary(fixed, active, maps, of_loss, platform)
 

@@ -172,9 +172,12 @@ def can_join(step: Step) -> bool:
     # What a rule does comes out where it is used. That of a `jax.custom_vjp` is not
     # differentiated again, and so may have branches.
     marks = tuple(map(is_inexact, step.jaxpr.in_avals))
-    rules = pushed(
-        step.jaxpr, (marks,), (tuple(map(is_inexact, step.jaxpr.out_avals)),)
-    )
+    moves_out = tuple(map(is_inexact, step.jaxpr.out_avals))
+    try:
+        rules = pushed(step.jaxpr, (marks,), (moves_out,))
+    except Exception:
+        # A rule may refuse what is not differentiated. If it is, the loop says so.
+        return False
     return all(map(_is_plain, equations(rules)))
 
 
