@@ -181,7 +181,7 @@ def _read_before(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
     return eqn.replace(invars=list(variables))
 
 
-def _index(write: jex.JaxprEqn) -> list[jex.Var]:
+def _index_variables(write: jex.JaxprEqn) -> list[jex.Var]:
     """The variables that say where an equation writes."""
     is_slice = write.primitive.name == "dynamic_update_slice"
     atoms = write.invars[2:] if is_slice else write.invars[1:2]
@@ -197,7 +197,7 @@ def _can_hand_on_index(
     eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
 ) -> bool:
     """Whether it is known before the reads where they read, and where to write."""
-    index = _index(write)
+    index = _index_variables(write)
     at = _variables(x for eqn in reads for x in eqn.invars)
     needed = computed_from(eqns, [*at, *index])
     return bool(index) and needed.isdisjoint(eqn.outvars[0] for eqn in reads)
@@ -212,7 +212,7 @@ def _with_index_handed_on(
     branches read the same. One returns the index as it is and the other zeros, if that
     is what it is: with the same in both, XLA would see that no branch is needed for it.
     """
-    index, values = _index(write), [eqn.outvars[0] for eqn in reads]
+    index, values = _index_variables(write), [eqn.outvars[0] for eqn in reads]
     operands = _variables([*index, *(x for eqn in reads for x in eqn.invars)])
 
     def read(*inputs: Value) -> list[Value]:
