@@ -34,9 +34,10 @@ from ..._types import Aval, Value
 from ._step import Step
 
 # The most iterations that are written out, and the most equations that may come of
-# them: beyond, it takes longer to compile than it may ever save.
+# them: beyond, it takes longer to compile than it may ever save. The seven stages of a
+# Runge-Kutta method, with the interpolation and for a batch, are about 600.
 _MOST_ITERATIONS = 16
-_MOST_EQUATIONS = 512
+_MOST_EQUATIONS = 1024
 
 # The numbers that leaves of a carry are known to be, and `None` for the others.
 Numbers: TypeAlias = tuple[int | None, ...]

@@ -99,8 +99,8 @@ def test_branches_are_taken_where_they_are_known():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def large(w, y):
-    for _ in range(100):
+def large(w, y, times):
+    for _ in range(times):
         y = jnp.sin(w @ y)
     return y
 
@@ -112,7 +112,7 @@ KEPT = {
         [],
     ),
     "many equations": lambda w, p, y: (
-        [p, lax.fori_loop(0, 4, lambda _, y: large(w, y), y)],
+        [p, lax.fori_loop(0, 4, lambda _, y: large(w, y, 150), y)],
         [],
     ),
     "no iteration": lambda w, p, y: (
@@ -126,6 +126,15 @@ KEPT = {
 def test_others_are_kept(name):
     step = step_of(KEPT[name], W, True, Y)
     assert without_short_loops(step) is step
+
+
+def test_stages_of_a_solver_in_a_batch_are_written_out():
+    # About as many equations as a step of Diffrax's `Tsit5` has under `vmap`.
+    stages = lambda w, p, y: (
+        [p, lax.fori_loop(0, 7, lambda _, y: large(w, y, 38), y)],
+        [],
+    )
+    assert "scan" not in names(without_short_loops(step_of(stages, W, True, Y)))
 
 
 def test_effects_are_kept():
