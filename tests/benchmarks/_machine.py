@@ -18,6 +18,7 @@ PACKAGES = (
     "jax",
     "jaxlib",
     "equinox",
+    "diffrax",
     "powerpax",
     "brainstate",
     "netket",
