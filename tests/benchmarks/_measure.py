@@ -29,6 +29,7 @@ class Case:
         line: the line of a plot that it belongs to, if it is drawn.
         is_compiled: whether it is compiled before; otherwise it is called as Python
             calls it, and what JAX does for each call is part of what is measured.
+        plan: makes the plan that `fn` compiles by, if it has one that is of interest.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     requires: str | None = None
     line: str = ""
     is_compiled: bool = True
+    plan: Callable[[], el.Plan] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,12 +54,14 @@ class Measurement:
             one program.
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
+        plan: what the case was compiled by, of a case that tells.
     """
 
     seconds: np.ndarray
     compile_seconds: np.ndarray
     temp_bytes: int
     error: float
+    plan: el.Plan | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,7 @@ def measure(
         For each name, in order, what was measured, or that the case was skipped.
     """
     runnable = [case for case in cases if _is_installed(case.requires)]
-    compile_seconds, programs = _compile(runnable, compile_rounds)
+    compile_seconds, programs, plans = _compile(runnable, compile_rounds)
     results = {case.name: programs[case.name](*case.args) for case in runnable}
     errors = _errors(runnable, results)
     del results
@@ -95,6 +99,7 @@ def measure(
             compile_seconds=compile_seconds[row],
             temp_bytes=temp_bytes(programs[case.name]) if case.is_compiled else 0,
             error=errors[case.name],
+            plan=plans[case.name],
         )
         for row, case in enumerate(runnable)
     }
@@ -124,9 +129,12 @@ def _skip(case: Case) -> Skipped:
     return Skipped(case.requires or "")
 
 
-def _compile(cases: Sequence[Case], rounds: int) -> tuple[np.ndarray, dict[str, Any]]:
+def _compile(
+    cases: Sequence[Case], rounds: int
+) -> tuple[np.ndarray, dict[str, Any], dict[str, el.Plan | None]]:
     seconds = np.empty((len(cases), rounds))
-    programs = {}
+    programs: dict[str, Any] = {}
+    plans: dict[str, el.Plan | None] = {}
     for turn in range(rounds):
         for row, case in enumerate(cases):
             _forget()
@@ -137,7 +145,9 @@ def _compile(cases: Sequence[Case], rounds: int) -> tuple[np.ndarray, dict[str, 
                 programs[case.name] = case.fn
                 jax.block_until_ready(case.fn(*case.args))
             seconds[row, turn] = time.perf_counter() - start
-    return seconds, programs
+            # Here, while the times are known that the program was planned with.
+            plans[case.name] = case.plan() if case.plan else None
+    return seconds, programs, plans
 
 
 def _forget() -> None:
