@@ -8,19 +8,18 @@ the next one is made in the same place.
 """
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import jax
 import jax.core
 import jax.extend.core as jex
 from jax import lax
-from jax.interpreters import partial_eval
 
 from ...._array_types import explicit_sharding
 from ...._axes import is_symbolic
 from ...._equations import aval_of
-from ...._typecheck import PyTree
+from ...._programs import pruned, run
 from ...._types import Index, Value
 from .._loop import nbytes, part, put_part
 
@@ -32,39 +31,41 @@ _PARTS = (4, 3, 5, 2)
 
 
 def added_in_parts(
-    f: Callable[..., tuple[Sequence[Value], PyTree]],
-    args: PyTree,
-    totals: Sequence[Value],
-) -> tuple[list[Value], PyTree]:
-    """Adds what a function gives to sums, large products part by part.
+    program: jex.ClosedJaxpr, inputs: Sequence[Value], totals: Sequence[Value]
+) -> tuple[list[Value], list[Value]]:
+    """Adds what a program gives to sums, large products part by part.
 
     Args:
-        f: The function. It returns what is to be added to each of the sums, and
-            something else.
-        args: What it is given: it closes over no arrays.
+        program: The program. Its first outputs are what is to be added to the sums.
+        inputs: What it is given.
         totals: The sums so far.
 
     Returns:
-        The sums, and what else the function returns.
+        The sums, and the other outputs.
     """
-    flat, tree = jax.tree.flatten(args)
-    closed, out = jax.make_jaxpr(
-        lambda *flat: f(*tree.unflatten(flat)), return_shape=True
-    )(*flat)
-    terms = _terms_of_outputs(closed.jaxpr, len(totals))
-    # The factors take the place of their products, which nothing needs any more.
-    factors = [var for each in terms for term in each for var in term.inputs]
-    outvars = [*factors, *closed.jaxpr.outvars[len(totals) :]]
-    unnamed = closed.jaxpr.debug_info._replace(result_paths=None)
-    program = closed.jaxpr.replace(outvars=outvars, debug_info=unnamed)
-    program, _ = partial_eval.dce_jaxpr(program, [True] * len(outvars), True)
-    given = iter(jax.core.eval_jaxpr(program, closed.consts, *flat))
+    terms, factors = _taken_apart(program, len(totals))
+    given = iter(run(factors, *inputs))
     sums = list[Value]()
     for total, each in zip(totals, terms, strict=True):
         for term in each:
             total = term.added(total, *(next(given) for _ in term.inputs))
         sums.append(total)
-    return sums, jax.tree.unflatten(jax.tree.structure(out[1]), given)
+    return sums, list(given)
+
+
+@functools.lru_cache(maxsize=128)
+def _taken_apart(
+    program: jex.ClosedJaxpr, count: int
+) -> tuple[list[list["_Whole | _Product"]], jex.ClosedJaxpr]:
+    """What the first outputs are sums of, and a program of that and of the others."""
+    jaxpr = program.jaxpr
+    terms = _terms_of_outputs(jaxpr, count)
+    # The factors take the place of their products, which nothing needs any more.
+    factors = [var for each in terms for term in each for var in term.inputs]
+    outvars = [*factors, *jaxpr.outvars[count:]]
+    unnamed = jaxpr.debug_info._replace(result_paths=None)
+    jaxpr = jaxpr.replace(outvars=outvars, debug_info=unnamed)
+    return terms, pruned(jex.ClosedJaxpr(jaxpr, program.consts))
 
 
 def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:

@@ -30,15 +30,15 @@ from jax import lax
 
 from ...._array_types import stack_type
 from ...._equations import equations, formula_of
-from ...._partition import Arrays, Flags, pick, put
-from ...._programs import has_rules, parted, pruned, pushed, run
+from ...._partition import Arrays, Flags, pick, put, split
+from ...._programs import has_rules, parted, pruned, pushed, run, traced
 from ...._reaching import reached
 from ...._tangents import is_inexact, zero_array
 from ...._typecheck import PyTree
-from ...._types import Index, Value
+from ...._types import Aval, Index, Value
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
-from .._loop import part, store
+from .._loop import Loop, part, store
 from .._step import Step
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within
@@ -257,14 +257,38 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         unroll=min(loop.unroll, count),
     )
 
-    def together(*args: PyTree) -> tuple[list[Value], list[Value]]:
-        *inputs, ends, zs = args
-        taken = back.joined(loop.part(count), inputs, (ends, zs))
-        return taken.sums, taken.xs
-
-    args = consts, before, xs, list(ends), list(zs)
-    sums, ct_xs = added_in_parts(together, args, cts.consts)
+    inputs = [*consts, *before, *xs, *ends, *zs]
+    program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
+    sums, ct_xs = added_in_parts(program, inputs, cts.consts)
     return sweep.before(cts, Taken(sums, carried, ct_xs), at)
+
+
+@functools.lru_cache(maxsize=128)
+def _joined_program(
+    back: BackwardStep, loop: Loop, types: tuple[Aval, ...]
+) -> jex.ClosedJaxpr:
+    """What all steps of a batch give together, as a program.
+
+    To differentiate a batch takes longer than all else that is traced of it, and a
+    nested loop has batches of one size at each of its levels.
+
+    Args:
+        back: What is done to a step.
+        loop: The loop over the batch.
+        types: The types of the consts, and of what is stacked for the batch: carries,
+            `xs`, what is carried back, and what steps get besides.
+
+    Returns:
+        A program from these to the sums, and to what the `xs` get.
+    """
+    counts = (*map(len, back.types), len(back.end_types[0]))
+
+    def take(*flat: Value) -> list[Value]:
+        *inputs, ends, zs = split(flat, *counts)
+        taken = back.joined(loop, inputs, (ends, zs))
+        return [*taken.sums, *taken.xs]
+
+    return traced(take, types)
 
 
 def _with_products(
