@@ -12,7 +12,6 @@ import os as _os
 from jax.extend import source_info_util as _source_info_util
 
 from . import ir
-from ._settings import document_settings as _document_settings
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -29,6 +28,7 @@ from .autodiff import (
     losses,
 )
 from .branching import Cond, IfElse, Switch
+from .calls import document_settings as _document_settings
 from .checkpointing import (
     AbstractSchedule,
     Binomial,
@@ -51,7 +51,7 @@ from .checkpointing import (
     plans,
     policies,
 )
-from .debug import DebugNonFinite, NonFiniteError, breakpoint_if, error_if
+from .debug import DebugNonFinite, breakpoint_if, error_if
 from .ir import Optimize
 from .loops import (
     AbstractScan,
@@ -73,7 +73,7 @@ from .loops import (
 from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
 from .resuming import Resumable
-from .tracing import EvalShape, Jit, Named, Trace, Traced, find_leaves
+from .tracing import EvalShape, Jit, Named, NonFiniteError, Trace, Traced, find_leaves
 
 # Where JAX says where an operation comes from, it should name the user's line.
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)

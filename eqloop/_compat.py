@@ -16,8 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import hijax
 
-from ._typecheck import PyTree
-from ._types import AnyJaxpr, Value
+from ._types import AnyJaxpr, PyTree, Value
 
 
 def jax_version() -> str:

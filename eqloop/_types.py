@@ -6,10 +6,22 @@ their types are concerned, and here is what stands for these.
 """
 
 from collections.abc import Hashable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 import jax.extend.core as jex
+import numpy as np
+from jaxtyping import Array, Key, UInt32
+
+PRNGKey = Key[Array, "..."] | UInt32[Array | np.ndarray, "..."]
+
+# Type checkers cannot tell what these are in JAX and jaxtyping.
+if TYPE_CHECKING:
+    PyTree: TypeAlias = Any
+    ShapeDtypeStruct: TypeAlias = Any
+else:
+    from jax import ShapeDtypeStruct as ShapeDtypeStruct
+    from jaxtyping import PyTree as PyTree
 
 # What a variable of a program stands for: an array, a tracer, a PRNG key, a reference,
 # and among tangents a symbolic zero. They have no base class; JAX calls them

@@ -4,9 +4,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._opening import argument_names, positional_names
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..calls import argument_names, positional_names
 
 Argnum = int | str
 Argnums = Argnum | Sequence[Argnum]

@@ -13,22 +13,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._opening import OpenedCall
-from .._partition import (
+from .._types import PyTree, Value
+from ..arrays import (
     Arrays,
     Rest,
     as_array,
     as_arrays,
     describe,
     is_dynamic,
+    is_inexact,
     is_scalar,
     partition,
     paths,
     pick,
 )
-from .._tangents import is_inexact
-from .._typecheck import PyTree, enforce_annotations
-from .._types import Value
+from ..calls import OpenedCall, enforce_annotations
 from ._argnums import Argnum, find_arguments
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._partition import describe, flatten, paths
-from .._tangents import is_complex
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import describe, flatten, is_complex, paths
 from ._call import Call, is_differentiable
 
 

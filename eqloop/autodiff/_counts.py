@@ -3,8 +3,8 @@
 import operator
 from typing import Any, SupportsIndex
 
-from .._partition import describe
-from .._settings import check_least
+from ..arrays import describe
+from ..calls import check_least
 from ..checkpointing import Budget, is_budget
 
 

@@ -5,12 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic
 
-from .._eager import compiled_once
-from .._generics import P
-from .._partition import Arrays
-from .._settings import check_bool
-from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import Arrays
+from ..calls import AbstractTransform, P, check_bool, compiled_once, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
 

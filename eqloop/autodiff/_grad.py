@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, final
 import jax
 import jax.numpy as jnp
 
-from .._generics import NewP, P
-from .._partition import Arrays, describe
-from .._settings import check_bool
-from .._transform import setting
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import Arrays, describe
+from ..calls import NewP, P, check_bool, setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative

@@ -4,11 +4,9 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
-from .._generics import NewP, P
-from .._partition import Arrays
-from .._settings import check_bool
-from .._transform import setting
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import Arrays
+from ..calls import NewP, P, check_bool, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call

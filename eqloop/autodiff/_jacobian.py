@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, final
 
 import jax
 
-from .._generics import NewP, P
-from .._partition import Arrays
-from .._settings import check_bool
-from .._tangents import is_complex
-from .._transform import setting
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import Arrays, is_complex
+from ..calls import NewP, P, check_bool, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call

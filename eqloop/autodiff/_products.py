@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Generic, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._generics import NewP, NewR, P, R
-from .._partition import describe, flatten, paths
-from .._settings import check_bool
-from .._transform import AbstractTransform, setting
-from .._tree_differences import structure_differences
-from .._typecheck import PyTree, enforce_annotations
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import describe, flatten, paths, structure_differences
+from ..calls import (
+    AbstractTransform,
+    NewP,
+    NewR,
+    P,
+    R,
+    check_bool,
+    enforce_annotations,
+    setting,
+)
 from ._call import is_differentiable
 
 

@@ -28,11 +28,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._partition import Arrays, as_arrays, describe, partition
-from .._tangents import is_complex
-from .._transform import AbstractTransform
-from .._typecheck import PyTree, enforce_annotations
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import Arrays, as_arrays, describe, is_complex, partition
+from ..calls import AbstractTransform, enforce_annotations
 from ._call import is_differentiable
 
 

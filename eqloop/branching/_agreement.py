@@ -15,22 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._array_types import axes_of, is_type, vary
-from .._partition import (
+from .._types import PyTree, Value
+from ..arrays import (
+    Difference,
     Rest,
     as_array,
+    axes_of,
     describe,
     flatten,
     is_dynamic,
     is_scalar,
+    is_type,
     partition,
     paths,
     pick,
     same_static,
+    structure_differences,
+    vary,
 )
-from .._tree_differences import Difference, structure_differences
-from .._typecheck import PyTree
-from .._types import Value
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]

@@ -8,11 +8,9 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from .._array_types import types_of
-from .._eager import compiled_once
-from .._opening import OpenedCall
-from .._partition import as_arrays, describe
-from .._typecheck import PyTree, enforce_annotations, explained
+from .._types import PyTree
+from ..arrays import as_arrays, describe, types_of
+from ..calls import OpenedCall, compiled_once, enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
 
 Branches = Sequence[tuple[str, Callable[..., Any]]]

@@ -7,10 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._generics import R
-from .._partition import describe
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import describe
+from ..calls import R
 from ._branches import check_branch, run_one
 
 

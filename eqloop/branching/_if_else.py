@@ -7,10 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._generics import R
-from .._partition import describe, is_dynamic
-from .._settings import check_bool
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import describe, is_dynamic
+from ..calls import R, check_bool
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named

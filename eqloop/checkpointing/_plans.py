@@ -9,15 +9,20 @@ from typing import overload
 import equinox as eqx
 import jax.extend.core as jex
 
-from .._bytes import format_bytes
-from .._equations import equations, formula_of, programs_in
-from .._formula import Formula
-from .._loop_markers import loop_name
-from .._partition import Flags
-from .._places import Place, folders_of, place_of
-from .._typecheck import PyTree
-from .._types import AnyJaxpr, Value
-from .._vmapped import Vmapped
+from .._types import AnyJaxpr, PyTree, Value
+from ..arrays import Flags
+from ..calls import format_bytes
+from ..programs import (
+    Formula,
+    Place,
+    Vmapped,
+    equations,
+    folders_of,
+    formula_of,
+    loop_name,
+    place_of,
+    programs_in,
+)
 from ._plan import Plan, plan_of
 from ._schedule import measures
 from ._while_plan import WhilePlan, while_plan_of

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from .._bytes import format_bytes
+from ..calls import format_bytes
 from .engine.orders._order import Event
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ import jax
 import jax.extend.core as jex
 from jax import ad_checkpoint, checkpoint_policies
 
-from .._typecheck import PyTree
-from .._types import Aval
+from .._types import Aval, PyTree
 
 __all__ = [
     "Policy",

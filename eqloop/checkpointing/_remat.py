@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
-from .._eager import compiled_once
-from .._generics import NewP, NewR, P, R
-from .._opening import open_call
-from .._transform import AbstractTransform
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from ._policies import Policy, as_policy
 
 

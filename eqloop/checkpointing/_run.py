@@ -8,11 +8,9 @@ import dataclasses
 
 import jax
 
-from .._array_types import stack_type, strongly_typed
-from .._effects import has_checks, refuse_checks
-from .._partition import Arrays
-from .._tangents import zero_array
 from .._types import Value
+from ..arrays import Arrays, stack_type, strongly_typed, zero_array
+from ..programs import has_checks, refuse_checks
 from ..progress import Guarded, Meter, counted, with_count
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored

@@ -10,7 +10,7 @@ from typing import Any, Self, final
 import jax.numpy as jnp
 import numpy as np
 
-from .._typecheck import PyTree
+from .._types import PyTree
 from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec

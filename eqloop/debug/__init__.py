@@ -3,7 +3,7 @@
 Nothing here changes what a program computes.
 """
 
-from .._nonfinite import NonFiniteError
+from ..tracing import NonFiniteError
 from ._debug_non_finite import DebugNonFinite
 from ._error_if import breakpoint_if, error_if
 

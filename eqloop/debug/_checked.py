@@ -14,25 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._array_types import type_of
-from .._doubled import Doubled, recall
-from .._equations import Rewrite
-from .._formula import Formula
-from .._loop_markers import is_watched
-from .._nonfinite import raise_inside
-from .._partition import Arrays, Flags, pick, put, split
-from .._programs import settled
-from .._tangents import (
+from .._types import BatchAxis, PyTree, Value
+from ..arrays import (
+    Arrays,
+    Flags,
     inexact_only,
     instantiated,
     is_inexact,
     is_zero,
+    pick,
+    put,
+    split,
     tangent_types,
+    type_of,
     zero_cotangent,
 )
-from .._typecheck import PyTree
-from .._types import BatchAxis, Value
+from ..programs import Doubled, Formula, Rewrite, is_watched, recall, settled
 from ..progress import BarChange
+from ..tracing import raise_inside
 from ._finding import Finding, nothing, of_all_devices, varying
 from ._program import Program
 from ._watch import Watch

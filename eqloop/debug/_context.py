@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import jax.extend.core as jex
 
-from .._places import Place, place_of
+from ..programs import Place, place_of
 from ._sites import Frame
 
 

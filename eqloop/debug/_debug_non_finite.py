@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array_types import strongly_typed
-from .._generics import NewP, NewR, P, R
-from .._partition import describe, is_dynamic, partition, paths, pick
-from .._transform import AbstractTransform
+from ..arrays import describe, is_dynamic, partition, paths, pick, strongly_typed
+from ..calls import AbstractTransform, NewP, NewR, P, R
 from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program

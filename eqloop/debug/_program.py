@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import jax.core
 import jax.extend.core as jex
 
-from .. import _programs
-from .._equations import Rewrite
-from .._partition import Flags, pick, split
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import Aval, BatchAxis, Value
+from .. import programs
+from .._types import Aval, BatchAxis, PyTree, Value
+from ..arrays import Flags, is_inexact, pick, split
+from ..programs import Rewrite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Program:
     is_backward: bool = False
 
     def __call__(self, *args: PyTree) -> list[Value]:
-        return _programs.run(self.jaxpr, *args)
+        return programs.run(self.jaxpr, *args)
 
     @property
     def out_types(self) -> list[Aval]:
@@ -44,7 +42,7 @@ class Program:
         """The outputs, and the tangents of those that can have one."""
         moving = tuple(map(is_inexact, self.out_types))
         return Program(
-            _programs.pushed(self.jaxpr, (moves,), (moving,)),
+            programs.pushed(self.jaxpr, (moves,), (moving,)),
             (*self.names, *_each("the tangent of", pick(self.names, moves))),
             (*self.outputs, *_each("the tangent of", pick(self.outputs, moving))),
             self.is_backward,
@@ -53,7 +51,7 @@ class Program:
     def pulled(self, marks: Flags, wanted: Flags) -> "Program":
         """The cotangents of marked inputs, from inputs and cotangents of outputs."""
         return Program(
-            _programs.pulled(self.jaxpr, (marks,), (wanted,)),
+            programs.pulled(self.jaxpr, (marks,), (wanted,)),
             (*self.names, *_each("the cotangent of", pick(self.outputs, wanted))),
             tuple(_each("the cotangent of", pick(self.names, marks))),
             is_backward=True,
@@ -62,7 +60,7 @@ class Program:
     def batched(self, axis_data: BatchAxis, dims: tuple[int | None, ...]) -> "Program":
         """The program of a batch, with outputs batched along their leading axis."""
         out_dims = (0,) * len(self.outputs)
-        rewrite = lambda jaxpr: _programs.batched(jaxpr, axis_data, dims, out_dims)
+        rewrite = lambda jaxpr: programs.batched(jaxpr, axis_data, dims, out_dims)
         return self.rewritten(rewrite)
 
     def rewritten(self, rewrite: Rewrite) -> "Program":
@@ -94,7 +92,7 @@ def make_program(
         consts_, inputs = split(flat, len(consts))
         return jax.core.eval_jaxpr(jaxpr, consts_, *inputs)
 
-    return Program(_programs.traced(run, [*consts, *types]), names, outputs)
+    return Program(programs.traced(run, [*consts, *types]), names, outputs)
 
 
 def _each(what: str, names: Sequence[str]) -> list[str]:

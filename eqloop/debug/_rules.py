@@ -12,13 +12,10 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
-from .._array_types import where_leading
 from .._compat import CALLS, close, scan_counts
-from .._formula import Formula
-from .._loop_markers import loop_name, watched
-from .._partition import Arrays, split
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import Arrays, split, where_leading
+from ..programs import Formula, loop_name, watched
 from ._body import Body, Rule
 from ._context import Context
 from ._finding import Finding, first, nothing, of_all_devices, varying

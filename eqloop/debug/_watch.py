@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from .._constant import constant
-from .._nonfinite import NonFiniteError
-from .._partition import Arrays
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import Arrays, is_inexact
+from ..programs import constant
+from ..tracing import NonFiniteError
 from ._body import Body
 from ._context import Context
 from ._finding import Finding, first, nothing

@@ -22,9 +22,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._partition import describe
-from .._settings import as_count
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..arrays import describe
+from ..calls import as_count
 from ..checkpointing import AbstractSchedule
 from ..loops import CheckpointedWhileLoop, ScanWhile
 

@@ -20,9 +20,9 @@ from ._optimize import PASSES as PASSES
 from ._optimize import Report as Report
 from ._optimize import optimize as optimize
 from ._optimized import Optimize as Optimize
-from .codegen import jaxpr_to_python as jaxpr_to_python
-from .codegen import register_handler as register_handler
-from .codegen import to_python as to_python
+from .codegen._handlers import register_handler as register_handler
+from .codegen._module import jaxpr_to_python as jaxpr_to_python
+from .codegen._module import to_python as to_python
 
 __all__ = [
     "PASSES",

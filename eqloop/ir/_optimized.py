@@ -8,10 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._eager import compiled_once
-from .._generics import NewP, NewR, P, R
-from .._opening import open_call
-from .._transform import AbstractTransform
+from ..calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from ._optimize import PASSES, check_passes, optimize
 
 

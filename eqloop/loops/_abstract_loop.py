@@ -7,11 +7,16 @@ from typing import Any, Self, SupportsIndex
 
 import equinox as eqx
 
-from .._axes import hashable_axes
-from .._generics import Function
-from .._settings import check_bool
-from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree, typed, without_annotations
+from .._types import PyTree
+from ..arrays import hashable_axes
+from ..calls import (
+    AbstractTransform,
+    Function,
+    check_bool,
+    setting,
+    typed,
+    without_annotations,
+)
 from ..checkpointing import (
     AUTO,
     AbstractSchedule,

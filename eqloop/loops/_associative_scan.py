@@ -9,22 +9,35 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import axes_of, stack_type, strongly_typed, types_of, vary
-from .._axes import AlongAxes, axis_sizes, refuse_symbolic, resolve_axes
-from .._eager import compiled_once
-from .._generics import NewX, X
-from .._partition import (
+from .._types import Aval, PyTree, Value
+from ..arrays import (
+    AlongAxes,
     Arrays,
     as_arrays,
+    axes_of,
+    axis_sizes,
     describe,
     flatten,
     paths,
+    refuse_symbolic,
+    resolve_axes,
     split,
+    stack_type,
+    strongly_typed,
+    types_of,
+    vary,
 )
-from .._settings import check_bool
-from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree, enforce_annotations, explained, typed
-from .._types import Aval, Value
+from ..calls import (
+    AbstractTransform,
+    NewX,
+    X,
+    check_bool,
+    compiled_once,
+    enforce_annotations,
+    explained,
+    setting,
+    typed,
+)
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, PrefixSweep

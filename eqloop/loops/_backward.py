@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._partition import describe, flatten, is_dynamic, paths
-from .._settings import as_count
-from .._tangents import is_inexact
-from .._tree_differences import structure_differences
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import (
+    describe,
+    flatten,
+    is_dynamic,
+    is_inexact,
+    paths,
+    structure_differences,
+)
+from ..calls import as_count
 
 
 @final

@@ -17,30 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._array_types import (
+from .._types import Aval, PyTree, Value
+from ..arrays import (
+    as_array,
+    as_arrays,
     axes_of,
+    flatten,
+    is_dynamic,
+    is_scalar,
     is_type,
     is_weak,
+    kind,
+    partition,
+    paths,
+    pick,
     placed_as,
+    same_static,
+    structure_differences,
     types_of,
     vary,
     with_weak_types,
 )
-from .._opening import OpenedCall
-from .._partition import (
-    as_array,
-    as_arrays,
-    flatten,
-    is_dynamic,
-    is_scalar,
-    partition,
-    paths,
-    pick,
-    same_static,
-)
-from .._tree_differences import kind, structure_differences
-from .._typecheck import PyTree
-from .._types import Aval, Value
+from ..calls import OpenedCall
 from ..checkpointing import Step, trace_step
 
 

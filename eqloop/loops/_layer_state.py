@@ -9,9 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._partition import as_arrays
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import as_arrays
 
 # A layer, or a stack of them as one tree.
 Layer = TypeVar("Layer")

@@ -15,22 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._axes import (
+from .._types import PRNGKey, PyTree, Value
+from ..arrays import (
     AlongAxes,
+    as_arrays,
     as_length,
     axis_sizes,
     common_length,
+    describe,
     is_symbolic,
     refuse_split,
     refuse_symbolic,
     resolve_axes,
 )
-from .._effects import has_checks, refuse_refs, without_derivatives
-from .._loop_markers import loop_scope
-from .._opening import Outputs
-from .._partition import as_arrays, describe
-from .._typecheck import PRNGKey, PyTree, enforce_annotations, explained
-from .._types import Value
+from ..calls import Outputs, enforce_annotations, explained
 from ..checkpointing import (
     AbstractSchedule,
     Loop,
@@ -40,6 +38,7 @@ from ..checkpointing import (
     run_loop,
     with_inverse,
 )
+from ..programs import has_checks, loop_scope, refuse_refs, without_derivatives
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
 from ._backward import Backward, Truncate, cut_before, passed_back
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled

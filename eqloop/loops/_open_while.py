@@ -14,12 +14,11 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from .._array_types import axes_of, vary
-from .._effects import refuse_refs, without_derivatives
-from .._partition import describe, is_dynamic, partition, split
-from .._typecheck import PyTree, enforce_annotations, explained
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import axes_of, describe, is_dynamic, partition, split, vary
+from ..calls import enforce_annotations, explained
 from ..checkpointing import Step, make_step, trace_step
+from ..programs import refuse_refs, without_derivatives
 from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 

@@ -19,15 +19,33 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import along, with_batch_axis
-from .._doubled import Doubled, recall
-from .._formula import Formula, Static
-from .._partition import Arrays, Flags, pick, put, split
-from .._programs import batched, pruned, pulled, pushed, run, settled
-from .._tangents import instantiated, is_inexact, tangent_types, zero_cotangent
-from .._typecheck import PyTree
-from .._types import BatchAxis, Index, Value
+from .._types import BatchAxis, Index, PyTree, Value
+from ..arrays import (
+    Arrays,
+    Flags,
+    along,
+    instantiated,
+    is_inexact,
+    pick,
+    put,
+    split,
+    tangent_types,
+    with_batch_axis,
+    zero_cotangent,
+)
 from ..checkpointing import Step
+from ..programs import (
+    Doubled,
+    Formula,
+    Static,
+    batched,
+    pruned,
+    pulled,
+    pushed,
+    recall,
+    run,
+    settled,
+)
 
 Arguments = tuple[Arrays, Arrays]
 

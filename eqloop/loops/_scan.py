@@ -14,10 +14,8 @@ from typing import (
 
 import equinox as eqx
 
-from .._eager import compiled_once
-from .._generics import Carry, NewCarry, NewY, Y
-from .._transform import setting
-from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
+from .._types import PRNGKey, PyTree, ShapeDtypeStruct
+from ..calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._abstract_loop import AbstractLoop, checks_no_values
 from ._backward import Backward, check_backward

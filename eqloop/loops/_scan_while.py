@@ -8,14 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._array_types import axes_of, put_on_mesh, vary
-from .._eager import compiled_once
-from .._generics import Carry, NewCarry, NewY, Y
-from .._partition import describe, split
-from .._settings import as_count
-from .._transform import setting
-from .._typecheck import PRNGKey, PyTree, ShapeDtypeStruct, typed
-from .._types import Value
+from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
+from ..arrays import axes_of, describe, put_on_mesh, split, vary
+from ..calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
 from ._abstract_loop import AbstractLoop, checks_no_values

@@ -4,9 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, SupportsIndex, final
 
-from .._generics import Carry, NewCarry, NewY, Y
-from .._settings import int_of
-from .._transform import setting
+from ..calls import Carry, NewCarry, NewY, Y, int_of, setting
 from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
 

@@ -6,17 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._partition import (
+from .._types import PyTree, Value
+from ..arrays import (
+    Difference,
     as_arrays,
     describe,
     flatten,
     is_dynamic,
     paths,
     same_static,
+    structure_differences,
 )
-from .._tree_differences import Difference, structure_differences
-from .._typecheck import PyTree
-from .._types import Value
 from ._layer_state import Layer, with_array_state, with_markers_of
 
 

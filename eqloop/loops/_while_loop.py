@@ -7,11 +7,9 @@ from typing import Generic, TypeVar, final
 
 import equinox as eqx
 
-from .._eager import compiled_once
-from .._loop_markers import loop_scope
-from .._partition import describe
-from .._settings import check_least, int_of
-from .._typecheck import PyTree, typed
+from .._types import PyTree
+from ..arrays import describe
+from ..calls import check_least, compiled_once, int_of, typed
 from ..checkpointing import (
     UNLIMITED,
     Bounded,
@@ -20,6 +18,7 @@ from ..checkpointing import (
     Recursive,
     run_while,
 )
+from ..programs import loop_scope
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._open_while import open_while
 

@@ -6,9 +6,8 @@ from typing import Generic
 
 import equinox as eqx
 
-from .._generics import P, R
-from .._transform import AbstractTransform
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..calls import AbstractTransform, P, R
 
 
 class AbstractMap(AbstractTransform[Callable[P, R]], Generic[P, R]):

@@ -12,9 +12,9 @@ import functools
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._array_types import along
-from .._partition import Flags, pick, split
-from .._programs import (
+from .._types import BatchAxis, PyTree, Value
+from ..arrays import Flags, along, cotangent_types, pick, split, tangent_types
+from ..programs import (
     along_axis,
     batched,
     batched_axes,
@@ -27,9 +27,6 @@ from .._programs import (
     settled,
     traced,
 )
-from .._tangents import cotangent_types, tangent_types
-from .._typecheck import PyTree
-from .._types import BatchAxis, Value
 from ..progress import Again
 from ._chunk_function import ChunkFunction, visits_type
 

@@ -9,12 +9,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._array_types import stack_type
-from .._partition import Arrays, Flags, split
-from .._programs import joined, pruned, run, traced
-from .._reaching import reached
-from .._typecheck import PyTree
-from .._types import Aval, Value
+from .._types import Aval, PyTree, Value
+from ..arrays import Arrays, Flags, split, stack_type
+from ..programs import joined, pruned, reached, run, traced
 from ..progress import NO_BARS, BarChange, Meter
 
 

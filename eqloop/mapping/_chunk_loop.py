@@ -12,12 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import along, axes_of, explicit_sharding, placed_as, vary
-from .._loop_markers import mark
-from .._partition import Arrays
-from .._tangents import zero_array
-from .._typecheck import PyTree
-from .._types import Aval, Index, Value
+from .._types import Aval, Index, PyTree, Value
+from ..arrays import (
+    Arrays,
+    along,
+    axes_of,
+    explicit_sharding,
+    placed_as,
+    vary,
+    zero_array,
+)
+from ..programs import mark
 from ..progress import tied
 from ._chunk_function import ChunkFunction
 from ._chunks import Chunks

@@ -6,8 +6,7 @@ import jax
 import jax.core
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
 
 Specs = Sequence[PartitionSpec]
 SomeMesh = Mesh | AbstractMesh

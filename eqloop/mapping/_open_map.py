@@ -10,24 +10,27 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._array_types import mesh_axis_of, strongly_typed
-from .._axes import (
+from .._types import Aval, PyTree, Value
+from ..arrays import (
     AlongAxes,
+    Arrays,
     Axis,
+    Rest,
+    as_arrays,
     axes_tree,
     axis_sizes,
     common_length,
+    describe,
+    is_dynamic,
+    mesh_axis_of,
+    pick,
     refuse_symbolic,
     resolve_axes,
+    strongly_typed,
 )
-from .._effects import is_ref, refuse_refs
-from .._loop_markers import loop_scope
-from .._opening import OpenedCall, Outputs, argument_names
-from .._partition import Arrays, Rest, as_arrays, describe, is_dynamic, pick
-from .._programs import has_backward_rules
-from .._typecheck import PyTree, enforce_annotations, explained
-from .._types import Aval, Value
+from ..calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
 from ..checkpointing import Saveable, Step, hoist, trace_step
+from ..programs import has_backward_rules, is_ref, loop_scope, refuse_refs
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
 from ._planned_map import planned_map

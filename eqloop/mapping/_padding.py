@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import is_inexact
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:

@@ -8,12 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from .._axes import hashable_axes
-from .._eager import compiled_once
-from .._generics import NewP, NewR, P, R
-from .._transform import setting
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import hashable_axes
+from ..calls import NewP, NewR, P, R, compiled_once, setting
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
 from ._mesh import (

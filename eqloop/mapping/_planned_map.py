@@ -18,21 +18,21 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._array_types import strongly_typed
-from .._doubled import Doubled, recall
-from .._effects import refuse_callbacks, refuse_checks
-from .._formula import Formula, Static
-from .._partition import Arrays, Flags, pick, put
-from .._tangents import (
+from .._types import BatchAxis, PyTree, Value
+from ..arrays import (
+    Arrays,
+    Flags,
     inexact_only,
     instantiated,
     is_inexact,
     nonzero,
+    pick,
+    put,
+    strongly_typed,
     with_tangent_types,
 )
-from .._typecheck import PyTree
-from .._types import BatchAxis, Value
 from ..checkpointing import Saveable, policies
+from ..programs import Doubled, Formula, Static, recall, refuse_callbacks, refuse_checks
 from ..progress import BarChange, tied
 from ._chunk_derivatives import (
     MarkPair,

@@ -9,15 +9,9 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
-from .._axes import is_symbolic
-from .._bytes import format_bytes
-from .._compiled import temporary_bytes
-from .._equations import aval_of, equations
-from .._partition import pick, put
-from .._settings import as_count
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import AnyJaxpr, Aval
+from .._types import AnyJaxpr, Aval, PyTree
+from ..arrays import is_inexact, is_symbolic, pick, put
+from ..calls import as_count, format_bytes
 from ..checkpointing import (
     Budget,
     Saveable,
@@ -25,6 +19,7 @@ from ..checkpointing import (
     refuse_second_place,
     unlisted,
 )
+from ..programs import aval_of, equations, temporary_bytes
 from ._chunk_derivatives import MarkPair
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop

@@ -4,12 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._array_types import along
-from .._axes import broadcast_prefix
-from .._partition import describe, flatten, is_dynamic, is_scalar, paths
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import (
+    along,
+    broadcast_prefix,
+    describe,
+    flatten,
+    is_dynamic,
+    is_inexact,
+    is_scalar,
+    paths,
+)
 from ._chunk_derivatives import halved
 
 Reduction = str | None

@@ -9,14 +9,20 @@ import equinox as eqx
 import jax
 from jax.sharding import PartitionSpec
 
-from .._axes import axes_tree, hashable_axes
-from .._eager import compiled_once
-from .._generics import NewR, R
-from .._opening import OpenedCall, argument_names
-from .._partition import as_arrays, is_dynamic, partition
-from .._settings import check_bool
-from .._transform import AbstractTransform, setting
-from .._typecheck import PyTree, enforce_annotations, explained
+from .._types import PyTree
+from ..arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
+from ..calls import (
+    AbstractTransform,
+    NewR,
+    OpenedCall,
+    R,
+    argument_names,
+    check_bool,
+    compiled_once,
+    enforce_annotations,
+    explained,
+    setting,
+)
 from ._mesh import (
     SomeMesh,
     are_movable,

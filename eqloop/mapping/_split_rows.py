@@ -16,11 +16,9 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from .._axes import AlongAxes
-from .._opening import OpenedCall, Outputs
-from .._partition import Arrays, Rest, partition
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import AlongAxes, Arrays, Rest, partition
+from ..calls import OpenedCall, Outputs
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, trace_call

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._across_examples import over_examples
-from .._partition import describe, is_dynamic, is_scalar
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import describe, is_dynamic, is_scalar, over_examples
 
 
 def unvmap(

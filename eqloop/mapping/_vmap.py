@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING, SupportsIndex, final
 import equinox as eqx
 import jax
 
-from .._axes import AlongAxes, hashable_axes
-from .._generics import NewP, NewR, P, R
-from .._partition import pick
-from .._settings import as_count
-from .._transform import setting
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import AlongAxes, hashable_axes, pick
+from ..calls import NewP, NewR, P, R, as_count, setting
 from ._abstract_map import AbstractAxesMap
 from ._open_map import VARYING, OpenedRow, open_arguments, open_row
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from .._equations import map_equations, map_params
-from .._formula import Formula
-from .._typecheck import PyTree
+from .._types import PyTree
+from ..programs import Formula, map_equations, map_params
 from . import _display
 from ._meter import NO_BARS, Meter
 

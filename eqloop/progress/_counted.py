@@ -10,11 +10,9 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from .._array_types import put_on_mesh
-from .._formula import Formula
-from .._partition import Arrays
-from .._typecheck import PyTree
-from .._types import BatchAxis, Index, Value
+from .._types import BatchAxis, Index, PyTree, Value
+from ..arrays import Arrays, put_on_mesh
+from ..programs import Formula
 from ._changes import BarChange
 from ._meter import Meter, tied
 

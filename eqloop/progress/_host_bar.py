@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from .._typecheck import PyTree
+from .._types import PyTree
 from ._bar import ProgressBar
 from ._display import require_tqdm
 

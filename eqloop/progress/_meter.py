@@ -17,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._axes import refuse_symbolic
-from .._partition import Arrays, split
-from .._typecheck import PyTree
-from .._types import Index, Value
+from .._types import Index, PyTree, Value
+from ..arrays import Arrays, refuse_symbolic, split
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source

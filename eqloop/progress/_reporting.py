@@ -13,9 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from .._partition import Arrays
-from .._typecheck import PyTree
-from .._types import Index, Value
+from .._types import Index, PyTree, Value
+from ..arrays import Arrays
 from ._meter import Gauge, tied
 
 

@@ -8,11 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._partition import describe, flatten, is_scalar, pick, put
-from .._tangents import is_inexact
-from .._tree_differences import structure_differences
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import (
+    describe,
+    flatten,
+    is_inexact,
+    is_scalar,
+    pick,
+    put,
+    structure_differences,
+)
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers, write_json
 from ._fingerprint import fingerprint

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .._partition import as_arrays, describe, partition, pick, put
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import as_arrays, describe, partition, pick, put
 from ._tree_form import TreeForm
 
 

@@ -9,12 +9,17 @@ from typing import Any, SupportsIndex
 import jax.numpy as jnp
 import numpy as np
 
-from .._axes import as_length, axis_sizes, common_length, resolve_axes
-from .._effects import refuse_refs
-from .._partition import as_arrays, flatten
-from .._typecheck import PRNGKey, PyTree
-from .._types import Value
+from .._types import PRNGKey, PyTree, Value
+from ..arrays import (
+    as_arrays,
+    as_length,
+    axis_sizes,
+    common_length,
+    flatten,
+    resolve_axes,
+)
 from ..loops import AbstractScan, check_one_key
+from ..programs import refuse_refs
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
 from ._fingerprint import functions_in_words, jax_settings, leaves_in_words, text_of

@@ -12,9 +12,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from .._settings import as_count
-from .._transform import AbstractTransform, setting
-from .._typecheck import PRNGKey, PyTree, typed
+from .._types import PRNGKey, PyTree
+from ..calls import AbstractTransform, as_count, setting, typed
 from ..loops import AbstractScan, CheckpointedScan, Scan
 from ..progress import ProgressBar, as_progress, check_progress
 from ._gradient_call import GradientCall, as_wrt

@@ -9,13 +9,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._array_types import is_weak
-from .._axes import Axis, axes_tree
-from .._effects import is_ref
-from .._partition import Arrays, as_array, flatten, is_dynamic, pick, put, split
-from .._typecheck import PyTree, enforce_annotations
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import (
+    Arrays,
+    Axis,
+    as_array,
+    axes_tree,
+    flatten,
+    is_dynamic,
+    is_weak,
+    pick,
+    put,
+    split,
+)
+from ..calls import enforce_annotations
 from ..loops import AbstractScan
+from ..programs import is_ref
 from ._segments import Segments
 from ._sources import AbstractSource, resized
 from ._state_folder import sharding_of

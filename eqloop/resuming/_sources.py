@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._axes import Axis, axis_sizes, resolve_axes
-from .._partition import describe, flatten
-from .._typecheck import PyTree
-from .._types import Aval, Index, Value
+from .._types import Aval, Index, PyTree, Value
+from ..arrays import Axis, axis_sizes, describe, flatten, resolve_axes
 from ._tree_form import TreeForm, plain
 
 

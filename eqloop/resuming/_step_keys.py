@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .._typecheck import PRNGKey, PyTree
-from .._types import Index
+from .._types import Index, PRNGKey, PyTree
 from ._tree_form import is_key
 
 # `jax.random.fold_in` takes 32 bits.

@@ -12,11 +12,18 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from .._array_types import is_weak, strongly_typed, with_weak_types
-from .._partition import Rest, as_array, partition, paths, pick
-from .._tangents import is_inexact
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import (
+    Rest,
+    as_array,
+    is_inexact,
+    is_weak,
+    partition,
+    paths,
+    pick,
+    strongly_typed,
+    with_weak_types,
+)
 
 
 def is_key(leaf: Value) -> bool:

@@ -8,14 +8,18 @@ from ._eval_shape import EvalShape
 from ._find_leaves import find_leaves
 from ._jit import Jit
 from ._named import Named
+from ._nonfinite import NonFiniteError, raise_inside, translated
 from ._trace import RememberedCall, Trace, Traced
 
 __all__ = [
     "EvalShape",
     "Jit",
     "Named",
+    "NonFiniteError",
     "RememberedCall",
     "Trace",
     "Traced",
     "find_leaves",
+    "raise_inside",
+    "translated",
 ]

@@ -6,8 +6,8 @@ from typing import final
 
 import equinox as eqx
 
-from .._transform import AbstractTransform
-from .._typecheck import PyTree, enforce_annotations
+from .._types import PyTree
+from ..calls import AbstractTransform, enforce_annotations
 
 
 @final

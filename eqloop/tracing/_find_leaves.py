@@ -6,9 +6,8 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._partition import describe
-from .._typecheck import PyTree
-from .._types import Value
+from .._types import PyTree, Value
+from ..arrays import describe
 
 Where = type | tuple[type, ...] | Callable[[Any], Any]
 

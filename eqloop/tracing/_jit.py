@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
 
 import equinox as eqx
 
-from .._generics import NewP, NewR, P, R
-from .._nonfinite import translated
-from .._transform import AbstractTransform
-from .._typecheck import PyTree, enforce_annotations
+from .._types import PyTree
+from ..calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 from ._named import check_name, name_of
+from ._nonfinite import translated
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Generic, final
 import equinox as eqx
 import jax
 
-from .._generics import NewP, NewR, P, R
-from .._transform import AbstractTransform
-from .._typecheck import PyTree, enforce_annotations
+from .._types import PyTree
+from ..calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 
 
 @final

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._opening import OpenedCall, argument_names
-from .._partition import (
+from .._types import PyTree, Value
+from ..arrays import (
     Rest,
     as_arrays,
     flatten,
@@ -20,9 +20,7 @@ from .._partition import (
     paths,
     pick,
 )
-from .._transform import AbstractTransform
-from .._typecheck import PyTree, enforce_annotations
-from .._types import Value
+from ..calls import AbstractTransform, OpenedCall, argument_names, enforce_annotations
 from ._usage import Usage, leaf_usage
 
 

@@ -15,9 +15,9 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, close, scan_counts
-from .._formula import Formula
-from .._partition import pick, split
 from .._types import AnyJaxpr
+from ..arrays import pick, split
+from ..programs import Formula
 
 Usage = Literal["unused", "passed", "read"]
 

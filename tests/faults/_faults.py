@@ -16,17 +16,17 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 # The primitive, the engine with the whiles, and the maps: of each a third of a sample.
 PLACES = (
     (
-        "eqloop/_formula.py",
-        "eqloop/_doubled.py",
-        "eqloop/_vmapped.py",
-        "eqloop/_tangents.py",
-        "eqloop/_programs.py",
-        "eqloop/_reaching.py",
+        "eqloop/programs/_formula.py",
+        "eqloop/programs/_doubled.py",
+        "eqloop/programs/_vmapped.py",
+        "eqloop/programs/_calculus.py",
+        "eqloop/programs/_reaching.py",
+        "eqloop/arrays/_tangents.py",
     ),
     (
         "eqloop/checkpointing/engine",
         "eqloop/checkpointing/whiles",
-        "eqloop/_constant.py",
+        "eqloop/programs/_constant.py",
     ),
     ("eqloop/mapping",),
 )

@@ -20,12 +20,17 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._array_types import stack_of
-from ..._equations import aval_of, renamed, with_equations
-from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import inputs_read, pruned, run, traced
-from ..._tangents import cotangent_types
 from ..._types import Aval, Value
+from ...arrays import Arrays, Flags, cotangent_types, pick, put, split, stack_of
+from ...programs import (
+    aval_of,
+    inputs_read,
+    pruned,
+    renamed,
+    run,
+    traced,
+    with_equations,
+)
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import Step

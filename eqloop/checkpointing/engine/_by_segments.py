@@ -14,12 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, stack_type, vary
-from ..._constant import constant
-from ..._partition import Arrays
-from ..._tangents import zero_array
-from ..._typecheck import PyTree
-from ..._types import Index, Value
+from ..._types import Index, PyTree, Value
+from ...arrays import Arrays, axes_of, stack_type, vary, zero_array
+from ...programs import constant
 from ...progress import run_with_bar
 from ._forward import iterate
 from ._loop import Loop, element, opaque, store, zero

@@ -22,12 +22,18 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import stack_of
-from ..._partition import Arrays, pick, put, split
-from ..._programs import has_rules, inputs_read, settled
-from ..._tangents import cotangent_types, instantiated, zero_tangent
-from ..._typecheck import PyTree
-from ..._types import Aval, Value
+from ..._types import Aval, PyTree, Value
+from ...arrays import (
+    Arrays,
+    cotangent_types,
+    instantiated,
+    pick,
+    put,
+    split,
+    stack_of,
+    zero_tangent,
+)
+from ...programs import has_rules, inputs_read, settled
 from ._backward_step import (
     Around,
     BackwardStep,

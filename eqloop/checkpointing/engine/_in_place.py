@@ -21,7 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import drops_barriers
-from ..._equations import (
+from ..._types import PyTree, Value
+from ...arrays import pick, split
+from ...programs import (
     Rewrite,
     aval_of,
     computed_from,
@@ -30,12 +32,9 @@ from ..._equations import (
     map_programs,
     renamed,
     rewrite_everywhere,
+    run,
     with_equations,
 )
-from ..._partition import pick, split
-from ..._programs import run
-from ..._typecheck import PyTree
-from ..._types import Value
 
 # Equations that read some rows of their first operand.
 READS = frozenset({"dynamic_slice", "gather", "slice"})

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from ..._compat import CALLS
-from ..._equations import (
+from ..._types import AnyJaxpr, Aval, Value
+from ...programs import (
     Rewrite,
     aval_of,
     map_params,
+    place_of,
     rewrite_everywhere,
     with_equations,
 )
-from ..._places import place_of
-from ..._types import AnyJaxpr, Aval, Value
 
 _DOTS = {"dot_general": "dot", "ragged_dot": "dot", "conv_general_dilated": "conv"}
 

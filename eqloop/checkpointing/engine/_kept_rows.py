@@ -14,12 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, stack_of, stack_type, vary
-from ..._axes import is_symbolic
-from ..._partition import Arrays
-from ..._tangents import zero_array
-from ..._typecheck import PyTree
-from ..._types import Index, Value
+from ..._types import Index, PyTree, Value
+from ...arrays import (
+    Arrays,
+    axes_of,
+    is_symbolic,
+    stack_of,
+    stack_type,
+    vary,
+    zero_array,
+)
 from ...progress import scan_with_bar
 from ._loop import Loop, opaque, store, zero
 

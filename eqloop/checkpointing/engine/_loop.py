@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import put_on_mesh
 from ..._compat import is_widened
-from ..._loop_markers import mark
-from ..._partition import Arrays
 from ..._types import Aval, Index, Value
+from ...arrays import Arrays, put_on_mesh
+from ...programs import mark
 from ...progress import NO_BARS, Meter
 
 

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from ..._axes import refuse_symbolic
-from ..._partition import Flags, pick
+from ...arrays import Flags, pick, refuse_symbolic
 from ._layout import Layout
 from ._loop import nbytes
 from ._problem import Planner, activity, needs_of_gradient

@@ -13,15 +13,28 @@ from typing import Self
 import jax
 import jax.extend.core as jex
 
-from ..._array_types import stack_type, type_of
-from ..._doubled import Doubled, recall
-from ..._effects import refuse_callbacks, refuse_refs_in_rules
-from ..._equations import Rewrite
-from ..._formula import Formula, Static
-from ..._partition import Arrays, Flags, pick, put, union
-from ..._tangents import instantiated, is_zero, with_tangent_types
-from ..._typecheck import PyTree
-from ..._types import BatchAxis, Value
+from ..._types import BatchAxis, PyTree, Value
+from ...arrays import (
+    Arrays,
+    Flags,
+    instantiated,
+    is_zero,
+    pick,
+    put,
+    stack_type,
+    type_of,
+    union,
+    with_tangent_types,
+)
+from ...programs import (
+    Doubled,
+    Formula,
+    Rewrite,
+    Static,
+    recall,
+    refuse_callbacks,
+    refuse_refs_in_rules,
+)
 from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout

@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..._axes import is_symbolic
-from ..._partition import Flags, closed_under, pick, split
-from ..._programs import (
+from ..._types import BatchAxis, PyTree
+from ...arrays import Flags, closed_under, inexact_only, is_symbolic, pick, split
+from ...programs import (
     batched,
     batched_axes,
     inputs_read,
@@ -19,9 +19,6 @@ from ..._programs import (
     pushed,
     settled,
 )
-from ..._tangents import inexact_only
-from ..._typecheck import PyTree
-from ..._types import BatchAxis
 from ...progress import Again, BarChange
 from ._backward_step import Pull
 from ._forward import Active, Saveable

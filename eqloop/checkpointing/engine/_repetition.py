@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 
-from ..._array_types import with_batch_axis
-from ..._formula import Formula
-from ..._partition import Arrays, pick
-from ..._typecheck import PyTree
-from ..._types import Aval, BatchAxis, Value
+from ..._types import Aval, BatchAxis, PyTree, Value
+from ...arrays import Arrays, pick, with_batch_axis
+from ...programs import Formula
 from ...progress import sweep_with_bar
 from . import _forward
 from ._by_segments import BySegments

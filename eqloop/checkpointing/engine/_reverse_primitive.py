@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Self
 import jax
 import jax.extend.core as jex
 
-from ..._array_types import type_of
-from ..._doubled import Doubled
-from ..._formula import Formula
-from ..._partition import Arrays, Flags, pick, put, split
-from ..._programs import behind, joined
-from ..._tangents import inexact_only, instantiated, with_tangent_types, zero_cotangent
-from ..._typecheck import PyTree
-from ..._types import BatchAxis, Value
-from ..._vmapped import mapped
+from ..._types import BatchAxis, PyTree, Value
+from ...arrays import (
+    Arrays,
+    Flags,
+    inexact_only,
+    instantiated,
+    pick,
+    put,
+    split,
+    type_of,
+    with_tangent_types,
+    zero_cotangent,
+)
+from ...programs import Doubled, Formula, behind, joined, mapped
 from ...progress import Again, BarChange
 from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward

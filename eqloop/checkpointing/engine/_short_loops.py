@@ -22,15 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._array_types import axes_of
-from ..._axes import is_symbolic
 from ..._compat import close, scan_counts
-from ..._equations import equations
-from ..._partition import split
-from ..._programs import pruned
-from ..._ranges import Range, range_of_literal, range_of_result
-from ..._tangents import is_inexact
 from ..._types import Aval, Value
+from ...arrays import axes_of, is_inexact, is_symbolic, split
+from ...programs import Range, equations, pruned, range_of_literal, range_of_result
 from ._step import Step
 
 # The most iterations that are written out, and the most equations that may come of

@@ -15,16 +15,16 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..._axes import is_symbolic
-from ..._equations import (
+from ..._types import Value
+from ...arrays import is_symbolic
+from ...programs import (
     Rewrite,
     aval_of,
+    called,
     map_programs,
     rewrite_everywhere,
     with_equations,
 )
-from ..._programs import called
-from ..._types import Value
 
 # The most terms of a sum: of a long one, a product makes more than the copy costs.
 _MOST_TERMS = 16

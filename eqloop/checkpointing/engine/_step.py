@@ -9,13 +9,10 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..._array_types import strongly_typed
-from ..._equations import Rewrite, computed_from
-from ..._opening import Outputs
-from ..._partition import Arrays, Flags, closed_under, pick, split
-from ..._programs import pruned, run
-from ..._reaching import reached
 from ..._types import Aval, Value
+from ...arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
+from ...calls import Outputs
+from ...programs import Rewrite, computed_from, pruned, reached, run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import stack_type
-from ..._partition import Arrays, Flags, split
-from ..._programs import run
-from ..._tangents import zero_array
-from ..._typecheck import PyTree
-from ..._types import Aval, Value
+from ..._types import Aval, PyTree, Value
+from ...arrays import Arrays, Flags, split, stack_type, zero_array
+from ...programs import run
 from ._forward import Active
 from ._loop import store, zero
 from ._problem import Problem, gradient_back

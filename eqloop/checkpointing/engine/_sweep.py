@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._across_examples import over_examples, where_run
-from ..._array_types import stack_of
-from ..._partition import Arrays
 from ..._types import Index, Value
+from ...arrays import Arrays, over_examples, stack_of, where_run
 from ._backward_step import BackwardStep, Taken, one
 from ._forward import iterate
 from ._in_place import run_in_place

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 from typing import Any, NoReturn
 
-from ..._programs import has_rules, joined, pulled
-from ..._tangents import is_inexact
+from ...arrays import is_inexact
+from ...programs import has_rules, joined, pulled
 from ..engine._forward import Active
 from ..engine._loop_spec import LoopSpec
 from ..engine._problem import Problem

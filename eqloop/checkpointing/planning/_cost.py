@@ -2,8 +2,7 @@
 
 import functools
 
-from ..._partition import Flags, pick, union
-from ..._tangents import is_inexact
+from ...arrays import Flags, is_inexact, pick, union
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from ..._axes import is_symbolic
-from ..._partition import pick
+from ...arrays import is_symbolic, pick
 from ..engine._costs import Estimated
 from ..engine._layout import Layout
 from ..engine._loop import nbytes

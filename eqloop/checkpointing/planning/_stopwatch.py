@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from ..._typecheck import PyTree
-from ..._types import Value
+from ..._types import PyTree, Value
 from ..engine.slots._slots import key_impl
 
 # Of all programs together, as far as a few runs of each allow; in seconds.

@@ -6,11 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..._array_types import stack_type
-from ..._partition import pick, put
-from ..._tangents import is_inexact
-from ..._typecheck import PyTree
-from ..._types import Aval, Value
+from ..._types import Aval, PyTree, Value
+from ...arrays import is_inexact, pick, put, stack_type
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop

@@ -17,13 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import explicit_sharding, where_leading, with_batch_axis
-from ..._effects import refuse_callbacks
-from ..._partition import Flags, pick, put, split
-from ..._programs import batched_axes, batched_types
-from ..._reaching import mixes_examples
-from ..._typecheck import PyTree
-from ..._types import BatchAxis, Index, Value
+from ..._types import BatchAxis, Index, PyTree, Value
+from ...arrays import (
+    Flags,
+    explicit_sharding,
+    pick,
+    put,
+    split,
+    where_leading,
+    with_batch_axis,
+)
+from ...programs import batched_axes, batched_types, mixes_examples, refuse_callbacks
 from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step

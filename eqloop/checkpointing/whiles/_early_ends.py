@@ -16,19 +16,19 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
-from ..._array_types import axes_of
-from ..._axes import is_symbolic
 from ..._compat import close, scan_counts
-from ..._equations import (
+from ..._types import Index, Value
+from ...arrays import axes_of, is_symbolic, split
+from ...programs import (
     Rewrite,
     aval_of,
+    called,
     formula_of,
     map_programs,
+    pruned,
     rewrite_everywhere,
+    run,
 )
-from ..._partition import split
-from ..._programs import called, pruned, run
-from ..._types import Index, Value
 from ..engine._loop import zero
 from ..engine._step import Step
 from ..engine.leaves._lean import lean

@@ -14,11 +14,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ..._across_examples import over_examples
-from ..._formula import Formula, Selected
-from ..._partition import Arrays
-from ..._typecheck import PyTree
-from ..._types import Aval, BatchAxis, Value
+from ..._types import Aval, BatchAxis, PyTree, Value
+from ...arrays import Arrays, over_examples
+from ...programs import Formula, Selected
 from ...progress import NO_BARS, sweep_with_bar, while_with_bar
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal

@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._array_types import axes_of, put_on_mesh, vary
-from ..._constant import constant
-from ..._equations import equations
-from ..._loop_markers import mark
-from ..._partition import Arrays, Flags, pick
 from ..._types import Index, Value
+from ...arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
+from ...programs import constant, equations, mark
 from ..engine._loop import element
 from ..engine._short_loops import numbers_after, with_known
 from ..engine._step import Step

@@ -12,14 +12,9 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
-from ..._array_types import axes_of
-from ..._formula import Formula, Selected
-from ..._loop_markers import is_watched
-from ..._partition import Arrays, pick
-from ..._reaching import names_axis
-from ..._typecheck import PyTree
-from ..._types import Aval, BatchAxis, Value
-from ..._vmapped import mapped
+from ..._types import Aval, BatchAxis, PyTree, Value
+from ...arrays import Arrays, axes_of, pick
+from ...programs import Formula, Selected, is_watched, mapped, names_axis
 from ...progress import sweep_with_bar, while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._compat import CALLS, scan_counts
-from ..._equations import rewritable_programs
-from ..._formula import Formula
-from ..._loop_markers import watched
-from ..._partition import split
+from ...arrays import split
+from ...programs import Formula, rewritable_programs, watched
 from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code

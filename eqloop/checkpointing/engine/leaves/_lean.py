@@ -14,9 +14,8 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from ...._compat import is_through
-from ...._equations import formula_of, renamed
-from ...._partition import Flags, pick
-from ...._tangents import zero_array
+from ....arrays import Flags, pick, zero_array
+from ....programs import formula_of, renamed
 
 
 @functools.lru_cache(maxsize=512)

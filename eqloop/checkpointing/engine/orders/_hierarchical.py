@@ -13,11 +13,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from ...._array_types import axes_of, vary
-from ...._bytes import format_bytes
-from ...._constant import constant
-from ...._typecheck import PyTree
-from ...._types import Index, Value
+from ...._types import Index, PyTree, Value
+from ....arrays import axes_of, vary
+from ....calls import format_bytes
+from ....programs import constant
 from .._costs import AbstractPace, StepCost
 from .._loop import element, zero
 from .._sweep import Cotangents, Sweep

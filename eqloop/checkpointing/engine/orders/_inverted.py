@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._partition import Arrays, Flags, pick
-from ...._typecheck import PyTree
-from ...._types import Index, Value
+from ...._types import Index, PyTree, Value
+from ....arrays import Arrays, Flags, pick
 from ....progress import tied
 from .._costs import AbstractPace, StepCost
 from .._loop import Loop

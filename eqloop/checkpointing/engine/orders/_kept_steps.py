@@ -16,11 +16,9 @@ from typing import NamedTuple, TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ...._equations import equations
-from ...._partition import Arrays, pick, split
-from ...._programs import parted, run
-from ...._reaching import reached
 from ...._types import Aval, Index
+from ....arrays import Arrays, pick, split
+from ....programs import equations, parted, reached, run
 from .._backward_step import BackwardStep, Taken, program_of
 from .._sweep import Cotangents, Sweep
 from ..reversals._together import can_join

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ...._partition import Arrays
-from ...._typecheck import PyTree
-from ...._types import Index, Value
+from ...._types import Index, PyTree, Value
+from ....arrays import Arrays
 from .._forward import iterate
 from .._loop import element, store
 from .._sweep import Cotangents, Sweep

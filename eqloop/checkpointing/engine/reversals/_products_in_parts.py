@@ -16,11 +16,9 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
-from ...._array_types import explicit_sharding
-from ...._axes import is_symbolic
-from ...._equations import aval_of
-from ...._programs import pruned, run
 from ...._types import Index, Value
+from ....arrays import explicit_sharding, is_symbolic
+from ....programs import aval_of, pruned, run
 from .._loop import nbytes, part, put_part
 
 # Products smaller than this take little, and are made as a whole.
@@ -43,7 +41,7 @@ def added_in_parts(
     Returns:
         The sums, and the other outputs.
     """
-    terms, factors = _taken_apart(program, len(totals))
+    terms, factors = _terms_and_factors(program, len(totals))
     given = iter(run(factors, *inputs))
     sums = list[Value]()
     for total, each in zip(totals, terms, strict=True):
@@ -54,7 +52,7 @@ def added_in_parts(
 
 
 @functools.lru_cache(maxsize=128)
-def _taken_apart(
+def _terms_and_factors(
     program: jex.ClosedJaxpr, count: int
 ) -> tuple[list[list["_Whole | _Product"]], jex.ClosedJaxpr]:
     """What the first outputs are sums of, and a program of that and of the others."""

@@ -28,14 +28,28 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._array_types import stack_type
-from ...._equations import equations, formula_of
-from ...._partition import Arrays, Flags, pick, put, split
-from ...._programs import has_rules, parted, pruned, pushed, run, traced
-from ...._reaching import reached
-from ...._tangents import is_inexact, zero_array
-from ...._typecheck import PyTree
-from ...._types import Aval, Index, Value
+from ...._types import Aval, Index, PyTree, Value
+from ....arrays import (
+    Arrays,
+    Flags,
+    is_inexact,
+    pick,
+    put,
+    split,
+    stack_type,
+    zero_array,
+)
+from ....programs import (
+    equations,
+    formula_of,
+    has_rules,
+    parted,
+    pruned,
+    pushed,
+    reached,
+    run,
+    traced,
+)
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part, store

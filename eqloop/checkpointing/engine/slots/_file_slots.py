@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ...._array_types import axes_of, explicit_sharding, placed_as, vary
 from ...._compat import is_widened
-from ...._partition import Arrays
-from ...._typecheck import PyTree
-from ...._types import Aval, Index, Value
+from ...._types import Aval, Index, PyTree, Value
+from ....arrays import Arrays, axes_of, explicit_sharding, placed_as, vary
 from .._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
 from ._spill_files import SpillFiles

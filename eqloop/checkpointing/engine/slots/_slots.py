@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...._array_types import stack_of, stack_type
 from ...._compat import is_widened
-from ...._constant import constant
-from ...._partition import Arrays, Flags, pick
-from ...._typecheck import PyTree
-from ...._types import Aval, Index, Value
+from ...._types import Aval, Index, PyTree, Value
+from ....arrays import Arrays, Flags, pick, stack_of, stack_type
+from ....programs import constant
 from .._by_segments import BySegments
 from .._costs import Rates
 from .._kept_rows import scan

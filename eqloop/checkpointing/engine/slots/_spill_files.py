@@ -14,8 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...._typecheck import PyTree
-from ...._types import Value
+from ...._types import PyTree, Value
 
 # How many rows wait to be written at most. So the memory that a run takes is bounded.
 _MOST_WAITING = 2

@@ -1,0 +1,192 @@
+"""The parts of an array's type besides shape and dtype.
+
+Weak types are taken away before arrays enter a loop, and given back afterwards. A
+tangent has no weak type and a primitive has to keep its types, so nothing in a loop is
+weakly typed. What comes out is weakly typed again where it would be by `jax.lax.scan`,
+since under strict promotion the next line of the user's code may depend on it.
+
+Inside `jax.shard_map`, the type of an array says along which axes of the mesh it may
+differ between devices. If devices stop a loop at different times, everything that
+depends on the number of steps differs, even if it is computed from nothing that does;
+the number itself is an example.
+
+On a mesh with explicit axes, the type of an array also says how it is split over
+devices. JAX refuses to mix arrays that are split differently, so what a loop makes of a
+type, such as a buffer or a zero, has to be split like it. Types with one more axis are
+made here and nowhere else.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from .._types import Aval, BatchAxis, PyTree, Value
+from ._partition import is_dynamic
+
+
+def is_type(leaf: object) -> bool:
+    """Whether a leaf is the type of an array."""
+    return isinstance(leaf, jax.core.ShapedArray)
+
+
+def type_of(x: object) -> Aval:
+    """The type of a value, or the type itself if it is one."""
+    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+
+
+def types_of(tree: PyTree) -> PyTree:
+    """A tree with its arrays reduced to their types, to be kept beyond a trace."""
+    return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
+
+
+def is_weak(leaf: object) -> bool:
+    """Whether an array, a type of one or a Python number is weakly typed."""
+    if isinstance(leaf, bool | int | float | complex):
+        return True
+    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
+    return getattr(aval, "weak_type", False)
+
+
+def strongly_typed(leaf: Value) -> Value:
+    """An array without a weak type."""
+    dtype = jax.typeof(leaf).dtype
+    return lax.convert_element_type(leaf, dtype) if is_weak(leaf) else leaf
+
+
+def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
+    """Leaves, some of them made weakly typed; only arrays of JAX change."""
+    return [
+        _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
+        for leaf, becomes_weak in zip(leaves, weak, strict=True)
+    ]
+
+
+def _weakly_typed(leaf: jax.Array) -> Value:
+    if is_weak(leaf):
+        return leaf
+    # `lax.convert_element_type` cannot make weak types.
+    return primitives.convert_element_type_p.bind(
+        leaf, new_dtype=np.dtype(leaf.dtype), weak_type=True, sharding=None
+    )
+
+
+def where_leading(mask: Value, x: Value, other: Value) -> Value:
+    """`x` where a mask of its leading axes holds, and elsewhere the other."""
+    if explicit_sharding(x) is not None:
+        mask = along(mask, range(mask.ndim), x)
+        return jnp.where(mask, x, along(other, range(x.ndim), x))
+    shape = mask.shape + (1,) * (x.ndim - mask.ndim)
+    return jnp.where(mask.reshape(shape), x, other)
+
+
+def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
+    """An array whose axes are some of those of another one, repeated along the rest.
+
+    It is split over devices as the other is: JAX does not select by a mask that is not.
+
+    Args:
+        entries: The array, each axis of which is as long as that of the other, or 1.
+        axes: Which axes of the other these are.
+        like: The other.
+    """
+    if (sharding := explicit_sharding(like)) is not None:
+        pairs = zip(entries.shape, axes, strict=True)
+        spec = [None if size == 1 else sharding.spec[axis] for size, axis in pairs]
+        entries = jax.sharding.reshard(entries, PartitionSpec(*spec))
+    return lax.broadcast_in_dim(entries, like.shape, axes, out_sharding=sharding)
+
+
+def axes_of(x: Value) -> frozenset[str]:
+    """The axes of devices that an array, or one of this type, differs along."""
+    aval = x if is_type(x) else jax.typeof(x)
+    return aval.manual_axis_type.varying
+
+
+def vary(x: Value, axes: frozenset[str]) -> Value:
+    """An array as one that may differ along some axes."""
+    missing = axes - axes_of(x)
+    return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def explicit_sharding(x: Value) -> NamedSharding | None:
+    """How an array, or one of this type, is split over explicit axes of a mesh.
+
+    `None` if it is not: an operation that is told of no sharding is the same program
+    with a mesh as without one.
+    """
+    sharding = type_of(x).sharding
+    return sharding if any(sharding.spec) else None
+
+
+def on_mesh(aval: Aval) -> Aval:
+    """The type of what is on the explicit mesh that is set, if there is one.
+
+    A number that is made from nothing has no mesh in its type, and JAX refuses to batch
+    what starts from one.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if AxisType.Explicit not in mesh.axis_types or not aval.sharding.mesh.empty:
+        return aval
+    spec = PartitionSpec(*[None] * aval.ndim)
+    return aval.update(sharding=NamedSharding(mesh, spec))
+
+
+def put_on_mesh(x: Value) -> Value:
+    """A number that is made from nothing, for a loop that may be batched."""
+    aval = jax.typeof(x)
+    return placed_as(x, on_mesh(aval))
+
+
+def placed_as(x: Value, like: Value) -> Value:
+    """An array that is on no mesh or not split, as another one of its shape is."""
+    here, there = type_of(x).sharding, type_of(like).sharding
+    if AxisType.Explicit not in there.mesh.axis_types or any(here.spec):
+        return x
+    same = here.mesh.empty == there.mesh.empty and not any(there.spec)
+    return x if same else jax.sharding.reshard(x, there.spec)
+
+
+def mesh_axis_of(x: Value, axis: int) -> Hashable:
+    """The explicit axes of a mesh that one axis of an array is split over, if any."""
+    return type_of(x).sharding.spec[axis]
+
+
+def stack_type(
+    aval: Aval, size: int, axis: int = 0, mesh_axis: Hashable = None
+) -> Aval:
+    """The type of `size` values of one type along a new axis.
+
+    Args:
+        aval: The type of each.
+        size: How many.
+        axis: Where the new axis is.
+        mesh_axis: The explicit axes of the mesh that the new axis is split over.
+    """
+    return jex.unmapped_aval(size, axis, aval, mesh_axis)
+
+
+def batch_type(aval: Aval, axis_data: BatchAxis, dim: int | None = 0) -> Aval:
+    """The type of a batch of values of one type; the same if it is not batched."""
+    if dim is None:
+        return aval
+    return stack_type(on_mesh(aval), axis_data.size, dim, axis_data.explicit_mesh_axis)
+
+
+def stack_of(x: Value, size: int) -> Value:
+    """A buffer of `size` rows, each of them `x`; keeps its sharding and its axes."""
+    return lax.broadcast(x, (size,))
+
+
+def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
+    """`x` with its batch axis in front, or with one if it has none."""
+    if dim is not None:
+        return jnp.moveaxis(x, dim, 0)
+    sharding = explicit_sharding(batch_type(jax.typeof(x), axis_data))
+    return lax.broadcast(x, (axis_data.size,), out_sharding=sharding)

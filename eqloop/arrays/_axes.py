@@ -1,0 +1,318 @@
+"""Which axis of which leaf a loop or map runs over, and how long that axis is."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.extend.core as jex
+from jax import export
+
+from .._types import Aval, PyTree, Value
+from ._array_types import mesh_axis_of
+from ._partition import (
+    Rest,
+    as_array,
+    describe,
+    flatten,
+    is_dynamic,
+    partition,
+    paths,
+)
+
+Axis = int | None
+# Trees of these are prefixes of the trees whose leaves they are about.
+AxisSpec = int | Callable[[Any], Axis] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AlongAxes:
+    """Trees, out of which the arrays were taken that a loop or map runs over.
+
+    Attributes:
+        arrays: These arrays.
+        axes: The axis of each of them.
+        rest: All else, which is the same for every step or row.
+        length: How many steps or rows there are.
+    """
+
+    arrays: list[jax.Array]
+    axes: tuple[int, ...]
+    rest: Rest
+    length: int
+
+    @classmethod
+    def of(cls, tree: PyTree, axes: Sequence[Axis], length: int) -> Self:
+        """The arrays along these axes; leaves for which that is `None` are left."""
+        arrays, rest = partition(tree, [axis is not None for axis in axes])
+        found = tuple(axis for axis in axes if axis is not None)
+        return cls(list(map(as_array, arrays)), found, rest, length)
+
+    @property
+    def element_types(self) -> list[Aval]:
+        """The types of what one step or row has of the arrays."""
+        pairs = zip(self.axes, map(jax.typeof, self.arrays), strict=True)
+        return [jex.mapped_aval(self.length, axis, aval) for axis, aval in pairs]
+
+
+class _HashableTree:
+    """A prefix tree whose containers (lists, dicts) are not hashable themselves."""
+
+    def __init__(self, tree: PyTree) -> None:
+        leaves, treedef = flatten(tree)
+        self._identity = (tuple(leaves), treedef)
+
+    @property
+    def tree(self) -> PyTree:
+        leaves, treedef = self._identity
+        return treedef.unflatten(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _HashableTree):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __repr__(self) -> str:
+        return repr(self.tree)
+
+
+def hashable_axes(spec: PyTree) -> Hashable:
+    """Makes a prefix tree of axes fit to be a static field: its converter.
+
+    >>> spec = {"a": 0, "b": [None, 1]}
+    >>> hashable_axes(spec), hash(hashable_axes(spec)) == hash(hashable_axes(spec))
+    ({'a': 0, 'b': [None, 1]}, True)
+    """
+    try:
+        hash(spec)
+    except TypeError:
+        return _HashableTree(spec)
+    return spec
+
+
+def axes_tree(spec: PyTree) -> PyTree:
+    """The prefix tree that was given to `hashable_axes`."""
+    return spec.tree if isinstance(spec, _HashableTree) else spec
+
+
+def resolve_axes(
+    owner: str,
+    tree: PyTree,
+    spec: PyTree,
+    *,
+    tree_name: str,
+    spec_name: str,
+    new: bool = False,
+) -> list[Axis]:
+    """The axis of every leaf of a tree, counted from the front, or `None`.
+
+    Leaves that are not arrays resolve to `None`, whatever the prefix tree says.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        tree: Any PyTree.
+        spec: A prefix tree of `int`, `None` and callables `leaf -> int | None`.
+        tree_name: What the tree is called in error messages (`"xs"`).
+        spec_name: What the prefix tree is called (`"in_axes"`).
+        new: Whether an axis is one that is still to be inserted (as in `out_axes`), so
+            that there is one place more to choose from.
+
+    Returns:
+        A list with an entry for each leaf, in the order of [`flatten`][], for which
+        `None` is a leaf.
+
+    Raises:
+        TypeError: If the prefix tree holds anything else, or a callable returns it.
+        ValueError: If it is no prefix of the tree, or an axis is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> tree = {"a": jnp.zeros((2, 3)), "b": "static"}
+    >>> resolve_axes("Scan", tree, -1, tree_name="xs", spec_name="in_axes")
+    [1, None]
+    """
+    leaves, _ = flatten(tree)
+    names = paths(tree, tree_name)
+    specs = broadcast_prefix(owner, axes_tree(spec), tree, tree_name, spec_name)
+    return [
+        _resolve(owner, leaf, name, *spec, extra=int(new))
+        for leaf, name, spec in zip(leaves, names, specs, strict=True)
+    ]
+
+
+def axis_sizes(tree: PyTree, name: str, axes: Sequence[Axis]) -> dict[str, int]:
+    """The path of every leaf that has an axis, and how long that axis is.
+
+    >>> import jax.numpy as jnp
+    >>> axis_sizes((jnp.zeros((2, 3)), "static"), "xs", [1, None])
+    {'xs[0]': 3}
+    """
+    leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
+    return {path: leaf.shape[axis] for path, leaf, axis in leaves if axis is not None}
+
+
+def common_length(
+    name: str,
+    sizes: Mapping[str, int],
+    length: int | None = None,
+    length_name: str = "length",
+) -> int:
+    """The length that all the mapped axes have in common.
+
+    Args:
+        name: The name of the transform, for error messages.
+        sizes: The path of every leaf that has a mapped axis, to the size of that axis.
+        length: The length that was asked for, if any.
+        length_name: What that is called.
+
+    Raises:
+        ValueError: If the sizes disagree, or there is nothing to tell the length from.
+
+    >>> common_length("Scan", {"xs[0]": 3, "xs[1]": 3})
+    3
+    """
+    if length is not None:
+        sizes = {length_name: length, **sizes}
+    if not sizes:
+        raise ValueError(
+            f"{name}: no leaf is scanned over, so the number of steps is unknown: pass "
+            f"`length=`."
+        )
+    if len(set(sizes.values())) > 1:
+        listing = "\n".join(f"  {path}: {size}" for path, size in sizes.items())
+        # `max_steps` cannot be left out.
+        may_go = length is not None and length_name == "length"
+        asked_for = ", or leave out `length`" if may_go else ""
+        raise ValueError(
+            f"{name}: these lengths must all be the same:\n{listing}\nCheck the "
+            f"axes, or give a leaf that is to be passed whole the axis None{asked_for}."
+        )
+    return next(iter(sizes.values()))
+
+
+def refuse_split(owner: str, tree: PyTree, name: str, axes: Sequence[Axis]) -> None:
+    """Checks that nothing is split over an explicit mesh along the axis of a loop.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        tree: What is looped over.
+        name: What the tree is called.
+        axes: The axis of every leaf.
+
+    Raises:
+        ValueError: If anything is. `jax.lax.scan` refuses it as well: each step would
+            be on another device.
+    """
+    leaves = zip(paths(tree, name), flatten(tree)[0], axes, strict=True)
+    found = [
+        f"  {path}: {jax.typeof(leaf).str_short(True)} along axis {axis}"
+        for path, leaf, axis in leaves
+        if axis is not None and mesh_axis_of(leaf, axis) is not None
+    ]
+    if found:
+        listing = "\n".join(found)
+        raise ValueError(
+            f"{owner}: an array cannot be split over the devices of an explicit mesh "
+            f"along the axis that is looped over:\n{listing}\nSplit it along another "
+            f"axis (`jax.sharding.reshard`), or map over the rows with "
+            f"`el.ParallelMap`."
+        )
+
+
+def as_length(name: str, length: Value) -> int | None:
+    """Checks a `length=` that a user passed."""
+    if length is None:
+        return None
+    if is_symbolic(length):
+        return length
+    if isinstance(length, bool):
+        raise TypeError(f"{name}: `length` must be an int, not the bool {length}.")
+    try:
+        length = operator.index(length)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: `length` must be an int that is known when tracing, but it is "
+            f"{describe(length)}, of type {type(length).__name__}."
+        ) from error
+    if length < 0:
+        raise ValueError(f"{name}: `length` must be at least 0, but it is {length}.")
+    return length
+
+
+def is_symbolic(size: Value) -> bool:
+    """Whether a size is not known while tracing: `jax.export` has symbolic ones."""
+    return export.is_symbolic_dim(size)
+
+
+def refuse_symbolic(owner: str, size: Value, need: str, instead: str) -> None:
+    """Checks that a size is known.
+
+    Args:
+        owner: The name of what needs to know it, for error messages.
+        size: The size.
+        need: What it is needed for.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If it is not known.
+    """
+    if is_symbolic(size):
+        raise ValueError(
+            f"{owner}: {need} needs a number that is known when tracing, but here it "
+            f"is symbolic, {size}. {instead}."
+        )
+
+
+def broadcast_prefix(
+    owner: str,
+    spec: PyTree,
+    tree: PyTree,
+    tree_name: str,
+    spec_name: str,
+    noun: str = "axis",
+) -> list[tuple[Value, str]]:
+    """For every leaf of a tree, the leaf of the prefix tree above it, and its path.
+
+    Raises:
+        ValueError: If it is no prefix. `noun` is what its leaves are called there.
+    """
+    spec_leaves, spec_treedef = flatten(spec)
+    try:
+        subtrees = spec_treedef.flatten_up_to(tree)
+    except ValueError as error:
+        raise ValueError(
+            f"{owner}: {spec_name}={spec!r} is not a prefix of {tree_name}, whose "
+            f"structure is {flatten(tree)[1]}. Give one {noun} for all leaves, or the "
+            f"same containers as in {tree_name}, from the top down. ({error})"
+        ) from error
+    broadcast: list[tuple[Value, str]] = []
+    for leaf, path, subtree in zip(
+        spec_leaves, paths(spec, spec_name), subtrees, strict=True
+    ):
+        broadcast += [(leaf, path)] * len(flatten(subtree)[0])
+    return broadcast
+
+
+def _resolve(
+    owner: str, leaf: Value, name: str, spec: AxisSpec, spec_name: str, extra: int
+) -> Axis:
+    axis = spec(leaf) if callable(spec) else spec
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(
+            f"{owner}: {spec_name} must be an int, None, or a callable from a leaf to "
+            f"either, but for {name} it is {axis!r}, of type {type(axis).__name__}."
+        )
+    if axis is None or not is_dynamic(leaf):
+        return None
+    ndim = leaf.ndim + extra
+    if not -ndim <= axis < ndim:
+        allowed = f"the axes {-ndim} to {ndim - 1}" if ndim else "no axis"
+        raise ValueError(
+            f"{owner}: {spec_name} gives axis {axis} for {name}, which is "
+            f"{describe(leaf)} and has {allowed}. Give it an axis that it has, or "
+            f"None."
+        )
+    return axis % ndim

@@ -1,0 +1,200 @@
+"""Leaves: telling arrays from others, and taking trees and lists of leaves apart.
+
+A leaf is dynamic if it is an array (a JAX array, which includes PRNG keys and tracers,
+a NumPy array or a NumPy scalar); any other is static. `None` counts as a static leaf
+here, so that a `None` that turns into an array is not taken for a change of structure.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._types import PyTree, Value
+
+Arrays: TypeAlias = Sequence[Value]
+Flags: TypeAlias = tuple[bool, ...]
+
+_Leaf = TypeVar("_Leaf")
+
+
+def is_dynamic(leaf: object) -> bool:
+    """Whether a leaf flows through a transform as an array."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def is_scalar(leaf: object) -> bool:
+    """Whether a leaf is a Python number: static or dynamic as the context has it."""
+    # Not `isinstance`: nobody wants an `enum.IntEnum` to be traced.
+    return type(leaf) in (bool, int, float, complex)
+
+
+def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
+    """Turns the dynamic leaves of a tree into JAX arrays, and leaves the others be.
+
+    Args:
+        tree: Any PyTree.
+        scalars: Whether Python numbers become (weakly typed) arrays as well.
+    """
+
+    def convert(leaf: PyTree) -> PyTree:
+        becomes_array = is_dynamic(leaf) or (scalars and is_scalar(leaf))
+        return as_array(leaf) if becomes_array else leaf
+
+    return jax.tree.map(convert, tree)
+
+
+def as_array(leaf: Value) -> jax.Array:
+    """A leaf as a JAX array; the very same object if it is one.
+
+    `jnp.asarray` copies a tracer, and a gradient taken outside of `jit` would keep the
+    copy alive.
+    """
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
+def same_static(before: object, after: object) -> bool:
+    """Whether two static leaves are the very same value.
+
+    >>> same_static(float("nan"), float("nan")), same_static(1, 1.0)
+    (True, False)
+    """
+    if before is after:
+        return True
+    if type(before) is not type(after):
+        return False
+    if is_scalar(before):
+        # Compared as text, where NaN equals NaN and -0.0 does not equal 0.0.
+        return repr(before) == repr(after)
+    try:
+        return bool(before == after)
+    except Exception:  # a type whose `==` has no truth value: only identity is sure
+        return False
+
+
+def flatten(tree: PyTree) -> tuple[list[Value], Any]:
+    """`jax.tree.flatten` for which `None` is a leaf."""
+    return jtu.tree_flatten(tree, is_leaf=_is_none)
+
+
+def paths(tree: PyTree, name: str) -> list[str]:
+    """The name of every leaf, as one would write it in Python.
+
+    >>> paths({"h": (1, None)}, "carry")
+    ["carry['h'][0]", "carry['h'][1]"]
+    """
+    leaves, _ = jtu.tree_flatten_with_path(tree, is_leaf=_is_none)
+    return [name + jtu.keystr(path) for path, _ in leaves]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """What is left of a tree when some of its leaves are taken out by `partition`."""
+
+    treedef: Any
+    leaves: tuple[Value, ...]
+    taken: tuple[bool, ...]
+
+    def join(self, taken: Sequence[Value]) -> PyTree:
+        """Puts leaves in the places of those that were taken out."""
+        return jtu.tree_unflatten(self.treedef, put(self.leaves, self.taken, taken))
+
+
+def partition(
+    tree: PyTree, take: Callable[[PyTree], bool] | Sequence[bool] = is_dynamic
+) -> tuple[list[Value], Rest]:
+    """Takes leaves out of a tree: its arrays, if nothing else is said.
+
+    Args:
+        tree: Any PyTree.
+        take: Which leaves are taken: a mark for each, `None` included, or a function
+            from a leaf to that.
+
+    Returns:
+        The leaves that were taken, and the rest, whose `join` puts leaves in their
+        places.
+
+    >>> taken, rest = partition({"a": jnp.zeros(()), "b": "static"})
+    >>> taken, rest.join([2])
+    ([Array(0., dtype=float32)], {'a': 2, 'b': 'static'})
+    """
+    leaves, treedef = flatten(tree)
+    taken = tuple(map(take, leaves)) if callable(take) else tuple(take)
+    left = put(leaves, taken, [None] * sum(taken))
+    return pick(leaves, taken), Rest(treedef, tuple(left), taken)
+
+
+def describe(leaf: Value) -> str:
+    """A leaf for an error message: the dtype and shape of an array, or else the value.
+
+    >>> describe(jnp.zeros((2, 3))), describe("relu")
+    ('float32[2,3]', "'relu'")
+    """
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    text = repr(leaf)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_none(node: object) -> bool:
+    return node is None
+
+
+# Flat lists.
+
+
+def pick(leaves: Sequence[_Leaf], flags: Sequence[bool]) -> list[_Leaf]:
+    """The leaves that are marked."""
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def put(
+    leaves: Sequence[_Leaf], flags: Sequence[bool], marked: Sequence[_Leaf]
+) -> list[_Leaf]:
+    """The leaves, with the marked ones replaced."""
+    new = iter(marked)
+    return [
+        next(new) if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)
+    ]
+
+
+def union(flags: Sequence[bool], others: Sequence[bool]) -> list[bool]:
+    """The marks of what is marked in one list or in the other."""
+    return [a or b for a, b in zip(flags, others, strict=True)]
+
+
+def closed_under(
+    flags: Sequence[bool], more: Callable[[list[bool]], Sequence[bool]]
+) -> list[bool]:
+    """Some marks, and those that follow from them, until no mark is added.
+
+    Args:
+        flags: The marks to begin with.
+        more: From marks to such as follow from them.
+    """
+    found = list(flags)
+    while (grown := union(found, more(found))) != found:
+        found = grown
+    return found
+
+
+def split(leaves: Sequence[_Leaf], *counts: int) -> Any:
+    """Cuts `leaves` into consecutive lists of those lengths, and one with the rest."""
+    pieces: list[list[_Leaf]] = []
+    start = 0
+    for count in counts:
+        pieces.append(list(leaves[start : start + count]))
+        start += count
+    return (*pieces, list(leaves[start:]))
+
+
+def interleave(
+    flags: Sequence[bool], others: Sequence[_Leaf], marked: Sequence[_Leaf]
+) -> list[_Leaf]:
+    """One list of two: `marked` where there is a mark, and `others` elsewhere."""
+    sources = iter(others), iter(marked)
+    return [next(sources[flag]) for flag in flags]

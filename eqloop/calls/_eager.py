@@ -1,0 +1,267 @@
+"""Calls outside of `jit`: traced and compiled once, and remembered.
+
+Under `jit` a call is traced once, for all times that the program is run. Outside of it,
+each call would be traced and compiled anew, which takes a hundred times longer than to
+run it. So `compiled_once` makes each such call one of a jitted function of its arrays,
+and remembers that by all else: by the static leaves and the settings. What it depends
+on further (types, shardings, axes, the settings of JAX), JAX remembers it by.
+
+A function can read more than its arguments. What it closes over, and the globals that
+it names, are looked at before each call, and if one of them is another object than it
+was, then the call is traced anew. `jax.lax.scan`, which remembers by the function as
+well, does not look. What changes within an object is not seen.
+
+Nothing that is remembered keeps a function alive, and no tracer is remembered.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.tree_util as jtu
+import jaxtyping
+
+from .._types import PyTree, Value
+from ..arrays import Rest, as_array, partition, pick, put
+from ..programs import is_ref
+from ._captures import Captures, identity_of, weak_references, weakly
+from ._settings import int_of
+
+_AnyCall = TypeVar("_AnyCall", bound=Callable[..., Any])
+
+# For each there is a compiled program, and the arrays that its function closes over.
+_MOST_CALLS = 512
+
+
+@typing.overload
+def compiled_once(
+    call: _AnyCall, /, *, when: Callable[..., bool] | None = None
+) -> _AnyCall: ...
+@typing.overload
+def compiled_once(*, when: Callable[..., bool]) -> Callable[[_AnyCall], _AnyCall]: ...
+def compiled_once(
+    call: Any = None, /, *, when: Callable[..., bool] | None = None
+) -> PyTree:
+    """Has calls outside of `jit` traced and compiled once for all.
+
+    Args:
+        call: The method of a transform, or a function whose first argument is the name
+            of one.
+        when: From the arguments to whether this call may be compiled as a whole.
+    """
+    if call is None:
+        return lambda call: compiled_once(call, when=when)
+
+    @functools.wraps(call)
+    def once(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        __tracebackhide__ = True
+        if _applies() and (when is None or when(*args, **kwargs)):
+            if (length := int_of(kwargs.get("length"))) is not None:
+                kwargs["length"] = length  # a program has to know it, even if NumPy's
+            opened = _Opened.of(call, args, kwargs)
+            program = None if opened is None else _program_of(opened)
+            if opened is not None and program is not None:
+                with contextlib.suppress(_NotClosedError):
+                    return program(opened)
+        return call(*args, **kwargs)
+
+    return once
+
+
+def _applies() -> bool:
+    # JAX has no other public way to ask. The answer decides about speed alone: a call
+    # that is compiled within a program that is being traced means the same.
+    extend: Any = jex
+    is_traced = extend.unsafe_am_i_under_a_jit_DO_NOT_USE()
+    # Whoever looks for tracers that leak wants each function traced.
+    config: Any = jax.config
+    return not (is_traced or config.jax_disable_jit or config.jax_check_tracer_leaks)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """A call, with its arrays apart.
+
+    Attributes:
+        call: What is called.
+        name: What its program is called.
+        arrays: The arrays among its arguments.
+        rest: All else.
+        key: What it is remembered by.
+    """
+
+    call: Callable[..., PyTree]
+    name: str
+    arrays: list[Value]
+    rest: Rest
+    key: tuple[Value, ...]
+
+    @classmethod
+    def of(
+        cls,
+        call: Callable[..., PyTree],
+        args: tuple[Value, ...],
+        kwargs: dict[str, Any],
+    ) -> "_Opened | None":
+        """The call, or `None` if there is nothing that it could be remembered by."""
+        arrays, rest = partition((args, kwargs))
+        try:
+            static = tuple(map(identity_of, rest.leaves))
+            is_checked = not jaxtyping.config.jaxtyping_disable
+            key = (call, is_checked, rest.treedef, rest.taken, static)
+            hash(key)
+        except TypeError:
+            return None
+        name = args[0] if isinstance(args[0], str) else type(args[0]).__name__
+        return cls(call, name, arrays, rest, key)
+
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+class _NotClosedError(Exception):
+    """Raised by a program for a call that it does not stand for."""
+
+
+class _Program:
+    """The jitted function of all calls that are remembered by the same."""
+
+    def __init__(self, opened: _Opened, captures: Captures, forget: Any) -> None:
+        self._traceable: Any = jax.jit(_of_arrays(opened))
+        self._runnable: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        references = weak_references(opened.key)
+        # References of its own, to be called back by: those of the key are shared.
+        self._deaths = [weakref.ref(reference(), forget) for reference in references]
+        trees = [x for x in captures.objects if not isinstance(x, Iterator)]
+        self._is_closed = not any(map(_is_of_one_call, jax.tree.leaves(trees)))
+        self._take_note(captures)
+
+    def is_as(self, captures: Captures) -> bool:
+        """Whether functions read what they did when they were traced."""
+        return self._captures.is_as(captures)
+
+    def __call__(self, opened: _Opened) -> PyTree:
+        """What a call returns, with arrays of whatever types.
+
+        Raises:
+            _NotClosedError: If the function closes over tracers or references, which
+                are others in the next call, or cannot be traced.
+        """
+        __tracebackhide__ = True
+        if not self._is_closed:
+            raise _NotClosedError
+        arrays = opened.arrays
+        try:
+            traced = self._traceable.trace(arrays)
+        except Exception as error:
+            # It may be that `f` needs the values of its arguments, and is not always
+            # traced. All other errors are to come from the call itself, since JAX
+            # writes beneath them which frames it hides.
+            self._is_closed = not isinstance(error, _NEEDS_VALUES)
+            raise _NotClosedError from None
+        jaxpr = traced.jaxpr
+        if id(jaxpr) not in self._runnable:
+            # JAX makes a tracer that the function closes over one more input.
+            if len(jaxpr.in_avals) > len(arrays) or any(
+                map(_is_of_one_call, jaxpr.consts)
+            ):
+                self._is_closed = False
+                raise _NotClosedError
+            self._runnable[id(jaxpr)] = jaxpr, _runnable(jaxpr, traced.fun_name)
+            # What a function writes itself, a count of its traces say, is no change.
+            self._take_note(_captures_of(opened))
+        _, run = self._runnable[id(jaxpr)]
+        taken, kept = jtu.tree_unflatten(traced.out_tree, run(jaxpr.consts, arrays))
+        return kept.join(taken, arrays)
+
+    def _take_note(self, captures: Captures) -> None:
+        self._captures = captures
+        captures.let_go()
+
+
+def _is_of_one_call(leaf: object) -> bool:
+    return is_ref(leaf) or isinstance(leaf, jax.core.Tracer)
+
+
+@jtu.register_static
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """What a call returns besides the arrays that it computes.
+
+    Attributes:
+        rest: What is left without arrays.
+        given: For each array, its place among the arguments if it is one of them.
+    """
+
+    rest: Rest
+    given: tuple[int | None, ...]
+
+    def join(self, computed: list[Value], arguments: list[Value]) -> PyTree:
+        new = iter(computed)
+        return self.rest.join(
+            [next(new) if i is None else as_array(arguments[i]) for i in self.given]
+        )
+
+
+def _of_arrays(opened: _Opened) -> Callable[..., PyTree]:
+    """The call as a function of its arrays, which keeps no other function alive."""
+    call, treedef, taken = opened.call, opened.rest.treedef, opened.rest.taken
+    static = list(map(weakly, opened.rest.leaves))
+
+    def run(arrays: list[Value]) -> tuple[list[Value], _Result]:
+        leaves = put([leaf() for leaf in static], taken, arrays)
+        args, kwargs = jtu.tree_unflatten(treedef, leaves)
+        returned, rest = partition(call(*args, **kwargs))
+        places = {id(array): i for i, array in enumerate(arrays)}
+        given = tuple(places.get(id(x)) for x in returned)
+        return pick(returned, [i is None for i in given]), _Result(rest, given)
+
+    run.__name__ = run.__qualname__ = opened.name
+    return run
+
+
+def _runnable(jaxpr: jex.ClosedJaxpr, name: str) -> Callable[..., PyTree]:
+    """A traced call, to be called with its constants and its arrays.
+
+    What a jitted function closes over is written into its program, however large.
+    """
+
+    def run(consts: list[Value], arrays: list[Value]) -> list[Value]:
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *arrays)
+
+    run.__name__ = run.__qualname__ = name
+    return jax.jit(run)
+
+
+_programs: dict[Any, _Program] = {}
+
+
+def _program_of(opened: _Opened) -> _Program:
+    captures = _captures_of(opened)
+    program = _programs.get(opened.key)
+    if program is None or not program.is_as(captures):
+        # It holds on to the dictionary, which is gone before the last functions are.
+        forget = functools.partial(_forget, _programs, opened.key)
+        program = _programs[opened.key] = _Program(opened, captures, forget)
+        if len(_programs) > _MOST_CALLS:
+            _forget(_programs, next(iter(_programs)))
+    return program
+
+
+def _captures_of(opened: _Opened) -> Captures:
+    return Captures(filter(callable, opened.rest.leaves))
+
+
+def _forget(programs: dict[Any, _Program], key: object, *_: object) -> None:
+    programs.pop(key, None)

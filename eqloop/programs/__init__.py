@@ -1,0 +1,129 @@
+"""Traced programs: what is asked of them, what is derived from them, and primitives.
+
+A program is a jaxpr on a flat list of arrays. `_equations.py` finds and rewrites its
+equations, and `_calculus.py` makes the programs of its tangents, cotangents and
+batches. `_formula.py` makes a primitive of a program and of the rules by which it is
+differentiated: it is the connection to JAX's machinery for derivatives.
+"""
+
+from ._calculus import (
+    along_axis,
+    batched,
+    batched_axes,
+    batched_types,
+    behind,
+    called,
+    has_backward_rules,
+    has_rules,
+    inputs_read,
+    joined,
+    parted,
+    pruned,
+    pulled,
+    pushed,
+    run,
+    settled,
+    traced,
+    vmap,
+)
+from ._compiled import temporary_bytes
+from ._constant import constant
+from ._doubled import Doubled, recall
+from ._effects import (
+    has_checks,
+    is_ref,
+    refuse_callbacks,
+    refuse_checks,
+    refuse_refs,
+    refuse_refs_in_rules,
+    without_derivatives,
+)
+from ._equations import (
+    Rewrite,
+    aval_of,
+    computed_from,
+    equations,
+    formula_of,
+    map_equations,
+    map_params,
+    map_programs,
+    programs_in,
+    renamed,
+    rewritable_programs,
+    rewrite_everywhere,
+    with_equations,
+)
+from ._formula import Formula, Selected, Static
+from ._loop_markers import is_watched, loop_name, loop_scope, mark, position_p, watched
+from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
+from ._ranges import Range, range_of_literal, range_of_result
+from ._reaching import mixes_examples, names_axis, reached
+from ._vmapped import Vmapped, mapped
+
+__all__ = [
+    "JAX_FILES",
+    "OUR_FILES",
+    "Doubled",
+    "Formula",
+    "Place",
+    "Range",
+    "Rewrite",
+    "Selected",
+    "Static",
+    "Vmapped",
+    "along_axis",
+    "aval_of",
+    "batched",
+    "batched_axes",
+    "batched_types",
+    "behind",
+    "called",
+    "computed_from",
+    "constant",
+    "equations",
+    "folders_of",
+    "formula_of",
+    "frames_of",
+    "has_backward_rules",
+    "has_checks",
+    "has_rules",
+    "inputs_read",
+    "is_ref",
+    "is_watched",
+    "joined",
+    "loop_name",
+    "loop_scope",
+    "map_equations",
+    "map_params",
+    "map_programs",
+    "mapped",
+    "mark",
+    "mixes_examples",
+    "names_axis",
+    "parted",
+    "place_of",
+    "position_p",
+    "programs_in",
+    "pruned",
+    "pulled",
+    "pushed",
+    "range_of_literal",
+    "range_of_result",
+    "reached",
+    "recall",
+    "refuse_callbacks",
+    "refuse_checks",
+    "refuse_refs",
+    "refuse_refs_in_rules",
+    "renamed",
+    "rewritable_programs",
+    "rewrite_everywhere",
+    "run",
+    "settled",
+    "temporary_bytes",
+    "traced",
+    "vmap",
+    "watched",
+    "with_equations",
+    "without_derivatives",
+]

@@ -1,0 +1,260 @@
+"""Forward mode of a formula: the one that computes tangents too, and both equations.
+
+In forward mode a formula makes an equation for the tangents and one for the primal.
+JAX has to be able to pull them apart: in `jax.checkpoint`, in a `scan` or a `cond` that
+is linearized, the primal is evaluated in one program and the tangents, transposed, in
+another. It has no rule by which a `hijax` primitive could say so of single outputs (JAX
+0.10 to 0.12), so one equation for both will not do.
+
+Where they stay together, that of the tangents runs first and computes the primal as
+well; XLA, however, does not see that one loop contains the other. So it leaves the
+primal in a `Leftover` that the two equations share, and nobody else.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+from jax import lax
+
+from .._compat import identity
+from .._types import BatchAxis, PyTree, Value
+from ..arrays import Flags, instantiated, interleave, pick, put, zero_cotangent
+from ._calculus import Groups, behind, joined
+
+if TYPE_CHECKING:
+    from ._formula import Formula
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    """A formula that computes the outputs of another one along with their tangents.
+
+    Its inputs are, in some order, those of the other one and their tangents; its
+    outputs likewise.
+
+    Attributes:
+        formula: The formula. Its class is in `_formula.py`, which needs this file.
+        uses: Which inputs of the other one it takes.
+        takes: Which of them it takes tangents of. These may be more than have one: a
+            leaf of a carry may get its tangent later, and then starts from zeros.
+        ins: Which of its inputs are tangents.
+        gives: Which outputs of the other one it gives tangents of.
+        outs: Which of its outputs are tangents.
+    """
+
+    formula: "Formula"
+    uses: Flags
+    takes: Flags
+    ins: Flags
+    gives: Flags
+    outs: Flags
+
+    @classmethod
+    def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
+        """The one with tangents behind each group of inputs and of outputs.
+
+        Args:
+            formula: The formula.
+            moves: Which inputs of the other one it takes tangents of.
+            gives: Which outputs it gives tangents of.
+        """
+        takes = joined(moves)
+        uses = (True,) * len(takes)
+        ins, outs = behind(moves), behind(gives)
+        return cls(formula, uses, takes, ins, joined(gives), outs)
+
+    def arrange(self, primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
+        """The inputs of the formula, from flat inputs and tangents of the other one."""
+        tangents = instantiated(pick(tangents, self.takes))
+        flat = interleave(self.ins, pick(primals, self.uses), tangents)
+        return self.formula.in_tree.unflatten(flat)
+
+    def primals(self, flat: Sequence[Value]) -> list[Value]:
+        """The entries for the inputs of the other one, from those for the formula's.
+
+        An input that the formula does not take has the entry `None`.
+        """
+        of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
+        return put([None] * len(self.uses), self.uses, of_primals)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    formula: "Formula"
+    inputs: list[Callable[[], object]]
+    trace: Any
+    outputs: list[Callable[[], object]]
+    tree: Any
+
+
+class Leftover:
+    """What the equation of the tangents leaves for that of the primal.
+
+    Without `jit` both are evaluated while the formula is differentiated, and when that
+    is over, nothing is left. In a program that is compiled they are expanded later, and
+    as often as the program is lowered, maybe in several threads at once. Then each
+    finds what is its own trace's, or nothing and computes the primal again: what is
+    left is replaced as a whole, and never changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: _Known | None = None
+        self._is_differentiating = True
+
+    def leave(
+        self, formula: "Formula", inputs: Sequence[Value], outputs: PyTree
+    ) -> None:
+        """Keeps the outputs of a formula for when it is expanded for these inputs."""
+        leaves, tree = jax.tree.flatten(outputs)
+        inputs = list(map(identity, inputs))
+        if self._is_differentiating:
+            refer, kept = _hold, list(map(_hold, leaves))
+        elif tracers := list(filter(_is_tracer, leaves)):
+            # The program that holds this outlives the trace, so it must not keep the
+            # tracers alive. The equations that read them do, while the trace lasts.
+            lax.optimization_barrier(tracers)
+            refer = _refer_to
+            kept = [_refer_to(x) if _is_tracer(x) else _hold(x) for x in leaves]
+        else:
+            return  # arrays, which nothing would let go of if no primal follows
+        self._known = _Known(
+            formula, list(map(refer, inputs)), _trace_state(), kept, tree
+        )
+
+    def take(self, formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
+        """The outputs that were left for these inputs, if any; they serve once."""
+        known, self._known = self._known, None
+        if known is None or known.trace != _trace_state() or known.formula != formula:
+            return None
+        kept, mine = [refer() for refer in known.inputs], list(map(identity, inputs))
+        if len(mine) != len(kept) or not all(map(_is_same_input, mine, kept)):
+            return None
+        return known.tree.unflatten([output() for output in known.outputs])
+
+    def close(self) -> None:
+        """Forgets what was left, as the formula has been differentiated."""
+        self._known, self._is_differentiating = None, False
+
+
+def recall(formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
+    """The outputs of a formula that is expanded, if its tangents have left them."""
+    leftover = formula.leftover
+    return None if leftover is None else leftover.take(formula, inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class TangentSource:
+    """Whose tangents they are that a `Selected` computes.
+
+    Attributes:
+        formula: The formula that was differentiated.
+        primal: What is left of it, and computes the primal.
+        doubled: The formula that computes both.
+        leftover: Where to leave the primal for an equation that computes it, if there
+            is one.
+        is_transposed: Whether the reverse mode of the formula is the transpose of the
+            tangents. It is not where tangents are batched and their primals are not.
+    """
+
+    formula: "Formula" = dataclasses.field(repr=False)
+    primal: "Formula" = dataclasses.field(repr=False)
+    doubled: Doubled = dataclasses.field(repr=False)
+    leftover: Leftover | None = dataclasses.field(repr=False, compare=False)
+    is_transposed: bool = True
+
+    def may_pull(self, marks: Sequence[bool]) -> bool:
+        """Whether these are tangents only, and `pull` can be had."""
+        return self.is_transposed and not any(
+            mark and not is_tangent
+            for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
+        )
+
+    def pull(self, inputs: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
+        """The cotangents of all tangents that the doubled formula takes.
+
+        It would be right to differentiate the doubled formula, but that carries
+        tangents along, which nobody needs to transpose a linear map.
+        """
+        formula, doubled = self.formula, self.doubled
+        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
+        pulled = formula.pull(
+            formula.in_tree.unflatten(doubled.takes),
+            formula.in_tree.unflatten(doubled.primals(inputs)),
+            formula.out_tree.unflatten(put(zeros, doubled.gives, cts)),
+        )
+        return pick(formula.flat_in(pulled), doubled.takes)
+
+    def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
+        """Leaves primal outputs behind for the equation of the primal."""
+        if self.leftover is None or not all(self.doubled.uses):
+            return
+        outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
+        types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
+        if types == [(out.shape, out.dtype) for out in outs]:
+            outputs = self.primal.out_tree.unflatten(outs)
+            self.leftover.leave(self.primal, self.doubled.primals(inputs), outputs)
+
+    def batched(
+        self, axis_data: BatchAxis, inputs: Sequence[Value], dims: Sequence[int | None]
+    ) -> "TangentSource | None":
+        """The same for tangents under `vmap`."""
+        doubled = self.doubled
+        if not all(doubled.uses):
+            return None
+        at = doubled.primals(dims)
+        is_transposed = pick(at, doubled.takes) == pick(dims, doubled.ins)
+        same = dataclasses.replace(self, is_transposed=False)
+        if all(dim is None for dim in at):
+            return same
+        mapped, primal = (
+            formula.batched(
+                axis_data,
+                formula.in_tree.unflatten(doubled.primals(inputs)),
+                formula.in_tree.unflatten(at),
+            )[0]
+            for formula in (self.formula, self.primal)
+        )
+        return dataclasses.replace(
+            self,
+            formula=mapped,
+            primal=primal,
+            is_transposed=is_transposed and self.is_transposed,
+        )
+
+
+def _refer_to(x: object) -> Callable[[], object]:
+    if _is_number(x):
+        return _hold(x)  # nothing else may keep it alive, and it takes no room
+    try:
+        return weakref.ref(x)
+    except TypeError:  # a variable of a program that is being lowered
+        return _hold(x)
+
+
+def _is_same_input(mine: Value, kept: Value) -> bool:
+    """Whether two inputs are one. A number is made anew each time that it is read."""
+    if not (_is_number(mine) and _is_number(kept)):
+        return mine is kept
+    return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()
+
+
+def _is_tracer(x: object) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def _hold(x: object) -> Callable[[], object]:
+    return lambda: x
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, np.ndarray) and not x.ndim
+
+
+def _trace_state() -> object:
+    return jex.get_opaque_trace_state(convention="eqloop")

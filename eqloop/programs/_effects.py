@@ -1,0 +1,121 @@
+"""What a step does besides computing: references, callbacks with effects, checks.
+
+A loop that recomputes runs a step more often than the user wrote. What only computes
+may be run again. A reference becomes a part of the carry, so that it is updated once.
+What else has effects is refused where it would be repeated, as by `jax.checkpoint`;
+`jax.debug` is not, which JAX too lets be repeated.
+"""
+
+from collections.abc import Iterable
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.ref
+import jax.tree_util as jtu
+from jax import lax
+
+from .._types import AnyJaxpr, PyTree
+from ._equations import equations
+
+# JAX gives these classes no public name.
+_OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
+_OF_CHECKS = ("ErrorEffect",)
+
+
+def is_ref(x: object) -> bool:
+    """Whether something is a reference, or a type of one: `jax.new_ref` makes them."""
+    if isinstance(x, jax.ref.AbstractRef):
+        return True
+    is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
+    return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
+
+
+def without_derivatives(tree: PyTree) -> PyTree:
+    """The arrays as constants of a derivative; references stay what they are."""
+    return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
+
+
+def refuse_refs(owner: str, tree: PyTree, name: str) -> None:
+    """Checks that there are no references in an argument.
+
+    Args:
+        owner: The name of the transform, for error messages.
+        tree: The argument.
+        name: What it is called.
+
+    Raises:
+        TypeError: If there are some.
+    """
+    leaves, _ = jtu.tree_flatten_with_path(tree)
+    found = [name + jtu.keystr(path) for path, leaf in leaves if is_ref(leaf)]
+    if found:
+        raise TypeError(
+            f"{owner}: {', '.join(found)} is a reference (`jax.new_ref`). Pass arrays, "
+            f"`{found[0]}[...]`, or have the function close over the reference."
+        )
+
+
+def has_checks(effects: Iterable[jex.Effect]) -> bool:
+    """Whether there is a `checkify.check` in a step."""
+    return _any_of(effects, _OF_CHECKS)
+
+
+def refuse_checks(effects: Iterable[jex.Effect]) -> None:
+    """Checks that there is no `checkify.check` in a step.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if has_checks(effects):
+        raise ValueError(
+            "There is a `checkify.check` in the step, which `checkify` would not "
+            "see: a loop that plans its gradient is one operation to it. Use "
+            "`el.error_if`, or run the loop as `el.Scan` with `schedule=el.StoreAll()`."
+        )
+
+
+def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> None:
+    """Checks that no callback with effects is called more often than it should.
+
+    Args:
+        effects: The effects of a step.
+        when: What would repeat them, as the error message begins.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If there is such a callback.
+    """
+    if _any_of(effects, _OF_CALLBACKS):
+        raise ValueError(
+            f"{when}, and there is an `io_callback` in the step, whose effect would be "
+            f"repeated. {instead}, or use a callback without effects: "
+            f"`jax.pure_callback` for values, `jax.debug.callback` for messages."
+        )
+
+
+def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
+    """Checks that no backward rule of a user's writes to a reference.
+
+    It would write to the step's own reference, which is gone when the rule runs.
+
+    Args:
+        program: A step.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If a function with a backward rule is given a reference.
+    """
+    given = (
+        eqn for eqn in equations(program) if eqn.primitive.name.startswith("custom_vjp")
+    )
+    if any(is_ref(var.aval) for eqn in given for var in eqn.invars):
+        raise ValueError(
+            "A function with a `jax.custom_vjp` in the step is given a reference "
+            "(`jax.new_ref`), and the gradient of this loop runs the step with one of "
+            f"its own. {instead}, or return what the rule would write as a cotangent."
+        )
+
+
+def _any_of(effects: Iterable[jex.Effect], names: tuple[str, ...]) -> bool:
+    return any(type(effect).__name__ in names for effect in effects)

@@ -1,0 +1,224 @@
+"""The equations of programs: finding them, and rewriting them, however deep they are.
+
+A program is a closed jaxpr. In JAX 0.10 an equation may also hold an open one, which
+has no constants.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax.core
+import jax.extend.core as jex
+from jax.extend.core import primitives
+
+from .._compat import CALLS, close, is_open
+from .._types import AnyJaxpr, Aval, Value
+
+if TYPE_CHECKING:
+    from ._formula import Formula
+
+Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
+# From an equation to the programs in it that count.
+Inside: TypeAlias = Callable[[Any], Sequence[Any]]
+
+# The primitives whose jaxprs are programs like the one around them, so that another
+# program of the same meaning may take their place. The jaxpr of a `reduce` or of a
+# Pallas kernel, for example, is not such a program.
+_CALLS = frozenset(
+    {
+        primitives.cond_p,
+        primitives.custom_jvp_call_p,
+        primitives.custom_vjp_call_p,
+        primitives.scan_p,
+        primitives.while_p,
+    }
+)
+_CALL_NAMES = frozenset({*CALLS, "shard_map"})
+
+
+def programs_in(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
+    """All programs that an equation runs."""
+    programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(eqn.params))
+    if (primitive := eqn.params.get("_prim")) is not None:
+        programs += getattr(primitive, "jaxprs", ())  # one of this library
+        if (traced := getattr(primitive, "traced", None)) is not None:
+            programs.append(traced.jaxpr)  # a custom derivative (JAX 0.12)
+    return programs
+
+
+def rewritable_programs(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
+    """The programs in an equation that may be rewritten, closed."""
+    found: list[jex.ClosedJaxpr] = []
+
+    def note(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        found.append(program)
+        return program
+
+    map_programs(eqn, note)
+    return found
+
+
+def equations(
+    program: AnyJaxpr, inside: Inside = programs_in
+) -> Iterator[jex.JaxprEqn]:
+    """All equations of a program, each followed by those of the programs in it.
+
+    Args:
+        program: The program.
+        inside: Which programs in an equation to look into.
+    """
+    for eqn in program.eqns:
+        yield from equations_of(eqn, inside)
+
+
+def equations_of(
+    eqn: jex.JaxprEqn, inside: Inside = programs_in
+) -> Iterator[jex.JaxprEqn]:
+    """An equation, followed by those of the programs in it."""
+    yield eqn
+    for program in inside(eqn):
+        yield from equations(program, inside)
+
+
+def formula_of(eqn: jex.JaxprEqn) -> "Formula | None":
+    """The primitive of this library that an equation is, if it is one."""
+    # Told by its methods, since the file of its class imports this one.
+    primitive = eqn.params.get("_prim")
+    return primitive if hasattr(primitive, "rewritten") else None
+
+
+def aval_of(atom: jax.core.Atom) -> Aval:
+    """The type of what a variable or a literal stands for."""
+    return atom.aval  # of which JAX's annotation has neither shape nor dtype
+
+
+def map_equations(
+    program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
+) -> jex.ClosedJaxpr:
+    """A program with its equations changed, the inner programs of equations first.
+
+    Rules that a program only holds as a Python function, as for a `jax.custom_vjp`,
+    stay what they are.
+
+    Args:
+        program: The program.
+        change: From an equation to the one to have in its place.
+
+    Returns:
+        The program with these; the very same object if they all are the same.
+    """
+
+    def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
+        inner = lambda param: _map_param(param, rewrite)
+        eqns = [change(map_params(eqn, inner)) for eqn in program.eqns]
+        return with_equations(program, eqns)
+
+    return rewrite_everywhere(level, program)
+
+
+def with_equations(
+    program: jex.ClosedJaxpr,
+    eqns: Sequence[jex.JaxprEqn],
+    outvars: Sequence[jax.core.Atom] | None = None,
+) -> jex.ClosedJaxpr:
+    """A program with other equations; the very same object if they all are the same.
+
+    Args:
+        program: The program.
+        eqns: The equations.
+        outvars: What is computed, if that has changed with the equations.
+    """
+    jaxpr = program.jaxpr
+    if len(eqns) == len(jaxpr.eqns) and _same(eqns, jaxpr.eqns):
+        return program
+    new = list(jaxpr.outvars) if outvars is None else list(outvars)
+    jaxpr = jaxpr.replace(eqns=list(eqns), outvars=new)
+    return jex.ClosedJaxpr(jaxpr, program.consts)
+
+
+def renamed(atom: jax.core.Atom, names: Mapping[Any, Any]) -> Any:
+    """What stands for a variable or a literal, where some variables have new names."""
+    return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
+
+
+def computed_from(
+    eqns: Sequence[jex.JaxprEqn], variables: Iterable[jax.core.Atom]
+) -> set[jax.core.Atom]:
+    """Some variables, and all those that they are computed from by equations."""
+    found = set(variables)
+    for eqn in reversed(eqns):
+        if not found.isdisjoint(eqn.outvars):
+            found.update(x for x in eqn.invars if isinstance(x, jex.Var))
+    return found
+
+
+def rewrite_everywhere(
+    level: Callable[[jex.ClosedJaxpr, Rewrite], jex.ClosedJaxpr],
+    program: jex.ClosedJaxpr,
+) -> jex.ClosedJaxpr:
+    """Rewrites a program and those inside of it.
+
+    A program that is called in several places is rewritten once, and stays shared.
+
+    Args:
+        level: Rewrites one level; it is also given the function for those below.
+        program: The program.
+    """
+    # The program is kept with its result, so that its id cannot become another's.
+    done: dict[int, tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]] = {}
+
+    def rewrite(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        if id(program) not in done:
+            done[id(program)] = program, level(program, rewrite)
+        return done[id(program)][1]
+
+    return rewrite(program)
+
+
+def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
+    """The equation with other programs, where any of the same meaning will do.
+
+    Args:
+        eqn: The equation.
+        rewrite: From a program to one of the same meaning and signature.
+
+    Returns:
+        The equation with these; the very same object if they all are the same.
+    """
+    if (formula := formula_of(eqn)) is not None:
+        new = formula.rewritten(rewrite)
+        return eqn if new is formula else eqn.replace(params={"_prim": new})
+    if not (eqn.primitive in _CALLS or eqn.primitive.name in _CALL_NAMES):
+        return eqn
+    return map_params(eqn, lambda param: _map_param(param, rewrite))
+
+
+def map_params(eqn: jex.JaxprEqn, change: Callable[[object], object]) -> jex.JaxprEqn:
+    """An equation with its parameters changed; the very same if they all are."""
+    params = {name: change(value) for name, value in eqn.params.items()}
+    if all(params[name] is value for name, value in eqn.params.items()):
+        return eqn
+    return eqn.replace(params=params)
+
+
+def _map_param(param: Value, rewrite: Rewrite) -> Value:
+    if isinstance(param, jex.ClosedJaxpr):
+        return rewrite(param)
+    # An open jaxpr with constants is not a program of ours to rewrite, but part of
+    # another library's primitive, such as the operator in an equation of lineax (JAX
+    # 0.10). That library keeps the values of its constants.
+    if is_open(param) and param.constvars:
+        return param
+    if is_open(param):
+        closed = close(param)
+        new = rewrite(closed)
+        return param if new is closed else new.jaxpr
+    # Branches. A named tuple is left alone: it would have to be rebuilt by its class.
+    if type(param) in (tuple, list):
+        new = type(param)(_map_param(entry, rewrite) for entry in param)
+        return param if _same(new, param) else new
+    return param
+
+
+def _same(new: Sequence[object], old: Sequence[object]) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))

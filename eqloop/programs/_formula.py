@@ -1,0 +1,401 @@
+"""Primitives whose derivatives depend on nothing but their inputs.
+
+JAX lets a primitive say for itself how it is evaluated, batched and differentiated
+(`jax.experimental.hijax`). A `Formula` says it in three functions, `expand`, `doubled`
+and `pull`, and all that JAX asks for is derived from them here.
+
+In forward mode a formula makes two equations, not one: the tangents, which are
+`Selected` outputs of the `doubled` formula, and the primal. Inside `jax.checkpoint` JAX
+evaluates the second and transposes the first, so it has to be able to tell them apart.
+
+The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
+`jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
+that. The formula in which rules have been replaced so is the `settled` one.
+
+`Selected`, and a formula under `vmap` (see `_vmapped.py`), are formulas again, so
+derivatives and batching nest in any order.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.extend.core as jex
+
+from .._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from .._types import BatchAxis, PyTree, Value
+from ..arrays import (
+    Flags,
+    instantiated,
+    interleave,
+    is_inexact,
+    is_zero,
+    pick,
+    put,
+    zero_cotangent,
+    zero_tangent,
+)
+from ._doubled import Doubled, Leftover, TangentSource
+from ._equations import Rewrite
+from ._reaching import names_axis
+
+
+class Formula(HiPrimitive):
+    """A primitive on nested lists and tuples of arrays.
+
+    Attributes:
+        leftover: Where its tangents may leave its outputs; no parameter, since it does
+            not matter to what the formula means.
+        unit: What it repeats, as an error names it ("iteration", "row"); `None` if it
+            is no loop.
+        is_backward: Whether it is a loop that takes cotangents back.
+    """
+
+    leftover: Leftover | None = None
+    unit: str | None = None
+    is_backward: bool = False
+
+    def doubled(self, moves: Flags) -> Doubled:
+        """The formula that computes tangents as well, if these inputs have one."""
+        raise AssertionError("abstract: each formula has its own")
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        """Reverse mode: cotangents of the perturbed inputs, zeros for the others."""
+        raise AssertionError("abstract: each formula has its own")
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        """What is left of the formula when it has been differentiated once.
+
+        Args:
+            moves: Which inputs, in flat order, it was differentiated for.
+            reverse: Whether in reverse mode.
+
+        Returns:
+            The same with the primals that custom rules give.
+        """
+        return self
+
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Reverse mode, the forward sweep.
+
+        Args:
+            perturbed: A mark for each of the inputs.
+            inputs: The inputs.
+
+        Returns:
+            The outputs, the residuals that `vjp_bwd_retval` is to get, and which of the
+            outputs have a tangent.
+        """
+        marks = self._marks(perturbed)
+        primal = self.settled(marks, reverse=True)
+        moves_out = self.out_tree.unflatten(self.moves_out(marks))
+        return primal(*inputs), (Static(marks), inputs), moves_out
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        """Which outputs have a tangent if these inputs have one, both in flat order."""
+        return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        """Which outputs depend on marked inputs, see `reached`, both in flat order."""
+        return [True] * len(self.out_avals_flat)
+
+    @property
+    def reads(self) -> Flags:
+        """Which inputs, in flat order, matter if it is not differentiated."""
+        return (True,) * len(self.in_avals_flat)
+
+    def leaner(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
+        """What is left of it if only some outputs are used, and is not differentiated.
+
+        Returns:
+            A formula, which inputs of this one it takes, and which outputs it gives,
+            all in flat order; `None` if nothing can be left out.
+        """
+        return None
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple["Formula", PyTree, list[int | None]]:
+        """The formula under `vmap`, its inputs, and where its outputs are batched.
+
+        The outputs are the same in number and in order, and need not be so nested.
+        """
+        raise AssertionError("abstract: each formula has its own")
+
+    @property
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
+        """The programs that it runs, for those who look for something in them."""
+        return []
+
+    def with_bars(self, change: Any) -> Self:
+        """The same with other progress bars, see `progress.BarChange`."""
+        return self
+
+    def rewritten(self, rewrite: Rewrite) -> Self:
+        """The same running other jaxprs, where it is free to: of the same meaning.
+
+        Args:
+            rewrite: From a closed jaxpr to one of the same signature.
+        """
+        return self
+
+    @property
+    def expanded(self) -> jex.ClosedJaxpr:
+        """What it does, in primitives of JAX and on flat inputs and outputs."""
+
+        def run(*flat: Value) -> list[Value]:
+            return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
+
+        return jax.make_jaxpr(run)(*self.in_avals_flat)
+
+    def with_params(self, **params: Any) -> Self:
+        """The same with other parameters, for inputs and outputs of the same types."""
+        if all(value is self.params[name] for name, value in params.items()):
+            return self
+        new = copy.copy(self)
+        new.params = {**self.params, **params}
+        new.__dict__.update(params)
+        return new
+
+    def apply(self, *inputs: PyTree) -> PyTree:
+        """The outputs, for those who differentiate what they make of them."""
+        moves_out = lambda flags: self.moves_out(
+            self._marks(self.in_tree.unflatten(flags))
+        )
+        outs = self.flat_out(self(*inputs))
+        outs = with_symbolic_zeros(moves_out, self.flat_in(inputs), outs)
+        return self.out_tree.unflatten(outs)
+
+    # What JAX asks for.
+
+    def jvp(self, primals: PyTree, tangents: PyTree) -> PyTree:
+        # The tangents come first, since they may leave the primal behind for `recall`.
+        moves, leftover = self._moves(tangents), Leftover()
+        tangents = self._tangents(moves, primals, tangents, leftover)
+        primal = self.settled(moves, reverse=False)._given(leftover)
+        outs = primal(*primals)
+        leftover.close()
+        return outs, tangents
+
+    def lin(self, nzs_in: PyTree, *primals: PyTree) -> PyTree:
+        moves = self._marks(nzs_in)
+        primal = self.settled(moves, reverse=False)
+        moves_out = self.out_tree.unflatten(self.moves_out(moves))
+        residuals = Static(moves), primals
+        return linearization(primal(*primals), residuals, moves_out)
+
+    def linearized(self, residuals: PyTree, *tangents: PyTree) -> PyTree:
+        moves, primals = residuals
+        return linear_outputs(self._tangents(moves.value, primals, tangents))
+
+    def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
+        return linearization(*self.sweep_forward(nzs_in, *inputs))
+
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
+        marks, inputs = res
+        return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
+
+    def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
+        # The inputs that it is linear in come as accumulators of their cotangents.
+        flat = self.flat_in(args)
+        is_linear = [hasattr(arg, "accum") for arg in flat]
+        inputs = [
+            instantiated(zero_tangent(aval)) if linear else arg
+            for aval, arg, linear in zip(
+                self.in_avals_flat, flat, is_linear, strict=True
+            )
+        ]
+        unflatten = self.in_tree.unflatten
+        cts = self.pull(unflatten(is_linear), unflatten(inputs), out_ct)
+        cts = pick(self.flat_in(cts), is_linear)
+        for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
+            accumulator.accum(ct)
+
+    def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
+        # JAX asks for a batch rule also where nothing is batched.
+        names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
+        if not (jax.tree.leaves(dims) or names):
+            return self(*args), jax.tree.map(lambda _: None, self.out_aval)
+        formula, args, out_dims = self.batched(axis_data, args, dims)
+        formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
+        return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
+
+    # For those who work with flat inputs and outputs.
+
+    def flat_in(self, tree: PyTree) -> list[Value]:
+        return self.in_tree.flatten_up_to(tree)
+
+    def flat_out(self, tree: PyTree) -> list[Value]:
+        return self.out_tree.flatten_up_to(tree)
+
+    def zero_cts(self) -> PyTree:
+        """Symbolic zeros as the cotangents of all inputs."""
+        return jax.tree.map(zero_cotangent, self.in_avals)
+
+    def _marks(self, perturbed: PyTree) -> Flags:
+        """Which of the inputs that are marked can have a tangent."""
+        return tuple(
+            bool(mark) and is_inexact(aval)
+            for mark, aval in zip(
+                self.flat_in(perturbed), self.in_avals_flat, strict=True
+            )
+        )
+
+    def _moves(self, tangents: PyTree) -> Flags:
+        marks = [not is_zero(tangent) for tangent in self.flat_in(tangents)]
+        return self._marks(self.in_tree.unflatten(marks))
+
+    def _given(self, leftover: Leftover | None) -> Self:
+        """The same, whose outputs may have been left there."""
+        new = copy.copy(self)
+        new.leftover = leftover
+        return new
+
+    def _tangents(
+        self,
+        moves: Flags,
+        primals: PyTree,
+        tangents: PyTree,
+        leftover: Leftover | None = None,
+    ) -> PyTree:
+        """The tangents of all outputs, symbolic zeros among them.
+
+        Args:
+            moves: Which inputs have a tangent.
+            primals: The inputs.
+            tangents: Their tangents.
+            leftover: Where to leave the primal outputs, if they will be asked for.
+        """
+        zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
+        if any(self.moves_out(moves)):
+            doubled = self.doubled(moves)
+            args = doubled.arrange(self.flat_in(primals), self.flat_in(tangents))
+            primal = self.settled(moves, reverse=False)
+            source = TangentSource(self, primal, doubled, leftover)
+            formula = Selected.of(doubled.formula, doubled.outs, source)
+            zeros = put(zeros, doubled.gives, formula(*args))
+        return self.out_tree.unflatten(zeros)
+
+
+class Selected(Formula):
+    """Some of the outputs of a formula, in a list.
+
+    Attributes:
+        shown: Which of them.
+        source: The formula whose tangents they are, as long as that is known.
+    """
+
+    formula: Formula
+    shown: Flags
+    source: TangentSource | None
+
+    def __init__(self, formula: Formula, shown: Flags, source: TangentSource | None):
+        self.in_avals = formula.in_avals
+        self.out_aval = pick(formula.out_avals_flat, shown)
+        self.params = dict(formula=formula, shown=shown, source=source)
+        self.effects = formula.effects
+        self.unit, self.is_backward = formula.unit, formula.is_backward
+        super().__init__()
+
+    @classmethod
+    def of(
+        cls, formula: Formula, shown: Flags, source: TangentSource | None = None
+    ) -> Self:
+        """Some of the outputs of a formula, which may be a selection itself."""
+        if isinstance(formula, Selected):
+            none = [False] * len(formula.shown)
+            shown = tuple(put(none, formula.shown, shown))
+            formula = formula.formula
+        return cls(formula, shown, source)
+
+    def expand(self, *inputs: PyTree) -> PyTree:
+        outs = self.formula.flat_out(self.formula.expand(*inputs))
+        if self.source is not None and len(outs) == len(self.source.doubled.outs):
+            self.source.leave(self.flat_in(inputs), outs)
+        return pick(outs, self.shown)
+
+    def doubled(self, moves: Flags) -> Doubled:
+        all_of_it = self.formula.doubled(moves)
+        gives = tuple(pick(all_of_it.gives, self.shown))
+        of_tangents = pick(self.shown, all_of_it.gives)
+        shown = tuple(interleave(all_of_it.outs, self.shown, of_tangents))
+        return dataclasses.replace(
+            all_of_it,
+            formula=Selected.of(all_of_it.formula, shown),
+            gives=gives,
+            outs=tuple(pick(all_of_it.outs, shown)),
+        )
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        source = self.source
+        if source is not None and source.may_pull(self.flat_in(perturbed)):
+            pulled = source.pull(self.flat_in(inputs), cts)
+            zeros = self.flat_in(self.zero_cts())
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
+        return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
+
+    def sweep_forward(
+        self, perturbed: PyTree, *inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        if self.source is not None and self.source.may_pull(self._marks(perturbed)):
+            out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
+            return out, (Static(True), residuals), moves_out
+        out, residuals, moves_out = self.formula.sweep_forward(perturbed, *inputs)
+        out, moves_out = (
+            pick(self.formula.flat_out(tree), self.shown) for tree in (out, moves_out)
+        )
+        return out, (Static(False), residuals), moves_out
+
+    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
+        is_linear, residuals = res
+        if is_linear.value:
+            return super().vjp_bwd_retval(residuals, outgrad)
+        return self.formula.vjp_bwd_retval(residuals, self._among_zeros(outgrad))
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        formula = self.formula.settled(moves, reverse)
+        if formula is self.formula:
+            return self
+        return self.with_params(formula=formula, source=None)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return pick(self.formula.moves_out(moves_in), self.shown)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        return pick(self.formula.reached_out(marks, axis_name), self.shown)
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple["Formula", PyTree, list[int | None]]:
+        flat = self.flat_in(args), self.flat_in(dims)
+        formula, args, out_dims = self.formula.batched(axis_data, args, dims)
+        source = self.source and self.source.batched(axis_data, *flat)
+        if len(formula.in_avals_flat) != len(self.in_avals_flat):
+            source = None  # the inputs are not in the same order
+        out_dims = pick(out_dims, self.shown)
+        return Selected.of(formula, self.shown, source), args, out_dims
+
+    @property
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
+        return self.formula.jaxprs
+
+    def with_bars(self, change: Any) -> Self:
+        return self.with_params(formula=self.formula.with_bars(change))
+
+    def _among_zeros(self, cts: Sequence[Value]) -> PyTree:
+        """Cotangents of all outputs of the formula, zeros for those not shown."""
+        formula = self.formula
+        zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
+        return formula.out_tree.unflatten(put(zeros, self.shown, cts))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """Hands what is not an array from a forward to a backward rule."""
+
+    value: object

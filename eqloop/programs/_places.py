@@ -1,0 +1,66 @@
+"""Where in the user's program an operation was asked for."""
+
+import dataclasses
+import functools
+import importlib.util
+import linecache
+import os
+from typing import Any
+
+import jax
+
+OUR_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+JAX_FILES = os.path.dirname(jax.__file__) + os.sep
+
+
+@functools.cache
+def folders_of(*packages: str) -> tuple[str, ...]:
+    """Where the files of packages are, of those that are installed."""
+    specs = [importlib.util.find_spec(name) for name in packages]
+    origins = [spec.origin for spec in specs if spec is not None and spec.origin]
+    is_package = lambda path: os.path.basename(path) == "__init__.py"
+    return tuple(
+        os.path.dirname(path) + os.sep if is_package(path) else path for path in origins
+    )
+
+
+# What stands between the user's line and the operation that it asked for.
+_OTHERS = folders_of("equinox", "jaxtyping", "beartype", "functools", "contextlib")
+_BETWEEN = (OUR_FILES, JAX_FILES, *_OTHERS, "<frozen ", "<@beartype")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+    @property
+    def text(self) -> str:
+        """What the line says, as far as it can be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
+    """The innermost line of the user's that led to an equation, if that is known.
+
+    Args:
+        source_info: That of the equation.
+        through: Folders of other packages that count as what stands between.
+    """
+    for frame in frames_of(source_info):
+        if not frame.file_name.startswith(_BETWEEN + through):
+            name = frame.function_name.rsplit(".", 1)[-1]
+            return Place(frame.file_name, frame.line_num, name)
+    return None
+
+
+def frames_of(source_info: Any) -> Any:
+    """The lines that led to an equation, the innermost first."""
+    traceback = source_info.traceback
+    return () if traceback is None else traceback.frames

@@ -1,0 +1,147 @@
+"""Between which integers the values in a program lie, whatever its inputs are.
+
+A range holds for all entries of an array of integers or booleans, where `False` is 0
+and `True` is 1. `None` is for what nothing is known about.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Aval
+from ..arrays import is_symbolic
+from ._equations import aval_of
+
+Range: TypeAlias = tuple[int, int]
+
+_EITHER = (0, 1)
+# The entries of the result are among those of the operand. The last three are of
+# Equinox: they take an operand out of a `vmap`, or say that it is out of it.
+_OF_THE_SAME_RANGE = frozenset(
+    {
+        "broadcast_in_dim",
+        "copy",
+        "reduce_max",
+        "reduce_min",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "nonbatchable",
+        "unvmap_all",
+        "unvmap_any",
+    }
+)
+
+
+def range_of_literal(value: object) -> Range | None:
+    """That of a number which is known."""
+    number = np.asarray(value)
+    is_counted = number.ndim == 0 and number.dtype.kind in "biu"
+    return (int(number), int(number)) if is_counted else None
+
+
+def range_of_result(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | None:
+    """That of the result of an equation, given those of its operands."""
+    if len(eqn.outvars) != 1:
+        return None
+    aval = aval_of(eqn.outvars[0])
+    if _has(aval, jnp.bool_):
+        return _found_for(eqn, ranges) or _EITHER
+    found = _found_for(eqn, ranges) if _has(aval, jnp.integer) else None
+    if found is None:
+        return None
+    limits = jnp.iinfo(aval.dtype)  # beyond them a number wraps around
+    return found if limits.min <= found[0] and found[1] <= limits.max else None
+
+
+def _has(aval: Aval, kind: Any) -> bool:
+    """Whether an array is of this kind of numbers, and not empty."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, kind):
+        return False
+    return not is_symbolic(aval.size) and aval.size > 0
+
+
+def _found_for(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | None:
+    name, operands = eqn.primitive.name, [aval_of(atom) for atom in eqn.invars]
+    if name == "select_n":
+        return _among_cases(*ranges)
+    known = [pair for pair in ranges if pair is not None]
+    is_counted = all(_has(x, jnp.integer) or _has(x, jnp.bool_) for x in operands)
+    if not known or len(known) < len(ranges) or not is_counted:
+        return None
+    if name in _OF_THE_SAME_RANGE:
+        return known[0]
+    if name == "convert_element_type":
+        return _converted(known[0], aval_of(eqn.outvars[0]))
+    if name in _COMPARED_RANGES:
+        return _COMPARED_RANGES[name](*known)
+    if name in _MONOTONIC:
+        return _over_ends(_MONOTONIC[name], *known)
+    if not _has(operands[0], jnp.bool_):
+        return None
+    if name == "not":
+        return _opposite(known[0])
+    if name in ("reduce_and", "reduce_or"):
+        return known[0]
+    return _over_ends(_OF_BOOLEANS[name], *known) if name in _OF_BOOLEANS else None
+
+
+def _among_cases(which: Range | None, *cases: Range | None) -> Range | None:
+    first, last = which or (0, len(cases) - 1)
+    known = [case for case in cases[first : last + 1] if case is not None]
+    if not known or len(known) < last + 1 - first:
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def _converted(known: Range, aval: Aval) -> Range:
+    low, high = known
+    if not _has(aval, jnp.bool_):
+        return known
+    return (int(not low <= 0 <= high), int(known != (0, 0)))
+
+
+def _over_ends(f: Callable[[int, int], int], one: Range, other: Range) -> Range:
+    ends = [f(a, b) for a in one for b in other]
+    return min(ends), max(ends)
+
+
+def _is_less(one: Range, other: Range) -> Range:
+    return int(one[1] < other[0]), int(one[0] < other[1])
+
+
+def _is_equal(one: Range, other: Range) -> Range:
+    is_one_number = one == other and one[0] == one[1]
+    return int(is_one_number), int(one[0] <= other[1] and other[0] <= one[1])
+
+
+def _opposite(known: Range) -> Range:
+    return 1 - known[1], 1 - known[0]
+
+
+_COMPARED_RANGES: dict[str, Callable[[Range, Range], Range]] = {
+    "lt": _is_less,
+    "gt": lambda one, other: _is_less(other, one),
+    "le": lambda one, other: _opposite(_is_less(other, one)),
+    "ge": lambda one, other: _opposite(_is_less(one, other)),
+    "eq": _is_equal,
+    "ne": lambda one, other: _opposite(_is_equal(one, other)),
+}
+# What is greatest and least at ends of the ranges of its operands.
+_MONOTONIC: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+}
+_OF_BOOLEANS: dict[str, Callable[[int, int], int]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
