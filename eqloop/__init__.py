@@ -12,6 +12,7 @@ import os as _os
 from jax.extend import source_info_util as _source_info_util
 
 from . import ir
+from ._calls import document_settings as _document_settings
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -28,7 +29,6 @@ from .autodiff import (
     losses,
 )
 from .branching import Cond, IfElse, Switch
-from .calls import document_settings as _document_settings
 from .checkpointing import (
     AbstractSchedule,
     Binomial,

@@ -4,8 +4,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._calls import argument_names, positional_names
 from .._types import PyTree, Value
-from ..calls import argument_names, positional_names
 
 Argnum = int | str
 Argnums = Argnum | Sequence[Argnum]

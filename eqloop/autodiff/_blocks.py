@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays
 from .._types import PyTree
-from ..arrays import Arrays
 from ..checkpointing import Budget
 from ..mapping import ChunkedVmap
 

@@ -13,8 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Rest,
     as_array,
@@ -27,7 +26,8 @@ from ..arrays import (
     paths,
     pick,
 )
-from ..calls import OpenedCall, enforce_annotations
+from .._calls import OpenedCall, enforce_annotations
+from .._types import PyTree, Value
 from ._argnums import Argnum, find_arguments
 
 

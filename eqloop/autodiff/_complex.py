@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._arrays import describe, flatten, is_complex, paths
 from .._types import PyTree
-from ..arrays import describe, flatten, is_complex, paths
 from ._call import Call, is_differentiable
 
 

@@ -3,8 +3,8 @@
 import operator
 from typing import Any, SupportsIndex
 
-from ..arrays import describe
-from ..calls import check_least
+from .._arrays import describe
+from .._calls import check_least
 from ..checkpointing import Budget, is_budget
 
 

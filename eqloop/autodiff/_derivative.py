@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic
 
+from .._arrays import Arrays
+from .._calls import AbstractTransform, P, check_bool, compiled_once, setting
 from .._types import PyTree
-from ..arrays import Arrays
-from ..calls import AbstractTransform, P, check_bool, compiled_once, setting
 from ._argnums import Argnums, as_argnums, check_argnums
 from ._call import Call, open_derivative
 

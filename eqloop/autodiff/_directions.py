@@ -6,9 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays, describe, is_complex, is_dynamic
+from .._calls import parameters_of
 from .._types import PyTree, Value
-from ..arrays import Arrays, describe, is_complex, is_dynamic
-from ..calls import parameters_of
 
 
 def normal_directions(key: jax.Array, arrays: Arrays, count: int) -> list[jax.Array]:

@@ -6,9 +6,9 @@ from typing import final
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays
+from .._calls import setting
 from .._types import PyTree
-from ..arrays import Arrays
-from ..calls import setting
 from ._call import Call
 from ._complex import check_reverse, common_dtype
 from ._counts import as_int, check_count

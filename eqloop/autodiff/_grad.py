@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, final
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays, describe
+from .._calls import NewP, P, check_bool, setting
 from .._types import PyTree, Value
-from ..arrays import Arrays, describe
-from ..calls import NewP, P, check_bool, setting
 from ._call import Call, is_differentiable
 from ._complex import check_reverse, check_some_value
 from ._derivative import AbstractExactDerivative

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
+from .._arrays import Arrays
+from .._calls import NewP, P, check_bool, setting
 from .._types import PyTree
-from ..arrays import Arrays
-from ..calls import NewP, P, check_bool, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows
 from ._call import Call

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, final
 
 import jax
 
+from .._arrays import Arrays, is_complex
+from .._calls import NewP, P, check_bool, setting
 from .._types import PyTree
-from ..arrays import Arrays, is_complex
-from ..calls import NewP, P, check_bool, setting
 from ..checkpointing import Budget
 from ._blocks import by_columns, by_rows, num_entries
 from ._call import Call

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Generic, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._types import PyTree, Value
-from ..arrays import describe, flatten, paths, structure_differences
-from ..calls import (
+from .._arrays import describe, flatten, paths, structure_differences
+from .._calls import (
     AbstractTransform,
     NewP,
     NewR,
@@ -20,6 +19,7 @@ from ..calls import (
     enforce_annotations,
     setting,
 )
+from .._types import PyTree, Value
 from ._call import is_differentiable
 
 

@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays, describe
+from .._calls import setting
 from .._types import PyTree
-from ..arrays import Arrays, describe
-from ..calls import setting
 from ._call import Call
 from ._complex import check_forward, check_reverse, common_dtype
 from ._counts import as_int, check_count

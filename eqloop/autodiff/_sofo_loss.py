@@ -28,9 +28,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import Arrays, as_arrays, describe, is_complex, partition
+from .._calls import AbstractTransform, enforce_annotations
 from .._types import PyTree, Value
-from ..arrays import Arrays, as_arrays, describe, is_complex, partition
-from ..calls import AbstractTransform, enforce_annotations
 from ._call import is_differentiable
 
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Difference,
     Rest,
     as_array,
@@ -33,6 +32,7 @@ from ..arrays import (
     structure_differences,
     vary,
 )
+from .._types import PyTree, Value
 
 # The leaves that the branches return at one place.
 Column = tuple[Any, ...]

@@ -8,9 +8,9 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
+from .._arrays import as_arrays, describe, types_of
+from .._calls import OpenedCall, compiled_once, enforce_annotations, explained
 from .._types import PyTree
-from ..arrays import as_arrays, describe, types_of
-from ..calls import OpenedCall, compiled_once, enforce_annotations, explained
 from ._agreement import Outcome, agree, arrays_of
 
 Branches = Sequence[tuple[str, Callable[..., Any]]]

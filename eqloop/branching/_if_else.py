@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import describe, is_dynamic
+from .._calls import R, check_bool
 from .._types import PyTree
-from ..arrays import describe, is_dynamic
-from ..calls import R, check_bool
 from ._branches import run_one
 from ._cond import as_condition
 from ._switch import check_branches, named

@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import describe
+from .._calls import R
 from .._types import PyTree, Value
-from ..arrays import describe
-from ..calls import R
 from ._branches import Branches, check_branch, run_one
 
 

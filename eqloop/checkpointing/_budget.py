@@ -7,8 +7,8 @@ import itertools
 import os
 from typing import NoReturn, Self, TypeGuard, final
 
-from ..arrays import refuse_symbolic
-from ..calls import format_bytes, parse_bytes
+from .._arrays import refuse_symbolic
+from .._calls import format_bytes, parse_bytes
 from ._plan import plan_of
 from ._schedule import AbstractSchedule
 from ._stored_schedules import writable_directory

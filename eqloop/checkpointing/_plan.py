@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import is_inexact, pick
-from ..calls import format_bytes
+from .._arrays import is_inexact, pick
+from .._calls import format_bytes
 from ._schedule import Pinned, limit_of, measures
 from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable

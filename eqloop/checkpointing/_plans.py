@@ -9,10 +9,9 @@ from typing import overload
 import equinox as eqx
 import jax.extend.core as jex
 
-from .._types import AnyJaxpr, PyTree, Value
-from ..arrays import Flags
-from ..calls import format_bytes
-from ..programs import (
+from .._arrays import Flags
+from .._calls import format_bytes
+from .._programs import (
     Formula,
     Place,
     Vmapped,
@@ -23,6 +22,7 @@ from ..programs import (
     place_of,
     programs_in,
 )
+from .._types import AnyJaxpr, PyTree, Value
 from ._plan import Plan, plan_of
 from ._schedule import measures
 from ._while_plan import WhilePlan, while_plan_of

@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..calls import format_bytes
+from .._calls import format_bytes
 from .engine.orders._order import Event
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Generic, SupportsIndex, final
 import equinox as eqx
 import jax
 
+from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from .._types import PyTree
-from ..calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from ._policies import Policy, as_policy
 
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import final
 
+from .._calls import check_bool
 from .._types import PyTree
-from ..calls import check_bool
 from ._schedule import AbstractSchedule, Recursive, make_count
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec

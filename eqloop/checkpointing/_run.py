@@ -8,9 +8,9 @@ import dataclasses
 
 import jax
 
+from .._arrays import Arrays, stack_type, strongly_typed, zero_array
+from .._programs import has_checks, refuse_checks
 from .._types import Value
-from ..arrays import Arrays, stack_type, strongly_typed, zero_array
-from ..programs import has_checks, refuse_checks
 from ..progress import Guarded, Meter, counted, with_count
 from ._schedule import AbstractSchedule
 from .engine._forward import Saveable, stored

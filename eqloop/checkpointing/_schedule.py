@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar, final
 
+from .._calls import int_of
 from .._types import PyTree
-from ..calls import int_of
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine.orders._all_at_once import AllAtOnce

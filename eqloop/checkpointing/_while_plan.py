@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from ..calls import format_bytes
+from .._calls import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
 from .engine._problem import Problem

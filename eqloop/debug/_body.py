@@ -14,9 +14,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
+from .._arrays import Arrays
+from .._programs import constant, position_p
 from .._types import AnyJaxpr, Index, Value
-from ..arrays import Arrays
-from ..programs import constant, position_p
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
 from ._context import Context
 from ._finding import OPERANDS, Finding, chosen, extent, nothing

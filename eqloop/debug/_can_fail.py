@@ -5,8 +5,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
+from .._arrays import is_inexact
 from .._types import Aval
-from ..arrays import is_inexact
 
 
 def _named(names: str) -> frozenset[str]:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import BatchAxis, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Flags,
     inexact_only,
@@ -29,7 +28,8 @@ from ..arrays import (
     type_of,
     zero_cotangent,
 )
-from ..programs import Doubled, Formula, Rewrite, is_watched, recall, settled
+from .._programs import Doubled, Formula, Rewrite, is_watched, recall, settled
+from .._types import BatchAxis, PyTree, Value
 from ..progress import BarChange
 from ..tracing import raise_inside
 from ._finding import Finding, nothing, of_all_devices, varying

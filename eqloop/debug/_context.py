@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import jax.extend.core as jex
 
-from ..programs import Place, place_of
+from .._programs import Place, place_of
 from ._sites import Frame
 
 

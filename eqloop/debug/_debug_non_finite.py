@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arrays import describe, is_dynamic, partition, paths, pick, strongly_typed
-from ..calls import AbstractTransform, NewP, NewR, P, R
+from .._arrays import describe, is_dynamic, partition, paths, pick, strongly_typed
+from .._calls import AbstractTransform, NewP, NewR, P, R
 from ..tracing import RememberedCall
 from ._checked import Checked
 from ._program import make_program

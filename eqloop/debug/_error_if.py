@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from .._arrays import describe, flatten, is_dynamic
 from .._types import Value
-from ..arrays import describe, flatten, is_dynamic
 
 _T = TypeVar("_T")
 

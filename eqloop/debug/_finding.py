@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import axes_of, is_inexact, vary
 from .._types import Value
-from ..arrays import axes_of, is_inexact, vary
 
 # How many loops around each other are told apart, and how many operands are shown.
 DEPTH = 8

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import jax.core
 import jax.extend.core as jex
 
-from .. import programs
+from .. import _programs
+from .._arrays import Flags, is_inexact, pick, split
+from .._programs import Rewrite
 from .._types import Aval, BatchAxis, PyTree, Value
-from ..arrays import Flags, is_inexact, pick, split
-from ..programs import Rewrite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Program:
     is_backward: bool = False
 
     def __call__(self, *args: PyTree) -> list[Value]:
-        return programs.run(self.jaxpr, *args)
+        return _programs.run(self.jaxpr, *args)
 
     @property
     def out_types(self) -> list[Aval]:
@@ -42,7 +42,7 @@ class Program:
         """The outputs, and the tangents of those that can have one."""
         moving = tuple(map(is_inexact, self.out_types))
         return Program(
-            programs.pushed(self.jaxpr, (moves,), (moving,)),
+            _programs.pushed(self.jaxpr, (moves,), (moving,)),
             (*self.names, *_each("the tangent of", pick(self.names, moves))),
             (*self.outputs, *_each("the tangent of", pick(self.outputs, moving))),
             self.is_backward,
@@ -51,7 +51,7 @@ class Program:
     def pulled(self, marks: Flags, wanted: Flags) -> "Program":
         """The cotangents of marked inputs, from inputs and cotangents of outputs."""
         return Program(
-            programs.pulled(self.jaxpr, (marks,), (wanted,)),
+            _programs.pulled(self.jaxpr, (marks,), (wanted,)),
             (*self.names, *_each("the cotangent of", pick(self.outputs, wanted))),
             tuple(_each("the cotangent of", pick(self.names, marks))),
             is_backward=True,
@@ -60,7 +60,7 @@ class Program:
     def batched(self, axis_data: BatchAxis, dims: tuple[int | None, ...]) -> "Program":
         """The program of a batch, with outputs batched along their leading axis."""
         out_dims = (0,) * len(self.outputs)
-        rewrite = lambda jaxpr: programs.batched(jaxpr, axis_data, dims, out_dims)
+        rewrite = lambda jaxpr: _programs.batched(jaxpr, axis_data, dims, out_dims)
         return self.rewritten(rewrite)
 
     def rewritten(self, rewrite: Rewrite) -> "Program":
@@ -92,7 +92,7 @@ def make_program(
         consts_, inputs = split(flat, len(consts))
         return jax.core.eval_jaxpr(jaxpr, consts_, *inputs)
 
-    return Program(programs.traced(run, [*consts, *types]), names, outputs)
+    return Program(_programs.traced(run, [*consts, *types]), names, outputs)
 
 
 def _each(what: str, names: Sequence[str]) -> list[str]:

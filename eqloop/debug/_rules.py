@@ -12,10 +12,10 @@ from jax import lax
 from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
+from .._arrays import Arrays, split, where_leading
 from .._compat import CALLS, close, scan_counts
+from .._programs import Formula, loop_name, watched
 from .._types import PyTree, Value
-from ..arrays import Arrays, split, where_leading
-from ..programs import Formula, loop_name, watched
 from ._body import Body, Rule
 from ._context import Context
 from ._finding import Finding, first, nothing, of_all_devices, varying

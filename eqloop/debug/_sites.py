@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from .._programs import JAX_FILES, OUR_FILES, Place, frames_of
 from .._types import AnyJaxpr, Aval
-from ..programs import JAX_FILES, OUR_FILES, Place, frames_of
 
 
 def is_ours(source_info: Any) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays, is_inexact
+from .._programs import constant
 from .._types import PyTree, Value
-from ..arrays import Arrays, is_inexact
-from ..programs import constant
 from ..tracing import NonFiniteError
 from ._body import Body
 from ._context import Context

@@ -22,9 +22,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import describe
+from .._calls import as_count
 from .._types import PyTree
-from ..arrays import describe
-from ..calls import as_count
 from ..checkpointing import AbstractSchedule
 from ..loops import CheckpointedWhileLoop, ScanWhile
 

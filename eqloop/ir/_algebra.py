@@ -13,8 +13,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..arrays import is_complex
-from ..programs import Rewrite, rewrite_everywhere
+from .._arrays import is_complex
+from .._programs import Rewrite, rewrite_everywhere
 from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
 from ._rewriter import Rewriter
 

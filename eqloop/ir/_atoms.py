@@ -11,7 +11,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from .._compat import is_open
-from ..programs import equations, rewritable_programs
+from .._programs import equations, rewritable_programs
 
 Closed: TypeAlias = jex.ClosedJaxpr
 # The equations that compute variables.

@@ -6,8 +6,8 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from ..arrays import is_complex
-from ..programs import Rewrite, rewrite_everywhere
+from .._arrays import is_complex
+from .._programs import Rewrite, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
 from ._rewriter import Rewriter

@@ -7,7 +7,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, scan_counts
-from ..programs import Rewrite, rewritable_programs, rewrite_everywhere
+from .._programs import Rewrite, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array
 from ._rewriter import Rewriter
 

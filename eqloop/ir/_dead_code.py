@@ -6,8 +6,8 @@ from typing import Any
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ..arrays import pick, split, union
-from ..programs import Rewrite, inputs_read, rewritable_programs, rewrite_everywhere
+from .._arrays import pick, split, union
+from .._programs import Rewrite, inputs_read, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed
 from ._rewriter import Rewriter
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from ..calls import open_call
+from .._calls import open_call
 from ._dot import dot_text
 from ._graph import graph
 from ._parts import function_name

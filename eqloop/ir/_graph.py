@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ..arrays import describe
+from .._arrays import describe
 from ._atoms import Closed
 from ._parts import Part, numbered, parts, title
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.extend.core as jex
 
-from ..programs import Rewrite, rewritable_programs, rewrite_everywhere
+from .._programs import Rewrite, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed
 from ._rewriter import Rewriter
 

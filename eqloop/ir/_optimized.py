@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from ..calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
+from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from ._optimize import PASSES, check_passes, optimize
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from .._compat import scan_counts
-from ..programs import rewritable_programs
+from .._programs import rewritable_programs
 from ._atoms import Closed
 
 

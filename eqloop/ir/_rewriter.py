@@ -6,7 +6,7 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from ..programs import Rewrite, map_programs
+from .._programs import Rewrite, map_programs
 from ._atoms import Closed
 
 

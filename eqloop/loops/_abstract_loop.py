@@ -7,9 +7,8 @@ from typing import Any, Self, SupportsIndex
 
 import equinox as eqx
 
-from .._types import PyTree
-from ..arrays import hashable_axes
-from ..calls import (
+from .._arrays import hashable_axes
+from .._calls import (
     AbstractTransform,
     Function,
     check_bool,
@@ -17,6 +16,7 @@ from ..calls import (
     typed,
     without_annotations,
 )
+from .._types import PyTree
 from ..checkpointing import (
     AUTO,
     AbstractSchedule,

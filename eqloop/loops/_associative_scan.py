@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._types import Aval, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     AlongAxes,
     Arrays,
     as_arrays,
@@ -27,7 +26,7 @@ from ..arrays import (
     types_of,
     vary,
 )
-from ..calls import (
+from .._calls import (
     AbstractTransform,
     NewX,
     X,
@@ -38,6 +37,7 @@ from ..calls import (
     setting,
     typed,
 )
+from .._types import Aval, PyTree, Value
 from ..checkpointing import Step, trace_step
 from ._carry import static_changes, structure_changes, type_changes
 from ._prefix_sweep import Prefixes, PrefixSweep

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     describe,
     flatten,
     is_dynamic,
@@ -19,7 +18,8 @@ from ..arrays import (
     paths,
     structure_differences,
 )
-from ..calls import as_count
+from .._calls import as_count
+from .._types import PyTree, Value
 
 
 @final

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import Aval, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     as_array,
     as_arrays,
     axes_of,
@@ -38,7 +37,8 @@ from ..arrays import (
     vary,
     with_weak_types,
 )
-from ..calls import OpenedCall
+from .._calls import OpenedCall
+from .._types import Aval, PyTree, Value
 from ..checkpointing import Step, trace_step
 
 

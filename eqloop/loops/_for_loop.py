@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 
 import equinox as eqx
 
+from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..calls import NewY, Y, compiled_once, enforce_annotations, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._abstract_loop import AbstractLoop
 from ._carry import Words

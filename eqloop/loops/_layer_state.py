@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import as_arrays
 from .._types import PyTree, Value
-from ..arrays import as_arrays
 
 # A layer, or a stack of them as one tree.
 Layer = TypeVar("Layer")

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import PRNGKey, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     AlongAxes,
     as_arrays,
     as_length,
@@ -28,7 +27,9 @@ from ..arrays import (
     refuse_symbolic,
     resolve_axes,
 )
-from ..calls import Outputs, enforce_annotations, explained
+from .._calls import Outputs, enforce_annotations, explained
+from .._programs import has_checks, loop_scope, refuse_refs, without_derivatives
+from .._types import PRNGKey, PyTree, Value
 from ..checkpointing import (
     AbstractSchedule,
     Loop,
@@ -38,7 +39,6 @@ from ..checkpointing import (
     run_loop,
     with_inverse,
 )
-from ..programs import has_checks, loop_scope, refuse_refs, without_derivatives
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
 from ._backward import Backward, Truncate, cut_before, passed_back
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled

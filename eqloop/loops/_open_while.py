@@ -14,11 +14,11 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays import axes_of, describe, is_dynamic, partition, split, vary
+from .._calls import enforce_annotations, explained
+from .._programs import refuse_refs, without_derivatives
 from .._types import PyTree, Value
-from ..arrays import axes_of, describe, is_dynamic, partition, split, vary
-from ..calls import enforce_annotations, explained
 from ..checkpointing import Step, make_step, trace_step
-from ..programs import refuse_refs, without_derivatives
 from ..progress import Label
 from ._carry import Carry, Words, trace_settled
 

@@ -19,8 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from .._types import BatchAxis, Index, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Flags,
     along,
@@ -33,8 +32,7 @@ from ..arrays import (
     with_batch_axis,
     zero_cotangent,
 )
-from ..checkpointing import Step
-from ..programs import (
+from .._programs import (
     Doubled,
     Formula,
     Static,
@@ -46,6 +44,8 @@ from ..programs import (
     run,
     settled,
 )
+from .._types import BatchAxis, Index, PyTree, Value
+from ..checkpointing import Step
 
 Arguments = tuple[Arrays, Arrays]
 

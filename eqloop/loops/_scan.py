@@ -14,8 +14,8 @@ from typing import (
 
 import equinox as eqx
 
+from .._calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._abstract_loop import AbstractLoop, checks_no_values
 from ._backward import Backward, check_backward

@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._arrays import axes_of, describe, put_on_mesh, split, vary
+from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..arrays import axes_of, describe, put_on_mesh, split, vary
-from ..calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
 from ._abstract_loop import AbstractLoop, checks_no_values

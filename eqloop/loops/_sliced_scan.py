@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, SupportsIndex, final
 
-from ..calls import Carry, NewCarry, NewY, Y, int_of, setting
+from .._calls import Carry, NewCarry, NewY, Y, int_of, setting
 from ..checkpointing import AbstractSchedule, StoreAll
 from ._scan import AbstractScan, Stepping
 

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Difference,
     as_arrays,
     describe,
@@ -17,6 +16,7 @@ from ..arrays import (
     same_static,
     structure_differences,
 )
+from .._types import PyTree, Value
 from ._layer_state import Layer, with_array_state, with_markers_of
 
 

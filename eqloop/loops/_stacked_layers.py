@@ -9,9 +9,9 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, final, overload
 import equinox as eqx
 import jax
 
+from .._arrays import as_arrays, describe
+from .._calls import as_count, compiled_once, enforce_annotations, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
-from ..arrays import as_arrays, describe
-from ..calls import as_count, compiled_once, enforce_annotations, typed
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._abstract_loop import (
     check_schedule,

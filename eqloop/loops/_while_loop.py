@@ -7,9 +7,10 @@ from typing import Generic, TypeVar, final
 
 import equinox as eqx
 
+from .._arrays import describe
+from .._calls import check_least, compiled_once, int_of, typed
+from .._programs import loop_scope
 from .._types import PyTree
-from ..arrays import describe
-from ..calls import check_least, compiled_once, int_of, typed
 from ..checkpointing import (
     UNLIMITED,
     Bounded,
@@ -18,7 +19,6 @@ from ..checkpointing import (
     Recursive,
     run_while,
 )
-from ..programs import loop_scope
 from ..progress import ProgressBar, as_progress, check_progress, make_meter
 from ._open_while import open_while
 

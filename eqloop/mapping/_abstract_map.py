@@ -6,8 +6,8 @@ from typing import Generic
 
 import equinox as eqx
 
+from .._calls import AbstractTransform, P, R
 from .._types import PyTree
-from ..calls import AbstractTransform, P, R
 
 
 class AbstractMap(AbstractTransform[Callable[P, R]], Generic[P, R]):

@@ -12,9 +12,8 @@ import functools
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._types import BatchAxis, PyTree, Value
-from ..arrays import Flags, along, cotangent_types, pick, split, tangent_types
-from ..programs import (
+from .._arrays import Flags, along, cotangent_types, pick, split, tangent_types
+from .._programs import (
     along_axis,
     batched,
     batched_axes,
@@ -27,6 +26,7 @@ from ..programs import (
     settled,
     traced,
 )
+from .._types import BatchAxis, PyTree, Value
 from ..progress import Again
 from ._chunk_function import ChunkFunction, visits_type
 

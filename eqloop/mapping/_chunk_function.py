@@ -9,9 +9,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from .._arrays import Arrays, Flags, split, stack_type
+from .._programs import joined, pruned, reached, run, traced
 from .._types import Aval, PyTree, Value
-from ..arrays import Arrays, Flags, split, stack_type
-from ..programs import joined, pruned, reached, run, traced
 from ..progress import NO_BARS, BarChange, Meter
 
 

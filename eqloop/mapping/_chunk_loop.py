@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._types import Aval, Index, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     along,
     axes_of,
@@ -22,7 +21,8 @@ from ..arrays import (
     vary,
     zero_array,
 )
-from ..programs import mark
+from .._programs import mark
+from .._types import Aval, Index, PyTree, Value
 from ..progress import tied
 from ._chunk_function import ChunkFunction
 from ._chunks import Chunks

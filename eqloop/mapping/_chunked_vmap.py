@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import equinox as eqx
 
+from .._arrays import axes_tree, hashable_axes
+from .._calls import NewP, NewR, P, R, check_bool, compiled_once, setting
 from .._types import PyTree
-from ..arrays import axes_tree, hashable_axes
-from ..calls import NewP, NewR, P, R, check_bool, compiled_once, setting
 from ..checkpointing import Budget, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap

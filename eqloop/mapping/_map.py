@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, SupportsIndex, final
 
 import equinox as eqx
 
-from ..calls import NewP, NewR, P, R, as_count, compiled_once, setting
+from .._calls import NewP, NewR, P, R, as_count, compiled_once, setting
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractMap
 from ._open_map import open_map

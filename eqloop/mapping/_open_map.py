@@ -10,8 +10,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._types import Aval, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     AlongAxes,
     Arrays,
     Axis,
@@ -28,9 +27,10 @@ from ..arrays import (
     resolve_axes,
     strongly_typed,
 )
-from ..calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
+from .._calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
+from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs
+from .._types import Aval, PyTree, Value
 from ..checkpointing import Saveable, Step, hoist, trace_step
-from ..programs import has_backward_rules, is_ref, loop_scope, refuse_refs
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
 from ._planned_map import planned_map

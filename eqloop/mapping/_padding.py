@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import is_inexact
 from .._types import PyTree, Value
-from ..arrays import is_inexact
 
 
 def padded(x: jax.Array, axis: int, count: int) -> jax.Array:

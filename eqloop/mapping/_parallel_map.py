@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from .._arrays import hashable_axes
+from .._calls import NewP, NewR, P, R, compiled_once, setting
 from .._types import PyTree, Value
-from ..arrays import hashable_axes
-from ..calls import NewP, NewR, P, R, compiled_once, setting
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
 from ._mesh import (

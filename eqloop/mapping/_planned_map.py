@@ -18,8 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._types import BatchAxis, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Flags,
     inexact_only,
@@ -31,8 +30,16 @@ from ..arrays import (
     strongly_typed,
     with_tangent_types,
 )
+from .._programs import (
+    Doubled,
+    Formula,
+    Static,
+    recall,
+    refuse_callbacks,
+    refuse_checks,
+)
+from .._types import BatchAxis, PyTree, Value
 from ..checkpointing import Saveable, policies
-from ..programs import Doubled, Formula, Static, recall, refuse_callbacks, refuse_checks
 from ..progress import BarChange, tied
 from ._chunk_derivatives import (
     MarkPair,

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import jax
 import jax.extend.core as jex
 
+from .._arrays import is_inexact, is_symbolic, pick, put
+from .._calls import as_count, format_bytes
+from .._programs import aval_of, equations, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
-from ..arrays import is_inexact, is_symbolic, pick, put
-from ..calls import as_count, format_bytes
 from ..checkpointing import (
     Budget,
     Saveable,
@@ -19,7 +20,6 @@ from ..checkpointing import (
     refuse_second_place,
     unlisted,
 )
-from ..programs import aval_of, equations, temporary_bytes
 from ._chunk_derivatives import MarkPair
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop

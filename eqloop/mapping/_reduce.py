@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     along,
     broadcast_prefix,
     describe,
@@ -15,6 +14,7 @@ from ..arrays import (
     is_scalar,
     paths,
 )
+from .._types import PyTree, Value
 from ._chunk_derivatives import halved
 
 Reduction = str | None

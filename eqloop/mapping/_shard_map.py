@@ -9,9 +9,8 @@ import equinox as eqx
 import jax
 from jax.sharding import PartitionSpec
 
-from .._types import PyTree
-from ..arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
-from ..calls import (
+from .._arrays import as_arrays, axes_tree, hashable_axes, is_dynamic, partition
+from .._calls import (
     AbstractTransform,
     NewR,
     OpenedCall,
@@ -23,6 +22,7 @@ from ..calls import (
     explained,
     setting,
 )
+from .._types import PyTree
 from ._mesh import (
     SomeMesh,
     are_movable,

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from .._arrays import axes_tree, broadcast_prefix, describe, flatten, is_dynamic, paths
 from .._types import PyTree, Value
-from ..arrays import axes_tree, broadcast_prefix, describe, flatten, is_dynamic, paths
 from ._mesh import SomeMesh, names_in, quoted
 
 # By the path of an array: the array, and its specification.

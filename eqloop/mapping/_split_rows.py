@@ -16,9 +16,9 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from .._arrays import AlongAxes, Arrays, Rest, partition
+from .._calls import OpenedCall, Outputs
 from .._types import PyTree, Value
-from ..arrays import AlongAxes, Arrays, Rest, partition
-from ..calls import OpenedCall, Outputs
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
 from ._open_map import OpenedMap, OpenedRow, open_row, trace_call

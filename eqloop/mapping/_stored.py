@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import Arrays, zero_array
 from .._types import PyTree, Value
-from ..arrays import Arrays, zero_array
 from ..checkpointing import Saveable
 from ._chunk_loop import ChunkLoop
 from ._chunks import Chunks

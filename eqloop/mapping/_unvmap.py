@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import describe, is_dynamic, is_scalar, over_examples
 from .._types import PyTree, Value
-from ..arrays import describe, is_dynamic, is_scalar, over_examples
 
 
 def unvmap(

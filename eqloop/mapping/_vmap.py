@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, SupportsIndex, final
 import equinox as eqx
 import jax
 
+from .._arrays import AlongAxes, hashable_axes, pick
+from .._calls import NewP, NewR, P, R, as_count, setting
 from .._types import PyTree, Value
-from ..arrays import AlongAxes, hashable_axes, pick
-from ..calls import NewP, NewR, P, R, as_count, setting
 from ._abstract_map import AbstractAxesMap
 from ._open_map import VARYING, OpenedRow, open_arguments, open_row
 

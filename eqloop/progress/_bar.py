@@ -5,9 +5,9 @@ import operator
 from collections.abc import Callable
 from typing import Any, SupportsIndex, final
 
+from .._arrays import describe
+from .._calls import check_least
 from .._types import PyTree
-from ..arrays import describe
-from ..calls import check_least
 
 
 @final

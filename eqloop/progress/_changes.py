@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from .._programs import Formula, map_equations, map_params
 from .._types import PyTree
-from ..programs import Formula, map_equations, map_params
 from . import _display
 from ._meter import NO_BARS, Meter
 

@@ -10,9 +10,9 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from .._arrays import Arrays, put_on_mesh
+from .._programs import Formula
 from .._types import BatchAxis, Index, PyTree, Value
-from ..arrays import Arrays, put_on_mesh
-from ..programs import Formula
 from ._changes import BarChange
 from ._meter import Meter, tied
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._arrays import Arrays, refuse_symbolic, split
 from .._types import Index, PyTree, Value
-from ..arrays import Arrays, refuse_symbolic, split
 from . import _display
 from ._bar import ProgressBar
 from ._display import Source

@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from .._arrays import Arrays
 from .._types import Index, PyTree, Value
-from ..arrays import Arrays
 from ._meter import Gauge, tied
 
 

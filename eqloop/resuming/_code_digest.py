@@ -13,8 +13,8 @@ from typing import Any
 
 import equinox as eqx
 
+from .._arrays import is_dynamic, is_scalar
 from .._types import PyTree
-from ..arrays import is_dynamic, is_scalar
 
 
 def functions_in(value: object) -> list[types.FunctionType]:

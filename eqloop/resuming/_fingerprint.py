@@ -12,8 +12,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._arrays import describe, flatten, is_dynamic, paths
 from .._types import PyTree, Value
-from ..arrays import describe, flatten, is_dynamic, paths
 from ._code_digest import callable_name, captured, code_digest, functions_in
 from ._disk import raw_bytes
 from ._processes import digest_of_all

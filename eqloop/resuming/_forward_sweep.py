@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from .._arrays import Axis
 from .._types import Aval, PyTree, Value
-from ..arrays import Axis
 from ._disk import make_folder
 from ._processes import as_the_leader
 from ._row_file import RowFile

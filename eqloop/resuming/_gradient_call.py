@@ -8,8 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     describe,
     flatten,
     is_inexact,
@@ -18,6 +17,7 @@ from ..arrays import (
     put,
     structure_differences,
 )
+from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers, write_json
 from ._fingerprint import fingerprint

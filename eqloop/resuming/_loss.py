@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from .._arrays import as_arrays, describe, partition, pick, put
 from .._types import PyTree, Value
-from ..arrays import as_arrays, describe, partition, pick, put
 from ._tree_form import TreeForm
 
 

@@ -9,8 +9,7 @@ from typing import Any, SupportsIndex
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import PRNGKey, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     as_arrays,
     as_length,
     axis_sizes,
@@ -18,8 +17,9 @@ from ..arrays import (
     flatten,
     resolve_axes,
 )
+from .._programs import refuse_refs
+from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, check_one_key
-from ..programs import refuse_refs
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
 from ._fingerprint import functions_in_words, jax_settings, leaves_in_words, text_of

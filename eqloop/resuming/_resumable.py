@@ -12,8 +12,8 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from .._calls import AbstractTransform, as_count, setting, typed
 from .._types import PRNGKey, PyTree
-from ..calls import AbstractTransform, as_count, setting, typed
 from ..loops import AbstractScan, CheckpointedScan, Scan
 from ..progress import ProgressBar, as_progress, check_progress
 from ._gradient_call import GradientCall, as_wrt

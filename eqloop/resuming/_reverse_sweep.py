@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays import pick, put, split
 from .._types import Value
-from ..arrays import pick, put, split
 from ._forward_sweep import ForwardSweep, one_behind, row_files, write_rows
 from ._processes import as_the_leader
 from ._row_file import RowFile

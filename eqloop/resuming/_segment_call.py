@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Axis,
     as_array,
@@ -22,9 +21,10 @@ from ..arrays import (
     put,
     split,
 )
-from ..calls import enforce_annotations
+from .._calls import enforce_annotations
+from .._programs import is_ref
+from .._types import PyTree, Value
 from ..loops import AbstractScan
-from ..programs import is_ref
 from ._segments import Segments
 from ._sources import AbstractSource, resized
 from ._state_folder import sharding_of

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._arrays import Axis, axis_sizes, describe, flatten, resolve_axes
 from .._types import Aval, Index, PyTree, Value
-from ..arrays import Axis, axis_sizes, describe, flatten, resolve_axes
 from ._tree_form import TreeForm, plain
 
 

@@ -12,8 +12,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Rest,
     as_array,
     is_inexact,
@@ -24,6 +23,7 @@ from ..arrays import (
     strongly_typed,
     with_weak_types,
 )
+from .._types import PyTree, Value
 
 
 def is_key(leaf: Value) -> bool:

@@ -6,8 +6,8 @@ from typing import final
 
 import equinox as eqx
 
+from .._calls import AbstractTransform, enforce_annotations
 from .._types import PyTree
-from ..calls import AbstractTransform, enforce_annotations
 
 
 @final

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._arrays import describe
 from .._types import PyTree, Value
-from ..arrays import describe
 
 Where = type | tuple[type, ...] | Callable[[Any], Any]
 

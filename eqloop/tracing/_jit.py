@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, final, get_args
 
 import equinox as eqx
 
+from .._calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 from .._types import PyTree
-from ..calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 from ._named import check_name, name_of
 from ._nonfinite import translated
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Generic, final
 import equinox as eqx
 import jax
 
+from .._calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 from .._types import PyTree
-from ..calls import AbstractTransform, NewP, NewR, P, R, enforce_annotations
 
 
 @final

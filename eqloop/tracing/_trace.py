@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.extend.core as jex
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Rest,
     as_arrays,
     flatten,
@@ -20,7 +19,8 @@ from ..arrays import (
     paths,
     pick,
 )
-from ..calls import AbstractTransform, OpenedCall, argument_names, enforce_annotations
+from .._calls import AbstractTransform, OpenedCall, argument_names, enforce_annotations
+from .._types import PyTree, Value
 from ._usage import Usage, leaf_usage
 
 

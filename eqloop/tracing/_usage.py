@@ -14,10 +14,10 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from .._arrays import pick, split
 from .._compat import CALLS, close, scan_counts
+from .._programs import Formula
 from .._types import AnyJaxpr
-from ..arrays import pick, split
-from ..programs import Formula
 
 Usage = Literal["unused", "passed", "read"]
 

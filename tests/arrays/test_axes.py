@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.arrays._axes import (
+from eqloop._arrays._axes import (
     as_length,
     axes_tree,
     common_length,

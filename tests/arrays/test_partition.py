@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.arrays._partition import (
+from eqloop._arrays._partition import (
     as_arrays,
     describe,
     flatten,

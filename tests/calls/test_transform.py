@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.calls._transform import AbstractTransform
+from eqloop._calls._transform import AbstractTransform
 
 
 class Decay(eqx.Module):

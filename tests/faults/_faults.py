@@ -16,17 +16,17 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 # The primitive, the engine with the whiles, and the maps: of each a third of a sample.
 PLACES = (
     (
-        "eqloop/programs/_formula.py",
-        "eqloop/programs/_doubled.py",
-        "eqloop/programs/_vmapped.py",
-        "eqloop/programs/_calculus.py",
-        "eqloop/programs/_reaching.py",
-        "eqloop/arrays/_tangents.py",
+        "eqloop/_programs/_formula.py",
+        "eqloop/_programs/_doubled.py",
+        "eqloop/_programs/_vmapped.py",
+        "eqloop/_programs/_calculus.py",
+        "eqloop/_programs/_reaching.py",
+        "eqloop/_arrays/_tangents.py",
     ),
     (
         "eqloop/checkpointing/engine",
         "eqloop/checkpointing/whiles",
-        "eqloop/programs/_constant.py",
+        "eqloop/_programs/_constant.py",
     ),
     ("eqloop/mapping",),
 )

@@ -16,7 +16,7 @@ import tqdm.auto
 from jax import lax
 
 import eqloop as el
-from eqloop.programs._formula import Formula
+from eqloop._programs._formula import Formula
 
 from ..marks import slow
 

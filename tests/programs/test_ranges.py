@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from eqloop.programs._ranges import range_of_literal, range_of_result
+from eqloop._programs._ranges import range_of_literal, range_of_result
 
 # Functions of a boolean and of two integers between -2 and 3, with what is found.
 FUNCTIONS = {

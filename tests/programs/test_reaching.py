@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.programs._reaching import reached
+from eqloop._programs._reaching import reached
 
 
 def reaching(f: Callable[..., Any], *args: Any) -> list[list[bool]]:

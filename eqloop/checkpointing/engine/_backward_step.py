@@ -20,9 +20,8 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._types import Aval, Value
-from ...arrays import Arrays, Flags, cotangent_types, pick, put, split, stack_of
-from ...programs import (
+from ..._arrays import Arrays, Flags, cotangent_types, pick, put, split, stack_of
+from ..._programs import (
     aval_of,
     inputs_read,
     pruned,
@@ -31,6 +30,7 @@ from ...programs import (
     traced,
     with_equations,
 )
+from ..._types import Aval, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import Step

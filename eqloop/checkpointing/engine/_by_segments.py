@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, axes_of, stack_type, vary, zero_array
+from ..._programs import constant
 from ..._types import Index, PyTree, Value
-from ...arrays import Arrays, axes_of, stack_type, vary, zero_array
-from ...programs import constant
 from ...progress import run_with_bar
 from ._forward import iterate
 from ._loop import Loop, element, opaque, store, zero

@@ -22,8 +22,7 @@ import jax.core
 import jax.numpy as jnp
 from jax import lax
 
-from ..._types import Aval, PyTree, Value
-from ...arrays import (
+from ..._arrays import (
     Arrays,
     cotangent_types,
     instantiated,
@@ -33,7 +32,8 @@ from ...arrays import (
     stack_of,
     zero_tangent,
 )
-from ...programs import has_rules, inputs_read, settled
+from ..._programs import has_rules, inputs_read, settled
+from ..._types import Aval, PyTree, Value
 from ._backward_step import (
     Around,
     BackwardStep,

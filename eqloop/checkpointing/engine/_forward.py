@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, Flags
 from ..._types import Index, PyTree, Value
-from ...arrays import Arrays, Flags
 from ._kept_rows import scan
 from ._loop import Loop, zero
 from ._step import Step

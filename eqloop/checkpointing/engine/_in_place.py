@@ -20,10 +20,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import pick, split
 from ..._compat import drops_barriers
-from ..._types import PyTree, Value
-from ...arrays import pick, split
-from ...programs import (
+from ..._programs import (
     Rewrite,
     aval_of,
     computed_from,
@@ -35,6 +34,7 @@ from ...programs import (
     run,
     with_equations,
 )
+from ..._types import PyTree, Value
 
 # Equations that read some rows of their first operand.
 READS = frozenset({"dynamic_slice", "gather", "slice"})

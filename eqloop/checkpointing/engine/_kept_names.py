@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from ..._compat import CALLS
-from ..._types import AnyJaxpr, Aval, Value
-from ...programs import (
+from ..._programs import (
     Rewrite,
     aval_of,
     map_params,
@@ -25,6 +24,7 @@ from ...programs import (
     rewrite_everywhere,
     with_equations,
 )
+from ..._types import AnyJaxpr, Aval, Value
 
 _DOTS = {"dot_general": "dot", "ragged_dot": "dot", "conv_general_dilated": "conv"}
 

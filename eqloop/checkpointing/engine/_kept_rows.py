@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._types import Index, PyTree, Value
-from ...arrays import (
+from ..._arrays import (
     Arrays,
     axes_of,
     is_symbolic,
@@ -24,6 +23,7 @@ from ...arrays import (
     vary,
     zero_array,
 )
+from ..._types import Index, PyTree, Value
 from ...progress import scan_with_bar
 from ._loop import Loop, opaque, store, zero
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from ...arrays import Flags
+from ..._arrays import Flags
 from ._forward import Active
 from ._layout import AbstractLayout
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, put_on_mesh
 from ..._compat import is_widened
+from ..._programs import mark
 from ..._types import Aval, Index, Value
-from ...arrays import Arrays, put_on_mesh
-from ...programs import mark
 from ...progress import NO_BARS, Meter
 
 

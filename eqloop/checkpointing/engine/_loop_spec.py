@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from ...arrays import Flags, pick, refuse_symbolic
+from ..._arrays import Flags, pick, refuse_symbolic
 from ._layout import Layout
 from ._loop import nbytes
 from ._problem import Planner, activity, needs_of_gradient

@@ -14,9 +14,9 @@ import functools
 import jax
 import jax.extend.core as jex
 
+from ..._arrays import Arrays, Flags, pick, put, split, strongly_typed
+from ..._programs import is_ref
 from ..._types import Aval, Value
-from ...arrays import Arrays, Flags, pick, put, split, strongly_typed
-from ...programs import is_ref
 from ._loop import Loop
 from ._step import Step, make_step
 

@@ -13,8 +13,7 @@ from typing import Self
 import jax
 import jax.extend.core as jex
 
-from ..._types import BatchAxis, PyTree, Value
-from ...arrays import (
+from ..._arrays import (
     Arrays,
     Flags,
     instantiated,
@@ -26,7 +25,7 @@ from ...arrays import (
     union,
     with_tangent_types,
 )
-from ...programs import (
+from ..._programs import (
     Doubled,
     Formula,
     Rewrite,
@@ -35,6 +34,7 @@ from ...programs import (
     refuse_callbacks,
     refuse_refs_in_rules,
 )
+from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout

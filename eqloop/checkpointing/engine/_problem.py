@@ -8,9 +8,8 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..._types import BatchAxis, PyTree
-from ...arrays import Flags, closed_under, inexact_only, is_symbolic, pick, split
-from ...programs import (
+from ..._arrays import Flags, closed_under, inexact_only, is_symbolic, pick, split
+from ..._programs import (
     batched,
     batched_axes,
     inputs_read,
@@ -19,6 +18,7 @@ from ...programs import (
     pushed,
     settled,
 )
+from ..._types import BatchAxis, PyTree
 from ...progress import Again, BarChange
 from ._backward_step import Pull
 from ._forward import Active, Saveable

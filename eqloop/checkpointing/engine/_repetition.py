@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 
+from ..._arrays import Arrays, pick, with_batch_axis
+from ..._programs import Formula
 from ..._types import Aval, BatchAxis, PyTree, Value
-from ...arrays import Arrays, pick, with_batch_axis
-from ...programs import Formula
 from ...progress import sweep_with_bar
 from . import _forward
 from ._by_segments import BySegments

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self
 import jax
 import jax.extend.core as jex
 
-from ..._types import BatchAxis, PyTree, Value
-from ...arrays import (
+from ..._arrays import (
     Arrays,
     Flags,
     inexact_only,
@@ -27,7 +26,8 @@ from ...arrays import (
     with_tangent_types,
     zero_cotangent,
 )
-from ...programs import Doubled, Formula, behind, joined, mapped
+from ..._programs import Doubled, Formula, behind, joined, mapped
+from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from ._backward_step import BackwardStep, Taken
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._arrays import axes_of, is_inexact, is_symbolic, split
 from ..._compat import close, scan_counts
+from ..._programs import Range, equations, pruned, range_of_literal, range_of_result
 from ..._types import Aval, Value
-from ...arrays import axes_of, is_inexact, is_symbolic, split
-from ...programs import Range, equations, pruned, range_of_literal, range_of_result
 from ._step import Step
 
 # The most iterations that are written out, and the most equations that may come of

@@ -15,9 +15,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ..._types import Value
-from ...arrays import is_symbolic
-from ...programs import (
+from ..._arrays import is_symbolic
+from ..._programs import (
     Rewrite,
     aval_of,
     called,
@@ -25,6 +24,7 @@ from ...programs import (
     rewrite_everywhere,
     with_equations,
 )
+from ..._types import Value
 
 # The most terms of a sum: of a long one, a product makes more than the copy costs.
 _MOST_TERMS = 16

@@ -9,10 +9,10 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from ..._arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
+from ..._calls import Outputs
+from ..._programs import Rewrite, computed_from, pruned, reached, run
 from ..._types import Aval, Value
-from ...arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
-from ...calls import Outputs
-from ...programs import Rewrite, computed_from, pruned, reached, run
 
 
 @dataclasses.dataclass(frozen=True)

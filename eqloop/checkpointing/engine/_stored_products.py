@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, Flags, split, stack_type, zero_array
+from ..._programs import run
 from ..._types import Aval, PyTree, Value
-from ...arrays import Arrays, Flags, split, stack_type, zero_array
-from ...programs import run
 from ._forward import Active
 from ._loop import store, zero
 from ._problem import Problem, gradient_back

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, over_examples, stack_of, where_run
 from ..._types import Index, Value
-from ...arrays import Arrays, over_examples, stack_of, where_run
 from ._backward_step import BackwardStep, Taken, one
 from ._forward import iterate
 from ._in_place import run_in_place

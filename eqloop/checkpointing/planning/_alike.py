@@ -9,8 +9,8 @@ import dataclasses
 import functools
 from typing import Any, NoReturn
 
-from ...arrays import is_inexact
-from ...programs import has_rules, joined, pulled
+from ..._arrays import is_inexact
+from ..._programs import has_rules, joined, pulled
 from ..engine._forward import Active
 from ..engine._loop_spec import LoopSpec
 from ..engine._problem import Problem

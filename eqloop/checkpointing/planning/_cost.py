@@ -2,7 +2,7 @@
 
 import functools
 
-from ...arrays import Flags, is_inexact, pick, union
+from ..._arrays import Flags, is_inexact, pick, union
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active

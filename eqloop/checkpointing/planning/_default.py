@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from ...arrays import is_symbolic, pick
+from ..._arrays import is_symbolic, pick
 from ..engine._costs import Estimated
 from ..engine._layout import Layout
 from ..engine._loop import nbytes

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import jax
 import jax.extend.core as jex
 
-from ...programs import equations, formula_of
+from ..._programs import equations, formula_of
 from ...progress import Again
 from ..engine._costs import AbstractPace, Estimated, StepCost, residuals_time
 from ..engine._forward import Active

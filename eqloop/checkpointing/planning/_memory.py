@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ...programs import batched_types, temporary_bytes, vmap
+from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted

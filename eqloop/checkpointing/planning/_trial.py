@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..._arrays import is_inexact, pick, put, stack_type
 from ..._types import Aval, PyTree, Value
-from ...arrays import is_inexact, pick, put, stack_type
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop

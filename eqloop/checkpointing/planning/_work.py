@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from ..._programs import aval_of, equations
 from ..._types import AnyJaxpr, Value
-from ...programs import aval_of, equations
 from ..engine._costs import Rates
 
 # fmt: off

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._types import BatchAxis, Index, PyTree, Value
-from ...arrays import (
+from ..._arrays import (
     Flags,
     explicit_sharding,
     pick,
@@ -27,7 +26,8 @@ from ...arrays import (
     where_leading,
     with_batch_axis,
 )
-from ...programs import batched_axes, batched_types, mixes_examples, refuse_callbacks
+from ..._programs import batched_axes, batched_types, mixes_examples, refuse_callbacks
+from ..._types import BatchAxis, Index, PyTree, Value
 from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
 from ..engine._step import Step, make_step

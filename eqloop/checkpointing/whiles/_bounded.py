@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from jax import lax
 
+from ..._arrays import Arrays, Flags, pick
+from ..._programs import constant
 from ..._types import Index, Value
-from ...arrays import Arrays, Flags, pick
-from ...programs import constant
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import nests

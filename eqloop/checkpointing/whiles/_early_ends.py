@@ -16,10 +16,9 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
+from ..._arrays import axes_of, is_symbolic, split
 from ..._compat import close, scan_counts
-from ..._types import Index, Value
-from ...arrays import axes_of, is_symbolic, split
-from ...programs import (
+from ..._programs import (
     Rewrite,
     aval_of,
     called,
@@ -29,6 +28,7 @@ from ...programs import (
     rewrite_everywhere,
     run,
 )
+from ..._types import Index, Value
 from ..engine._loop import zero
 from ..engine._step import Step
 from ..engine.leaves._lean import lean

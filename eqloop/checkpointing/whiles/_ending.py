@@ -14,9 +14,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from ..._arrays import Arrays, over_examples
+from ..._programs import Formula, Selected
 from ..._types import Aval, BatchAxis, PyTree, Value
-from ...arrays import Arrays, over_examples
-from ...programs import Formula, Selected
 from ...progress import NO_BARS, sweep_with_bar, while_with_bar
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal

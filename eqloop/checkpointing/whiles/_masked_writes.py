@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._arrays import Flags, on_mesh, placed_as, split
 from ..._compat import CALLS, close, is_through
+from ..._programs import aval_of, formula_of, renamed, run
 from ..._types import Aval, PyTree, Value
-from ...arrays import Flags, on_mesh, placed_as, split
-from ...programs import aval_of, formula_of, renamed, run
 from ..engine._in_place import READS, WRITES
 from ..engine._primitive import PlannedLoop
 from ..engine._step import Step

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
+from ..._programs import constant, equations, mark
 from ..._types import Index, Value
-from ...arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ...programs import constant, equations, mark
 from ..engine._loop import element
 from ..engine._short_loops import numbers_after, with_known
 from ..engine._step import Step

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from ..._programs import constant
 from ..._types import Index, Value
-from ...programs import constant
 from ..engine._loop import element
 
 if TYPE_CHECKING:

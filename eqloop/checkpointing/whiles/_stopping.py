@@ -12,9 +12,9 @@ import jax.extend.core as jex
 from jax import lax
 from jax.interpreters import partial_eval
 
+from ..._arrays import Arrays, axes_of, pick
+from ..._programs import Formula, Selected, is_watched, mapped, names_axis
 from ..._types import Aval, BatchAxis, PyTree, Value
-from ...arrays import Arrays, axes_of, pick
-from ...programs import Formula, Selected, is_watched, mapped, names_axis
 from ...progress import sweep_with_bar, while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
+from ..._programs import mark
 from ..._types import Aval, Index, Value
-from ...arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ...programs import mark
 from ..engine._layout import AbstractLayout
 from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from ..._arrays import split
 from ..._compat import close
-from ...arrays import split
 from .._atoms import shape_of
 from ._control import Statement, returned, traced_name
 from ._lines import Text, call, structure

@@ -9,9 +9,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ..._arrays import split
 from ..._compat import CALLS, scan_counts
-from ...arrays import split
-from ...programs import Formula, rewritable_programs, watched
+from ..._programs import Formula, rewritable_programs, watched
 from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code

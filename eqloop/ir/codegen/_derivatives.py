@@ -17,8 +17,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...arrays import pick, put
-from ...programs import Formula, rewritable_programs
+from ..._arrays import pick, put
+from ..._programs import Formula, rewritable_programs
 from .._atoms import Closed
 from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code

@@ -9,9 +9,9 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from ...arrays import describe, flatten, is_dynamic, paths
-from ...calls import open_call
-from ...programs import equations, rewritable_programs
+from ..._arrays import describe, flatten, is_dynamic, paths
+from ..._calls import open_call
+from ..._programs import equations, rewritable_programs
 from .._atoms import Closed, check_closed, has_known_shape
 from .._dead_code import eliminate_dead_code
 from .._parts import function_name

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...arrays import describe
+from ..._arrays import describe
 from .._atoms import Closed, dtype_of
 from . import _values
 from ._lines import (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import eqloop as el
+from eqloop._programs._equations import equations
 from eqloop.checkpointing import Loop
 from eqloop.checkpointing.engine._by_segments import BySegments
 from eqloop.checkpointing.engine._step import make_step
@@ -15,7 +16,6 @@ from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
-from eqloop.programs._equations import equations
 
 pytestmark = pytest.mark.sampled
 

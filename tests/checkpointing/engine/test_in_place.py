@@ -11,8 +11,8 @@ from hypothesis import given
 from jax import lax
 
 import eqloop as el
+from eqloop._programs._calculus import run
 from eqloop.checkpointing.engine import _in_place
-from eqloop.programs._calculus import run
 
 pytestmark = pytest.mark.sampled
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from jax import lax
 
+from eqloop._programs._equations import equations
 from eqloop.checkpointing.engine._short_loops import (
     numbers_after,
     with_known,
     without_short_loops,
 )
 from eqloop.checkpointing.engine._step import make_step
-from eqloop.programs._equations import equations
 
 pytestmark = pytest.mark.sampled
 

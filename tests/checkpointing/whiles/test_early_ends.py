@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop._programs._calculus import run, settled
+from eqloop._programs._equations import equations, formula_of
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.whiles._early_ends import only_run, with_early_ends
-from eqloop.programs._calculus import run, settled
-from eqloop.programs._equations import equations, formula_of
 
 from ...marks import slow
 

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import eqloop as el
+from eqloop._programs._equations import equations
 from eqloop.checkpointing.engine._backward_step import Pull
 from eqloop.checkpointing.engine._forward import Active
 from eqloop.checkpointing.engine._loop import Loop
@@ -16,7 +17,6 @@ from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.whiles._online import past_later_steps
-from eqloop.programs._equations import equations
 
 from ...marks import slow
 

@@ -22,8 +22,8 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
-from ....arrays import Flags, closed_under, pick, stack_type, union
-from ....programs import called, inputs_read
+from ...._arrays import Flags, closed_under, pick, stack_type, union
+from ...._programs import called, inputs_read
 from .._backward_step import BackwardStep, program_of
 from .._loop import Loop
 from .._step import Step

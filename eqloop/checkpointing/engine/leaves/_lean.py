@@ -13,9 +13,9 @@ import jax.core
 import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
+from ...._arrays import Flags, pick, zero_array
 from ...._compat import is_through
-from ....arrays import Flags, pick, zero_array
-from ....programs import formula_of, renamed
+from ...._programs import formula_of, renamed
 
 
 @functools.lru_cache(maxsize=512)

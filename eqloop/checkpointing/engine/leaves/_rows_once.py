@@ -34,8 +34,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import along, explicit_sharding, is_symbolic
 from ...._types import Aval, Value
-from ....arrays import along, explicit_sharding, is_symbolic
 from .._in_place import writes_rows
 from .._loop import Loop
 from .._step import Step

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from ...._arrays import Flags, pick, split, union
 from ...._types import Value
-from ....arrays import Flags, pick, split, union
 from .._layout import AbstractLayout
 
 _L = TypeVar("_L", bound=AbstractLayout, covariant=True)

@@ -14,9 +14,9 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
+from ...._arrays import Arrays, Flags, pick, put, split, stack_type
+from ...._programs import run, traced
 from ...._types import Aval, Value
-from ....arrays import Arrays, Flags, pick, put, split, stack_type
-from ....programs import run, traced
 from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from .._loop import Loop
 from .._step import Step

@@ -17,10 +17,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import is_symbolic
 from ...._compat import CALLS, close
+from ...._programs import aval_of
 from ...._types import AnyJaxpr, Aval
-from ....arrays import is_symbolic
-from ....programs import aval_of
 from .._in_place import WRITES
 
 # With fewer rows than this, no counter of 32 bits comes round to rows it has been at.

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator
 import jax
 import jax.numpy as jnp
 
+from ...._arrays import Arrays, Flags, pick, put, split
+from ...._calls import format_bytes
 from ...._types import PyTree, Value
-from ....arrays import Arrays, Flags, pick, put, split
-from ....calls import format_bytes
 from ....progress import step_with_bar, tied
 from .._costs import AbstractPace, StepCost
 from .._forward import Active, Saveable, stored

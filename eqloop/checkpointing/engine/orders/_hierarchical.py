@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import axes_of, vary
+from ...._calls import format_bytes
+from ...._programs import constant
 from ...._types import Index, PyTree, Value
-from ....arrays import axes_of, vary
-from ....calls import format_bytes
-from ....programs import constant
 from .._costs import AbstractPace, StepCost
 from .._loop import element, zero
 from .._sweep import Cotangents, Sweep

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...._arrays import Arrays, Flags, pick
 from ...._types import Index, PyTree, Value
-from ....arrays import Arrays, Flags, pick
 from ....progress import tied
 from .._costs import AbstractPace, StepCost
 from .._loop import Loop

@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
+from ...._arrays import Arrays, pick, split
+from ...._programs import equations, parted, reached, run
 from ...._types import Aval, Index
-from ....arrays import Arrays, pick, split
-from ....programs import equations, parted, reached, run
 from .._backward_step import BackwardStep, Taken, program_of
 from .._sweep import Cotangents, Sweep
 from ..reversals._together import can_join

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import axes_of, vary
+from ...._programs import constant
 from ...._types import Index, PyTree, Value
-from ....arrays import axes_of, vary
-from ....programs import constant
 from .._costs import AbstractPace, StepCost
 from .._loop import element, store
 from .._sweep import Cotangents, Sweep

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import Arrays
+from ...._calls import format_bytes
 from ...._types import Index, Value
-from ....arrays import Arrays
-from ....calls import format_bytes
 from .._costs import AbstractPace, StepCost
 from .._sweep import Cotangents, Sweep
 from ..reversals._block_reversals import AbstractReversal

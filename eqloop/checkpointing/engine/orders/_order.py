@@ -10,9 +10,9 @@ import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ...._arrays import Arrays, Flags
+from ...._calls import format_bytes
 from ...._types import PyTree
-from ....arrays import Arrays, Flags
-from ....calls import format_bytes
 from .._costs import AbstractPace, StepCost
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import jax.numpy as jnp
 
+from ...._arrays import axes_of, vary
+from ...._programs import constant
 from ...._types import Index, Value
-from ....arrays import axes_of, vary
-from ....programs import constant
 from .._costs import AbstractPace, StepCost
 from .._loop import element
 from .._sweep import Cotangents, Sweep

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Sequence
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import Arrays
+from ...._programs import constant
 from ...._types import Index, Value
-from ....arrays import Arrays
-from ....programs import constant
 from .._costs import AbstractPace, StepCost
 from .._loop import element
 from .._sweep import Cotangents, Sweep

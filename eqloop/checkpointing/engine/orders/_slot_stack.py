@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ...._arrays import Arrays
 from ...._types import Index, PyTree, Value
-from ....arrays import Arrays
 from .._forward import iterate
 from .._loop import element, store
 from .._sweep import Cotangents, Sweep

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from jax import lax
 
+from ...._arrays import Arrays
 from ...._types import Index
-from ....arrays import Arrays
 from .._costs import Rates, StepCost, residuals_time, reversal_time
 from ..slots._slots import AbstractSlots, Carries, DeviceSlots, StoredSteps
 

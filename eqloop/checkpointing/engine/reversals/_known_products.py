@@ -19,9 +19,9 @@ import jax.core
 import jax.extend.core as jex
 from jax.custom_derivatives import SymbolicZero
 
+from ...._arrays import Arrays, Flags, is_symbolic, pick, put
+from ...._programs import aval_of, pruned, run
 from ...._types import Aval, Index, Value
-from ....arrays import Arrays, Flags, is_symbolic, pick, put
-from ....programs import aval_of, pruned, run
 from .._loop import element, nbytes, part
 from .._step import Step
 

@@ -16,9 +16,9 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
+from ...._arrays import explicit_sharding, is_symbolic
+from ...._programs import aval_of, pruned, run
 from ...._types import Index, Value
-from ....arrays import explicit_sharding, is_symbolic
-from ....programs import aval_of, pruned, run
 from .._loop import nbytes, part, put_part
 
 # Products smaller than this take little, and are made as a whole.

@@ -28,8 +28,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from ...._types import Aval, Index, PyTree, Value
-from ....arrays import (
+from ...._arrays import (
     Arrays,
     Flags,
     is_inexact,
@@ -39,7 +38,7 @@ from ....arrays import (
     stack_type,
     zero_array,
 )
-from ....programs import (
+from ...._programs import (
     equations,
     formula_of,
     has_rules,
@@ -50,6 +49,7 @@ from ....programs import (
     run,
     traced,
 )
+from ...._types import Aval, Index, PyTree, Value
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part, store

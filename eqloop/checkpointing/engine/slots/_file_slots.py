@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from ...._arrays import Arrays, axes_of, explicit_sharding, placed_as, vary
 from ...._compat import is_widened
 from ...._types import Aval, Index, PyTree, Value
-from ....arrays import Arrays, axes_of, explicit_sharding, placed_as, vary
 from .._costs import Rates
 from ._slots import AbstractSlots, Carries, bits_of, lowered_dtype
 from ._spill_files import SpillFiles

@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from ...._arrays import Arrays, Flags, pick, stack_type
 from ...._compat import is_widened
+from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
-from ....arrays import Arrays, Flags, pick, stack_type
-from ....programs import constant
 from .._by_segments import BySegments, Reached
 from .._costs import Rates
 from .._loop import element, store

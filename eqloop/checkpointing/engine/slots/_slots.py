@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ...._arrays import Arrays, Flags, pick, stack_of, stack_type
 from ...._compat import is_widened
+from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
-from ....arrays import Arrays, Flags, pick, stack_of, stack_type
-from ....programs import constant
 from .._by_segments import BySegments
 from .._costs import Rates
 from .._kept_rows import scan

@@ -1,6 +1,6 @@
 """Arrays and their types, axes and tangents, and how they are taken out of trees.
 
-Nothing here is traced or called: programs are in `programs/`, calls in `calls/`.
+Nothing here is traced or called: programs are in `_programs/`, calls in `_calls/`.
 """
 
 from ._across_examples import over_examples, where_run

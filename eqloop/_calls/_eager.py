@@ -28,9 +28,9 @@ import jax.extend.core as jex
 import jax.tree_util as jtu
 import jaxtyping
 
+from .._arrays import Rest, as_array, partition, pick, put
+from .._programs import is_ref
 from .._types import PyTree, Value
-from ..arrays import Rest, as_array, partition, pick, put
-from ..programs import is_ref
 from ._captures import Captures, identity_of, weak_references, weakly
 from ._settings import int_of
 

@@ -20,8 +20,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._types import PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Axis,
     Rest,
     as_arrays,
@@ -32,6 +31,7 @@ from ..arrays import (
     resolve_axes,
     with_weak_types,
 )
+from .._types import PyTree, Value
 from ._typecheck import enforce_annotations
 
 _Arrays = TypeVar("_Arrays")

@@ -18,9 +18,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax.interpreters import partial_eval
 
-from .._compat import is_through
-from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Arrays,
     Flags,
     batch_type,
@@ -34,6 +32,8 @@ from ..arrays import (
     tangent_types,
     zero_array,
 )
+from .._compat import is_through
+from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ._equations import equations, formula_of
 
 Groups: TypeAlias = tuple[Flags, ...]

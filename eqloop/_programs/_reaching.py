@@ -16,9 +16,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.ref
 
+from .._arrays import Flags, split, union
 from .._compat import CALLS, close, is_through, scan_counts
 from .._types import AnyJaxpr, Aval
-from ..arrays import Flags, split, union
 from ._equations import equations, equations_of
 
 Marks = Sequence[bool]

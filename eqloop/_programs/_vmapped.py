@@ -12,8 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .._types import BatchAxis, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Flags,
     batch_type,
     instantiated,
@@ -24,6 +23,7 @@ from ..arrays import (
     type_of,
     zero_cotangent,
 )
+from .._types import BatchAxis, PyTree, Value
 from ._calculus import vmap
 from ._doubled import Doubled
 from ._formula import Formula

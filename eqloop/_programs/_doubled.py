@@ -22,9 +22,9 @@ import jax.extend.core as jex
 import numpy as np
 from jax import lax
 
+from .._arrays import Flags, instantiated, interleave, pick, put, zero_cotangent
 from .._compat import identity
 from .._types import BatchAxis, PyTree, Value
-from ..arrays import Flags, instantiated, interleave, pick, put, zero_cotangent
 from ._calculus import Groups, behind, joined
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import operator
 import re
 
+from .._arrays import describe
 from .._types import Value
-from ..arrays import describe
 
 _UNITS = {"B": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):

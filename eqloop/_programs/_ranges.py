@@ -12,8 +12,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays import is_symbolic
 from .._types import Aval
-from ..arrays import is_symbolic
 from ._equations import aval_of
 
 Range: TypeAlias = tuple[int, int]

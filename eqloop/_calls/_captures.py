@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from .._arrays import is_scalar, same_static
+from .._programs import is_ref
 from .._types import Value
-from ..arrays import is_scalar, same_static
-from ..programs import is_ref
 
 
 class OfOneCallError(TypeError):

@@ -24,9 +24,7 @@ from typing import Any, Self
 import jax
 import jax.extend.core as jex
 
-from .._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
-from .._types import BatchAxis, PyTree, Value
-from ..arrays import (
+from .._arrays import (
     Flags,
     instantiated,
     interleave,
@@ -37,6 +35,8 @@ from ..arrays import (
     zero_cotangent,
     zero_tangent,
 )
+from .._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from .._types import BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
 from ._equations import Rewrite
 from ._reaching import names_axis
