@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import settings
-from ._programs import Arrays, Program, parts_of, random_types
 from .grow import Features, Grower
+from .programs import Arrays, Program, parts_of, random_types
 from .transforms import scan, while_loop
 from .values import Type
 from .world import World

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 import eqloop as el
 
 from . import modes
-from ._programs import Program
+from .programs import Program
 from .values import DIFFERENTIABLE, Precision, Type, random_value
 from .world import World
 

@@ -4,12 +4,12 @@ import random
 from typing import Any
 
 from . import modes
-from ._programs import Program, While
 from .buffers import Buffered
 from .cases import PLACES, SETTINGS, THROUGH_JAX, Case
 from .endings import Ended
 from .grow import ON_DEVICES, Features
 from .kinds import random_program
+from .programs import Program, While
 from .rules import RULES
 from .values import DIFFERENTIABLE, Precision, Type
 

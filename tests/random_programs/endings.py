@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from . import settings
-from ._programs import Arrays, Program, lengthened, parts_of, random_types
 from .grow import Features, Grower
+from .programs import Arrays, Program, lengthened, parts_of, random_types
 from .transforms import scan_while
 from .values import Type
 from .world import World

@@ -3,10 +3,10 @@
 import random
 
 from . import programs
-from ._programs import Program
 from .buffers import buffered
 from .endings import ended
 from .grow import Features
+from .programs import Program
 from .undone import undone
 
 KINDS = {

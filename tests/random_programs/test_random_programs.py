@@ -11,12 +11,12 @@ import pytest
 import eqloop as el
 
 from ..marks import slow
-from ._programs import Scanned
 from .bodies import Body, Op
 from .cases import SETTINGS, Case
 from .choice import random_case
 from .grow import ON_DEVICES
 from .judging import Skipped, judge
+from .programs import Scanned
 from .shrinking import shrink
 from .transforms import Transform
 from .values import Precision, Type

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import eqloop as el
 
 from . import settings
-from ._programs import Arrays, Program, lengthened, parts_of, random_types
 from .grow import Features, Grower
+from .programs import Arrays, Program, lengthened, parts_of, random_types
 from .transforms import Transform, scan
 from .values import Type
 from .world import World
