@@ -40,7 +40,10 @@ def _without_literals(expand: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return staged
 
 
-_VJPHiPrimitive: Any = getattr(hijax, "VJPHiPrimitive", object)
+# JAX 0.12 has `HiPrim`, JAX 0.10 `VJPHiPrimitive`; of what eqloop overrides, both have
+# the same methods. A version that has neither is to fail here, and not later.
+_HAS_HIPRIM = hasattr(hijax, "HiPrim")
+_VJPHiPrimitive: Any = object if _HAS_HIPRIM else hijax.VJPHiPrimitive
 
 
 class _HiPrimitive(_VJPHiPrimitive):
@@ -52,14 +55,14 @@ class _HiPrimitive(_VJPHiPrimitive):
             cls.expand = _without_literals(cls.expand)
 
 
-# JAX 0.12 has `HiPrim`; the methods that eqloop overrides have the same signatures.
+# JAX 0.10 needs the class above; JAX 0.12 stages literals by itself.
 HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
 # JAX 0.10 makes a tangent for each output of a `hijax` primitive that is linearized,
 # whatever the primitive says, and then asks for the derivatives of all that is computed
 # from it. JAX 0.12 takes the word of the primitive.
-_ALL_MOVE = issubclass(HiPrimitive, _HiPrimitive)
+_ALL_MOVE = not _HAS_HIPRIM
 
 
 def linearization(

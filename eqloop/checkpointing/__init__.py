@@ -14,7 +14,7 @@ from ._policies import AUTO, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import run_loop, run_while
-from ._schedule import (
+from ._schedules import (
     AbstractSchedule,
     Binomial,
     Chunked,
@@ -22,7 +22,7 @@ from ._schedule import (
     Recursive,
     StoreAll,
 )
-from ._stored_schedules import Cast, Offload, Spill
+from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
 from .engine._layout import Layout
 from .engine._listing import unlisted
@@ -30,7 +30,7 @@ from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec
 from .engine._normal_form import normal_form
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
-from .planning._measurements import measurements
+from .planning._known_times import measurements
 from .whiles._bounded import Bounded
 from .whiles._online import Online
 from .whiles._while_layout import UNLIMITED, ForwardOnly

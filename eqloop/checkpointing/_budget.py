@@ -10,8 +10,8 @@ from typing import NoReturn, Self, TypeGuard, final
 from .._arrays import refuse_symbolic
 from .._calls import format_bytes, parse_bytes
 from ._plan import plan_of
-from ._schedule import AbstractSchedule
-from ._stored_schedules import writable_directory
+from ._schedules import AbstractSchedule
+from ._slot_schedules import writable_directory
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
-from ._schedule import AbstractSchedule, chooses_policy
+from ._schedules import AbstractSchedule, chooses_policy
 from .engine._forward import Saveable
 from .engine._loop import Loop
 from .engine._step import Step

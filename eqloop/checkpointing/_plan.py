@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
-from ._schedule import Pinned, limit_of, measures
+from ._schedules import Pinned, limit_of, measures
 from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
@@ -17,7 +17,7 @@ from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._measured import pace
+from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
 from .planning._pace_of_known import with_pace_of_known
 from .planning._paces import pace_keeping

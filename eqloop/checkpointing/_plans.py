@@ -24,14 +24,14 @@ from .._programs import (
 )
 from .._types import AnyJaxpr, PyTree, Value
 from ._plan import Plan, plan_of
-from ._schedule import measures
+from ._schedules import measures
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
 from .engine._problem import Problem, activity, all_active
-from .planning._measured import pace
+from .planning._measured_pace import pace
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
 

@@ -6,7 +6,7 @@ from typing import final
 
 from .._calls import check_bool
 from .._types import PyTree
-from ._schedule import AbstractSchedule, Recursive, make_count
+from ._schedules import AbstractSchedule, Recursive, make_count
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine.orders._inverted import Inverted

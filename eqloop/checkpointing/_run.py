@@ -12,7 +12,7 @@ from .._arrays import Arrays, stack_type, strongly_typed, zero_array
 from .._programs import has_checks, refuse_checks
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
-from ._schedule import AbstractSchedule
+from ._schedules import AbstractSchedule
 from .engine._forward import Saveable, stored
 from .engine._listing import is_listing
 from .engine._loop import Loop

@@ -9,8 +9,8 @@ from .engine._forward import Active
 from .engine._problem import Problem
 from .engine._repetition import Counted
 from .planning._cost import step_cost
-from .planning._guess import working_set
 from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
+from .planning._memory_guess import working_set
 from .whiles._while_layout import AbstractWhileLayout
 
 

@@ -20,8 +20,8 @@ from .._arrays import (
 from .._types import PyTree, Value
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers, write_json
-from ._fingerprint import fingerprint
 from ._forward_sweep import make_files
+from ._in_words import fingerprint
 from ._loss import Loss
 from ._open_run import OpenedRun
 from ._processes import is_leader, wait_for_all

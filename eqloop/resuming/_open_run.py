@@ -22,8 +22,8 @@ from .._types import PRNGKey, PyTree, Value
 from ..loops import AbstractScan, check_one_key
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
-from ._fingerprint import functions_in_words, jax_settings, leaves_in_words, text_of
 from ._forward_sweep import ForwardSweep, SegmentInputs, make_files
+from ._in_words import functions_in_words, jax_settings, leaves_in_words, text_of
 from ._lock import locked
 from ._processes import is_leader, wait_for_all
 from ._run_record import RunRecord

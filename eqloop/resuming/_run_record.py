@@ -10,7 +10,7 @@ from typing import Any, Self
 from .._compat import jax_version
 from .._version import __version__
 from ._disk import ASIDE, explaining_errors, write_json
-from ._fingerprint import python_version
+from ._in_words import python_version
 from ._lock import LOCK
 
 FORMAT, VERSION = "eqloop.Resumable", 1

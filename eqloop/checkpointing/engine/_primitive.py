@@ -51,7 +51,7 @@ from ._problem import (
 from ._reverse_primitive import Reverse
 from ._step import reaching
 from ._stored_products import products_to_store, storing_products
-from .leaves._held import leaves_computed, without_leaves
+from .leaves._needed_leaves import leaves_computed, without_leaves
 from .leaves._saves import Needs, Saves
 from .orders._all_at_once import pull_residuals, store_residuals
 from .reversals._known_products import Products

@@ -28,7 +28,7 @@ from ._listing import unlisted
 from ._loop import Loop
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
-from .leaves._held import needs_of
+from .leaves._needed_leaves import needs_of
 from .leaves._saves import Needs
 from .orders._all_at_once import AllAtOnce
 

@@ -43,9 +43,9 @@ from ._problem import (
 )
 from ._step import Step, without_outputs
 from ._sweep import Sweep
-from .leaves._held import needs_of
+from .leaves._needed_leaves import needs_of
 from .leaves._saves import Needs, Saves
-from .leaves._slim import Known, Slim, narrowed
+from .leaves._slim_steps import Known, Slim, narrowed
 from .reversals._known_products import KnownProducts, Products
 
 if TYPE_CHECKING:

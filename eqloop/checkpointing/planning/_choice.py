@@ -8,8 +8,8 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
-from ._guess import Guess
 from ._memory import peak_bytes
+from ._memory_guess import Guess
 from ._pace_of_known import with_pace_of_known
 from ._paces import Paces, pace_keeping
 from ._search import layouts

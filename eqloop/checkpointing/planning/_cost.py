@@ -15,8 +15,8 @@ from ..engine._problem import (
     settled_problem,
 )
 from ..engine._step import Step
-from ..engine.leaves._held import leaves_read
-from ..engine.leaves._slim import Known, Slim
+from ..engine.leaves._needed_leaves import leaves_read
+from ..engine.leaves._slim_steps import Known, Slim
 from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn

@@ -14,8 +14,8 @@ from ..engine._loop import nbytes
 from ..engine._problem import Problem
 from ._alike import alike
 from ._cost import step_cost
-from ._guess import working_set
-from ._trial import Fixed, gradient_of, of_length
+from ._gradient_program import Fixed, gradient_of, of_length
+from ._memory_guess import working_set
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
 Maps: TypeAlias = tuple[tuple[Any, tuple[int | None, ...]], ...]

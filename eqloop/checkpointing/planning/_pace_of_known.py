@@ -12,7 +12,7 @@ from ..engine._layout import Piece
 from ..engine._problem import Problem
 from ..engine._stored_products import products_to_store
 from ._cost import outputs_wanted, step_cost
-from ._measured import pace
+from ._measured_pace import pace
 
 
 def with_guess(problem: Problem, active: Active, base: AbstractPace) -> AbstractPace:

@@ -10,7 +10,7 @@ from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
 from ._kept_values import Kept, costs_by_kept
-from ._measured import pace
+from ._measured_pace import pace
 from ._pace_of_known import with_guess
 from ._search import layouts
 

@@ -17,9 +17,9 @@ from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._choice import WORTHWHILE
 from ._cost import step_cost
-from ._guess import working_set
-from ._measured import move_time
+from ._measured_pace import move_time
 from ._memory import peak_bytes
+from ._memory_guess import working_set
 from ._search import blocks_to_try
 
 # A search compiles programs until no layout promises to be worthwhile, or this often.

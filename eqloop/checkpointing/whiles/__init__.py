@@ -3,4 +3,12 @@
 The first leaf of the carry says whether the next step is run. `engine` reverses steps
 and chains of steps. This room deals with the unknown number of steps, and with examples
 that stop at their own time under `vmap`.
+
+- **The kinds of loops**: `_stopping.py` is a while loop, `_ending.py` a scan that may
+  end before its length (`_early_ends.py` finds those inside a step).
+- **Where carries are stored**: `_while_layout.py` says what a layout is here,
+  `_bounded.py` nests levels up to a greatest number of steps. `_online.py` runs a loop
+  of any length, and `_spread.py` decides which slot gives way as the loop goes on.
+- **Batches**: `_batch.py` runs all examples as one loop, in which `_masked_writes.py`
+  keeps those that have stopped from writing.
 """

@@ -31,7 +31,7 @@ from ..._programs import (
 from ..._types import Index, Value
 from ..engine._loop import zero
 from ..engine._step import Step
-from ..engine.leaves._lean import lean
+from ..engine.leaves._lean_loops import lean
 
 
 @functools.lru_cache(maxsize=128)

@@ -1,7 +1,9 @@
 """Jaxprs as the text of Python modules.
 
 This room decides how operations are written and how the text is laid out. It never
-changes a jaxpr.
+changes a jaxpr. `_handlers.py` finds who writes an operation, users' handlers included.
+Most operations are in tables of `_operations.py`; `_control.py`, `_derivatives.py`,
+`_combine.py` and `_random.py` have those that need more than a table.
 """
 
 from ._handlers import register_handler

@@ -127,7 +127,7 @@ _FUNCTIONS = {
 
 
 def call_by_settings(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    """A call of the function of `jax.lax` that `_CALLS` names."""
+    """A call of the function of `jax.lax` that `_LAX_CALLS` names."""
     function, positional, keywords = _LAX_CALLS[eqn.primitive.name]
     given = {
         name: parameter(eqn.params[name])

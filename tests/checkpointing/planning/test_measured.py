@@ -12,8 +12,8 @@ import eqloop as el
 from eqloop.checkpointing.engine._costs import Estimated, StepCost
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _measured, _paces, _stopwatch
-from eqloop.checkpointing.planning._measured import Measured, pace
+from eqloop.checkpointing.planning import _paces, _stopwatch
+from eqloop.checkpointing.planning._measured_pace import Measured, pace
 from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
 from eqloop.checkpointing.planning._work import CPU
 

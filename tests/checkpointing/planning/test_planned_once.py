@@ -9,7 +9,6 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing.engine import _backward_step
-from eqloop.checkpointing.engine.leaves import _held
 
 from ...compiling import programs_compiled
 

@@ -13,8 +13,8 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing._plan import Plan, plan_of
-from eqloop.checkpointing._schedule import AbstractSchedule
-from eqloop.checkpointing.planning._measured import pace
+from eqloop.checkpointing._schedules import AbstractSchedule
+from eqloop.checkpointing.planning._measured_pace import pace
 
 from ...marks import slow
 from ..memory import temp_bytes

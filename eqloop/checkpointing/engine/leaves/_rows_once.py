@@ -39,7 +39,7 @@ from ...._types import Aval, Value
 from .._in_place import writes_rows
 from .._loop import Loop
 from .._step import Step
-from ._lean import lean
+from ._lean_loops import lean
 from ._written_rows import (
     MOST_ROWS,
     Counter,

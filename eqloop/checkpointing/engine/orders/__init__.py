@@ -1,4 +1,14 @@
 """Orders: which carries are stored, and in which order the steps are reversed.
 
-`_order.py` says what an order is. The arithmetic of each is in a file without JAX.
+`_order.py` says what an order is. The arithmetic of each is in a file without JAX:
+
+- `_all_at_once.py` stores the residuals of all steps, as `jax.lax.scan` does.
+- `_nested.py` has levels of segments (`Recursive`, `Chunked`), cut by `_levels.py`.
+- `_revolved.py` is binomial checkpointing (`Binomial`): `_binomial.py` counts, and
+  `_slot_stack.py` is the machine that runs it.
+- `_mixed.py` also stores residuals in free slots: `_mixed_chain.py` counts, and
+  `_kept_steps.py` holds them.
+- `_hierarchical.py` has carries in two places, cut by `_hierarchy.py`.
+- `_segmented.py` puts several orders one after the other.
+- `_inverted.py` goes back by the inverse of a step (`Reversible`).
 """

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
-from ._schedule import AbstractSchedule, StoreAll, chooses_policy, measures
+from ._schedules import AbstractSchedule, StoreAll, chooses_policy, measures
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine.slots._file_slots import FileSlots

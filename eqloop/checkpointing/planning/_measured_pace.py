@@ -33,9 +33,9 @@ from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._alike import printed
 from ._cost import step_cost
-from ._measurements import key_of, lookup, remember
+from ._gradient_program import Fixed, gradient_of, input_types, of_length
+from ._known_times import key_of, lookup, remember
 from ._stopwatch import nanoseconds
-from ._trial import Fixed, gradient_of, input_types, of_length
 from ._work import rates
 
 # To find out of which pieces it will be asked takes a while, too.

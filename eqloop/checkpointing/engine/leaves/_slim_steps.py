@@ -1,9 +1,9 @@
 """Steps, and backward steps, that are given only the leaves of a carry in slots.
 
-The other leaves are not read (`_held.py`), so they are left out of the programs of the
-step and of the backward step. A buffer whose rows are written once (`_rows_once.py`)
-is read though slots do not hold it: it is put together from the last and the initial
-carry, which are more consts.
+Nothing reads the other leaves (`_needed_leaves.py`), so they are left out of the
+programs of the step and of the backward step. A buffer whose rows are written once
+(`_rows_once.py`) is read although slots do not hold it: it is rebuilt from the last and
+the initial carry, which become additional consts.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
-from ._held import taking, without_leaves
-from ._lean import lean
+from ._lean_loops import lean
+from ._needed_leaves import taking, without_leaves
 from ._rows_once import RowsOnce, rows_once
 from ._saves import Needs
 

@@ -14,7 +14,7 @@ from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
 from .engine.orders._revolved import Revolved
 from .engine.reversals._together import together
-from .planning._default import with_batches
+from .planning._default_batches import with_batches
 
 
 class AbstractSchedule(abc.ABC):

@@ -27,7 +27,7 @@ from ...._programs import called, inputs_read
 from .._backward_step import BackwardStep, program_of
 from .._loop import Loop
 from .._step import Step
-from ._lean import lean
+from ._lean_loops import lean
 from ._rows_once import rows_once
 from ._saves import Needs
 
