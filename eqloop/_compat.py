@@ -55,7 +55,7 @@ class _HiPrimitive(_VJPHiPrimitive):
             cls.expand = _without_literals(cls.expand)
 
 
-# JAX 0.10 needs the class above; JAX 0.12 stages literals by itself.
+# JAX 0.10 needs the class above; JAX 0.12 can lower literals.
 HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
