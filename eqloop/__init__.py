@@ -2,7 +2,7 @@
 
 A transform is a PyTree: `CheckpointedScan(cell, base=16)` is an `equinox.Module` that
 holds the cell it loops over, and calling it runs the loop. You can differentiate
-through any loop within the memory that you have.
+through any loop within the memory you have.
 """
 
 # To find your way in the source, read `docs/contributing.md`: the way of a call through

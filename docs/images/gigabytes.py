@@ -31,7 +31,7 @@ class Plain(eqx.Module):
 
 
 def gigabytes(gradient, loop, length):
-    """What the gradient allocates beside its inputs and outputs."""
+    """What the gradient allocates in addition to its inputs and outputs."""
     compiled = gradient.lower(loop, jnp.zeros((32, length, 8))).compile().compiled
     return compiled.memory_analysis().temp_size_in_bytes / 1e9
 
@@ -55,16 +55,10 @@ def draw(axes: Axes, theirs: list[float], ours: list[float]) -> None:
         axes.axhline(top, color="0.6", linewidth=1, linestyle=(0, (4, 4)), zorder=0)
         axes.text(1, top + 0.5, name, color="0.35", fontsize=11)
     axes.text(62, 12.5, "jax.lax.scan", color=THEIRS, weight="bold", fontsize=15)
-    axes.text(
-        40,
-        1.2,
-        f"eqloop: {max(ours):.2g} GB at most",
-        color=OURS,
-        weight="bold",
-        fontsize=15,
-    )
+    ours_name = 'eqloop, Budget("256MiB")'
+    axes.text(38, 1.2, ours_name, color=OURS, weight="bold", fontsize=15)
     axes.set(xlim=(0, 100), ylim=(0, 31), xlabel="steps, in thousands", ylabel="GB")
-    axes.set_title("Memory of the gradient of a loop", loc="left", weight="bold")
+    axes.set_title("Memory that a gradient takes", loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -54,7 +54,7 @@ def test_the_page_is_what_its_figures_make():
 def test_the_first_figures_are_those_of_the_benchmarks(page):
     text = page.read_text()
     assert text == _headlines.with_figures(text, KEPT["cpu"])
-    with pytest.raises(ValueError, match="no place for its figures"):
+    with pytest.raises(ValueError, match="no place for its headline"):
         _headlines.with_figures("# A page", KEPT["cpu"])
 
 

@@ -45,6 +45,10 @@ FIRST = {
     "multi gpu": "recipes/many_gpus/",
     "vmap memory": "guides/maps/",
     "while loop gradient": "guides/while_loops/",
+    "early stopping": "guides/while_loops/",
+    "dataloader": "recipes/streaming_data/",
+    "gradient accumulation": "guides/maps/",
+    "lstm": "faq/",
     "diffrax": "recipes/diffrax/",
 }
 
