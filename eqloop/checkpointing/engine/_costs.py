@@ -32,6 +32,8 @@ class StepCost:
             is made part by part.
         known: Bytes of the products of a step that are kept if it is run again before
             it is reversed together with others.
+        maps: Bytes of the linear map by which the cotangent of the carry goes back past
+            a step that is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
         rows: How many slots can hold the residuals of a step, in the place of carries;
             `None` if they have not the types for it.
@@ -55,6 +57,7 @@ class StepCost:
     ct_consts: int
     products: int
     known: int
+    maps: int
     residuals: int
     rows: int | None
     everything: int

@@ -63,6 +63,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         known=_known_bytes(back),
+        maps=_map_bytes(back),
         residuals=residuals,
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -118,6 +119,14 @@ def _known_bytes(back: BackwardStep) -> int:
     """Bytes of the products of a step that are kept for its reversal."""
     products = back.products if can_join(back.base.step) else None
     return nbytes(products.types) if products else 0
+
+
+def _map_bytes(back: BackwardStep) -> int:
+    """Bytes of what is known of a step before the cotangent of its carry is."""
+    if not can_join(back.base.step):
+        return 0
+    known, _, varies = parts_in_turn(back)
+    return nbytes(pick(known.out_avals, varies))
 
 
 def _everything(

@@ -9,6 +9,7 @@ the next one is made in the same place.
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -26,6 +27,9 @@ _LEAST_BYTES = 2**16
 # Into how many parts a larger one is cut, if its rows can be. With more parts, each of
 # fewer rows, multiplying takes longer.
 _PARTS = (4, 3, 5, 2)
+# XLA's CPU backend multiplies in tiles of 2**16 entries, each on one core. A part of
+# fewer entries than this leaves the other cores idle, and so takes up to twice as long.
+_FOR_SEVERAL_CORES = 3 * 2**15
 
 
 def added_in_parts(
@@ -184,9 +188,16 @@ def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None
         return None
     if nbytes([out]) < _LEAST_BYTES:
         return None
-    parts = next((n for n in _PARTS if left.shape[own[0]] % n == 0), None)
-    if parts is None:
+    parts = _parts(left.shape[own[0]], math.prod(out.shape))
+    if parts == 1:
         return None
     # A product has the axes of the batch, those of its first factor, and of the other.
     order = tuple(range(out.ndim) if order is None else order)
     return _Product(eqn, order, own[0], order.index(len(batch)), parts)
+
+
+def _parts(rows: int, entries: int) -> int:
+    """Into how many parts a product of so many rows and entries is cut."""
+    least = _FOR_SEVERAL_CORES if entries >= _FOR_SEVERAL_CORES else 0
+    fits = (n for n in _PARTS if rows % n == 0 and entries >= n * least)
+    return next(fits, 1)

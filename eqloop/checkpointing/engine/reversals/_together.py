@@ -140,11 +140,12 @@ class Together(AbstractReversal):
         return [("reversed together", f"{self.batch(block)} steps")]
 
     def block_bytes(self, cost: StepCost, count: int) -> int:
-        # Roughly: the linear maps of all steps, and later what is added to the
-        # cotangents of parameters. When that is made, about half of what the steps save
-        # is gone, and their ends are there.
+        # Roughly: the linear maps of all steps, beside the products of which they are
+        # made, or what is carried back; and later what is added to the cotangents of
+        # parameters. When that is made, about half of what the steps save is gone, and
+        # their ends are there.
         count = self.batch(count)
-        linear_maps = count * (3 * cost.residuals // 2 + cost.known)
+        linear_maps = count * (cost.maps + max(cost.known, cost.carry))
         ends = count * (cost.residuals // 2 + cost.carry // 2)
         return max(linear_maps, cost.products + ends)
 
