@@ -1,7 +1,6 @@
 """Slots that are moved on as the loop turns out to be longer."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,17 +10,17 @@ from jax import lax
 
 from ..._array_types import axes_of, put_on_mesh, vary
 from ..._constant import constant
-from ..._equations import equations
 from ..._loop_markers import mark
 from ..._partition import Arrays, Flags, pick
+from ..._typecheck import PyTree
 from ..._types import Index, Value
 from ..engine._loop import element
-from ..engine._short_loops import numbers_after, with_known
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
+from ._later_steps import steps_to_run, sweeps_past
 from ._spread import Spread, appended, full, move_on
 from ._while_layout import (
     UNLIMITED,
@@ -104,23 +103,29 @@ class Online(AbstractWhileLayout):
     ) -> tuple[list[Value], list[Value]]:
         carries = self.slots.filled(pick(init[1:], held), self.rows)
         most = min(self.checkpoints, self.max_steps)
+        steps = steps_to_run(step)
 
-        def fill(state: tuple[State, Carries]) -> tuple[State, Carries]:
-            (position, carry), carries = state
-            carries = carries.write(pick(carry[1:], held), position)
-            mark(position)
-            return (position + 1, next_carry(step, consts)(carry)), carries
+        def fill(step: Step, stop: int, whole: PyTree) -> PyTree:
+            def body(whole: tuple[State, Carries]) -> tuple[State, Carries]:
+                (position, carry), carries = whole
+                carries = carries.write(pick(carry[1:], held), position)
+                mark(position)
+                return (position + 1, next_carry(step, consts)(carry)), carries
 
-        has_room = lambda whole: goes_on(whole[0], most)
-        state, carries = lax.while_loop(has_room, fill, (first_state(init), carries))
+            return lax.while_loop(lambda whole: goes_on(whole[0], stop), body, whole)
+
+        whole = first_state(init), carries
+        if steps.later is not steps.first:
+            whole = fill(steps.first, 1, whole)
+        state, carries = fill(steps.later, most, whole)
         spread = jax.tree.map(
             lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
         )
         if self.checkpoints == 1:
-            state = run_until(step, consts, state, self.max_steps)
+            state = run_until(steps.later, consts, state, self.max_steps)
         elif most < self.max_steps:
             whole = (state, spread, carries)
-            state, spread, carries = self._spread_out(step, held, consts, whole)
+            state, spread, carries = self._spread_out(steps.later, held, consts, whole)
         count, carry = state
         return carry, [count, spread.starts, spread.rows, *carries.arrays]
 
@@ -148,16 +153,21 @@ class Online(AbstractWhileLayout):
 
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         count, starts, rows, *slots = saved
-        reach = constant(self.reach)
-        later = past_later_steps(sweep)
-        first = 0 if later is sweep else 1
-        chain = Chain(later, self.checkpoints - 1, reach, order=rows)
+        reach, sweeps = constant(self.reach), sweeps_past(sweep)
         carries = self.slots.holding(slots, sweep.step.carry_types)
+        has_first = sweeps.later is not sweeps.first
+        first_row = element(rows, 0)
+        init = carries.read(first_row)
+        if has_first:
+            # The first segment starts behind the first step, if it is any longer.
+            end = appended(starts[1:], count)[0]
+            carry = sweeps.first.advance_to(init, 0, jnp.clip(end - 1, 0, 1))
+            starts, carries = starts.at[0].set(1), carries.write(carry, first_row)
+        chain = Chain(sweeps.later, self.checkpoints - 1, reach, order=rows)
         stack = self._stack(reach, count, starts, carries)
-        stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))
-        if not first:
-            return cts
-        return sweep.pull_first(stack.carries.read(element(rows, 0)), 1, cts)
+        cts = sweep.start(ct_carry)
+        _, cts = chain.reverse(stack, count - 1, int(has_first), cts)
+        return sweeps.first.pull_first(init, 1, cts) if has_first else cts
 
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries
@@ -172,27 +182,3 @@ class Online(AbstractWhileLayout):
         top = jnp.clip(count - 1, 0, self.checkpoints - 1)
         first, rank = table[top]
         return Stack(top, first, rank, table, carries)
-
-
-def past_later_steps(sweep: Sweep) -> Sweep:
-    """A sweep past any step but the first; the very same if no more is known of them.
-
-    Many a carry holds a flag that tells the first step from the others: a solver that
-    uses what the step before has evaluated has nothing to use there. After it the flag
-    is known, and so are branches that depend on it.
-    """
-    back = sweep.back.mapped(_later)
-    return sweep if back == sweep.back else dataclasses.replace(sweep, back=back)
-
-
-@functools.lru_cache(maxsize=128)
-def _later(step: Step) -> Step:
-    """The step as it is if there was one before; the same if that decides no branch."""
-    if not _count_branches(step):
-        return step
-    later = with_known(step, numbers_after(step))
-    return later if _count_branches(later) < _count_branches(step) else step
-
-
-def _count_branches(step: Step) -> int:
-    return sum(eqn.primitive.name == "cond" for eqn in equations(step.jaxpr))
