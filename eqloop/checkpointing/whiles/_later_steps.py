@@ -12,10 +12,12 @@ import functools
 from typing import NamedTuple
 
 from ..._equations import equations
+from ..._partition import Arrays
 from ..engine._short_loops import numbers_after, with_known, without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Sweep
 from ._early_ends import leaned, with_early_ends
+from ._while_layout import State, first_state, run_until
 
 
 class Steps(NamedTuple):
@@ -39,6 +41,14 @@ def steps_to_run(step: Step) -> Steps:
     has_fewer = _count_branches(written) < _count_branches(lean)
     first = written if has_fewer else with_early_ends(lean)
     return Steps(first, first if later is written else later)
+
+
+def run_all(steps: Steps, consts: Arrays, init: Arrays, max_steps: int) -> State:
+    """Runs a loop. Returns how many steps it ran, and the final carry."""
+    state = first_state(init)
+    if steps.later is not steps.first:
+        state = run_until(steps.first, consts, state, 1)
+    return run_until(steps.later, consts, state, max_steps)
 
 
 class Sweeps(NamedTuple):

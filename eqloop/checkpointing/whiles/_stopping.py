@@ -30,7 +30,7 @@ from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._later_steps import steps_to_run
+from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
@@ -186,10 +186,10 @@ def _refuse_explicit(axis_data: BatchAxis) -> None:
 
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
     """Runs the loop and saves nothing. Returns the final carry."""
-    steps, state = steps_to_run(step), first_state(init)
+    steps = steps_to_run(step)
+    if max_steps < UNLIMITED or is_watched():
+        return run_all(steps, consts, init, max_steps)[1]
     if steps.later is not steps.first:
-        state = run_until(steps.first, consts, state, 1)
-    if max_steps == UNLIMITED and not is_watched():
-        again = lambda carry: carry[0]
-        return lax.while_loop(again, next_carry(steps.later, consts), state[1])
-    return run_until(steps.later, consts, state, max_steps)[1]
+        init = run_until(steps.first, consts, first_state(init), 1)[1]
+    again = lambda carry: carry[0]
+    return lax.while_loop(again, next_carry(steps.later, consts), list(init))
