@@ -3,13 +3,17 @@
 import abc
 import dataclasses
 from collections.abc import Hashable
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from ._costs import AbstractPace, StepCost
 from ._loop import nbytes
+from ._step import Step
 from .orders._order import AbstractOrder
 from .reversals._block_reversals import AbstractReversal, ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
+
+if TYPE_CHECKING:
+    from .leaves._saves import Needs
 
 # A kind of reversal, and of how many steps at once.
 Piece: TypeAlias = tuple[Hashable, int]
@@ -49,6 +53,10 @@ class AbstractLayout(abc.ABC):
     @abc.abstractmethod
     def by_carries(self) -> Self:
         """The same for a loop whose primal cannot store residuals."""
+
+    def for_needs(self, step: Step, needs: "Needs") -> "AbstractLayout":
+        """The same for a way back that reads no more of the carries of such steps."""
+        return self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -252,7 +252,7 @@ class PlannedLoop(Formula):
         needs = needs_of_gradient(problem, active, wanted, layout.block)
         if self.saves is not None:
             needs = needs.with_those_of(self.saves.needs)
-        return Saves(layout, needs)
+        return Saves(layout.for_needs(problem.step, needs), needs)
 
     def _refuse_to_run_again(self) -> None:
         """Checks that a gradient may run the steps more than once."""

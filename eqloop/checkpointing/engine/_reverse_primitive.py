@@ -221,7 +221,8 @@ class Reverse(Formula):
         """The same, which runs the forward loop first if its slots lack anything."""
         if self.given is None or self.given.serves(self.needed):
             return self
-        return self.with_params(given=None)
+        layout = self.layout.for_needs(self.problem.step, self.needed)
+        return self.with_params(given=None, layout=layout)
 
     @property
     def reads(self) -> Flags:
@@ -301,7 +302,9 @@ class Reverse(Formula):
         """A derivative, with this forward loop."""
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
-        return Reverse(self.there, problem, back, layout, None, in_avals)
+        formula = Reverse(self.there, problem, back, layout, None, in_avals)
+        layout = layout.for_needs(problem.step, formula.needed)
+        return formula.with_params(layout=layout)
 
     def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
         """Runs the forward loop, for what it saves."""

@@ -8,10 +8,12 @@ from jax import lax
 from ..._arrays import Arrays, Flags, pick
 from ..._programs import constant
 from ..._types import Index, Value
+from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
+from ._early_ends import only_run
 from ._while_layout import AbstractWhileLayout, State, first_state, run_until
 
 
@@ -65,6 +67,8 @@ class Bounded(AbstractWhileLayout):
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], list[Value]]:
+        step = only_run(step)
+
         # The slots are what a scan stacks: under `vmap` they are no part of a loop
         # whose examples stop at different times, where each step would copy all of
         # them.
@@ -77,7 +81,9 @@ class Bounded(AbstractWhileLayout):
         return carry, [count, *slots]
 
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
-        order = self.order
+        order, step = self.order, only_run(sweep.step)
+        back = sweep.back.mapped(without_short_loops)
+        sweep = dataclasses.replace(sweep, step=step, back=back)
         sweep = sweep if order.is_flat else sweep.opaque()
         _, *slots = saved
         cts = sweep.start(ct_carry)

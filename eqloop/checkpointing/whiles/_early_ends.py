@@ -41,8 +41,14 @@ def only_run(step: Step) -> Step:
     If there is a custom derivative in the step, its primals are those of a derivative
     (`settled`), for which a loop in it fills slots. Here nothing would read them.
     """
+    return with_early_ends(leaned(step))
+
+
+@functools.lru_cache(maxsize=128)
+def leaned(step: Step) -> Step:
+    """A step of the same meaning without what is there for derivatives alone."""
     used = (True,) * len(step.jaxpr.out_avals)
-    return with_early_ends(step.rewritten(lambda program: lean(program, used)))
+    return step.rewritten(lambda program: lean(program, used))
 
 
 @functools.lru_cache(maxsize=128)

@@ -1,32 +1,30 @@
 """Slots that are moved on as the loop turns out to be longer."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
-from ..._programs import constant, equations, mark
+from ..._programs import constant
 from ..._types import Index, Value
-from ..engine._loop import element
-from ..engine._short_loops import numbers_after, with_known
+from ..engine._loop import zero
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._saves import Needs
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
-from ._spread import Spread, appended, full, move_on
+from ._by_counters import reverse_by_counters, strides_of
+from ._later_steps import run_all, steps_to_run, sweeps_past
+from ._spread import appended, full
+from ._storing import Storing
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
-    State,
     first_state,
-    goes_on,
-    next_carry,
     run_until,
 )
 
@@ -45,10 +43,21 @@ class Online(AbstractWhileLayout):
     Attributes:
         max_steps: The most steps that are run.
         checkpoints: How many carries are stored at once.
+        strides: What each step adds to the leaves that slots hold, if the way back
+            reads nothing but counters: then only the initial carry is stored.
+        peels: Whether the first step is run, and reversed, by itself, since more is
+            known of the others. Its carry has a slot of its own, the last one.
     """
 
     max_steps: int
     checkpoints: int
+    strides: tuple[int, ...] | None = None
+    peels: bool = False
+
+    def for_needs(self, step: Step, needs: Needs) -> "Online":
+        strides, (first, later) = strides_of(step, needs), steps_to_run(step)
+        peels = strides is None and self.max_steps > 1 and later is not first
+        return dataclasses.replace(self, strides=strides, peels=peels)
 
     @property
     def ranks(self) -> int:
@@ -64,11 +73,11 @@ class Online(AbstractWhileLayout):
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
-        return [(), (self.checkpoints,), (self.rows,)]
+        return [(), (self.checkpoints,), (self.checkpoints + 1,)]
 
     @property
     def rows(self) -> int:
-        return self.checkpoints + 1
+        return self.checkpoints + 1 + self.peels
 
     @property
     def length(self) -> int | None:
@@ -91,70 +100,53 @@ class Online(AbstractWhileLayout):
 
     @property
     def evaluations_described(self) -> str:
-        thrice = self.checkpoints * (self.checkpoints + 3) // 2
         if self.length is None:
-            return f"3 a step up to {thrice} steps"
-        return f"{'<=' if self.length <= thrice else 'about'} {self.evaluations}"
+            return f"3 a step up to {self.most_thrice} steps"
+        is_exact = self.length <= self.most_thrice
+        return f"{'<=' if is_exact else 'about'} {self.evaluations}"
+
+    @property
+    def most_thrice(self) -> int:
+        """How long a loop may be of which no step is evaluated more than 3 times."""
+        return self.checkpoints * (self.checkpoints + 3) // 2
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], list[Value]]:
         carries = self.slots.filled(pick(init[1:], held), self.rows)
-        most = min(self.checkpoints, self.max_steps)
-
-        def fill(state: tuple[State, Carries]) -> tuple[State, Carries]:
-            (position, carry), carries = state
-            carries = carries.write(pick(carry[1:], held), position)
-            mark(position)
-            return (position + 1, next_carry(step, consts)(carry)), carries
-
-        has_room = lambda whole: goes_on(whole[0], most)
-        state, carries = lax.while_loop(has_room, fill, (first_state(init), carries))
         spread = jax.tree.map(
             lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
         )
-        if self.checkpoints == 1:
-            state = run_until(step, consts, state, self.max_steps)
-        elif most < self.max_steps:
-            whole = (state, spread, carries)
-            state, spread, carries = self._spread_out(step, held, consts, whole)
-        count, carry = state
+        steps, state = steps_to_run(step), first_state(init)
+        if self.strides is not None:
+            carries = carries.write(pick(init[1:], held), 0)
+            count, carry = run_all(steps, consts, init, self.max_steps)
+            return carry, [count, spread.starts, spread.rows, *carries.arrays]
+        later = steps.first
+        if self.peels:
+            carries = carries.write(pick(init[1:], held), self.rows - 1)
+            state, later = run_until(steps.first, consts, state, 1), steps.later
+        storing = Storing(self, later, held, consts, self.max_steps, int(self.peels))
+        (count, carry), spread, carries = storing.run((state, spread, carries))
         return carry, [count, spread.starts, spread.rows, *carries.arrays]
 
-    def _spread_out(
-        self,
-        step: Step,
-        held: Flags,
-        consts: Arrays,
-        whole: tuple[State, Spread, Carries],
-    ) -> tuple[State, Spread, Carries]:
-        """Runs on when all slots are in use."""
-
-        def body(
-            whole: tuple[State, Spread, Carries],
-        ) -> tuple[State, Spread, Carries]:
-            state, spread, carries = whole
-            position, carry = state
-            row, spread = move_on(self, spread, position)
-            carries = carries.write(pick(carry[1:], held), row)
-            stop = jnp.minimum(spread.stop, self.max_steps)
-            return run_until(step, consts, state, stop), spread, carries
-
-        left = lambda whole: goes_on(whole[0], self.max_steps)
-        return lax.while_loop(left, body, whole)
-
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
-        count, starts, rows, *slots = saved
-        reach = constant(self.reach)
-        later = past_later_steps(sweep)
-        first = 0 if later is sweep else 1
-        chain = Chain(later, self.checkpoints - 1, reach, order=rows)
+        _, starts, rows, *slots = saved
+        past = sweeps_past(sweep)
         carries = self.slots.holding(slots, sweep.step.carry_types)
-        stack = self._stack(reach, count, starts, carries)
-        stack, cts = chain.reverse(stack, count - 1, first, sweep.start(ct_carry))
-        if not first:
+        cts = sweep.start(ct_carry)
+        if self.strides is not None:
+            init = carries.read(0)
+            return reverse_by_counters(past.first, self.strides, init, cts)
+        later = past.later.part(1) if self.peels else past.first
+        steps, reach = later.steps, constant(self.reach)
+        chain = Chain(later, self.checkpoints - 1, reach, order=rows)
+        stack = self._stack(reach, steps, starts, carries)
+        stack, cts = chain.reverse(stack, steps - 1, zero(), cts)
+        if not self.peels:
             return cts
-        return sweep.pull_first(stack.carries.read(element(rows, 0)), 1, cts)
+        init = stack.carries.read(self.rows - 1)
+        return past.first.pull_first(init, 1, cts)
 
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries
@@ -169,27 +161,3 @@ class Online(AbstractWhileLayout):
         top = jnp.clip(count - 1, 0, self.checkpoints - 1)
         first, rank = table[top]
         return Stack(top, first, rank, table, carries)
-
-
-def past_later_steps(sweep: Sweep) -> Sweep:
-    """A sweep past any step but the first; the very same if no more is known of them.
-
-    Many a carry holds a flag that tells the first step from the others: a solver that
-    uses what the step before has evaluated has nothing to use there. After it the flag
-    is known, and so are branches that depend on it.
-    """
-    back = sweep.back.mapped(_later)
-    return sweep if back == sweep.back else dataclasses.replace(sweep, back=back)
-
-
-@functools.lru_cache(maxsize=128)
-def _later(step: Step) -> Step:
-    """The step as it is if there was one before; the same if that decides no branch."""
-    if not _count_branches(step):
-        return step
-    later = with_known(step, numbers_after(step))
-    return later if _count_branches(later) < _count_branches(step) else step
-
-
-def _count_branches(step: Step) -> int:
-    return sum(eqn.primitive.name == "cond" for eqn in equations(step.jaxpr))

@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 def full(order: "Online") -> Spread:
     """The slots when the first carries have been stored, one after the other."""
-    rows = jnp.arange(order.rows, dtype=jnp.int32)
+    rows = jnp.arange(order.checkpoints + 1, dtype=jnp.int32)
     rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, order.checkpoints))
     return Spread(rows[:-1], rows, rank, stop)
 
@@ -67,7 +67,7 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(order, spread, position)
-    is_kept = jnp.arange(order.rows, dtype=jnp.int32) < place
+    is_kept = jnp.arange(order.checkpoints + 1, dtype=jnp.int32) < place
     row = element(rows, place)
     starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
     moved = appended(appended(rows[1:-1], row), order.checkpoints)

@@ -21,12 +21,11 @@ from ..engine._forward import Active
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Problem
 from ..engine._repetition import AbstractRepetition, L
-from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
-from ._early_ends import only_run
+from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
@@ -126,7 +125,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         self, problem: Problem, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         (consts, init, _), loop = inputs, problem.loop
-        step = only_run(problem.step)
+        step = problem.step
 
         def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
             if saves is None:
@@ -142,8 +141,7 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
     def reverse(
         self, sweep: Sweep, layout: AbstractWhileLayout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
-        sweep = dataclasses.replace(sweep, step=step, back=back, count=saved[0])
+        sweep = dataclasses.replace(sweep, count=saved[0])
         run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
         return sweep_with_bar(run, sweep, carried, saved)
 
@@ -183,7 +181,10 @@ def _refuse_explicit(axis_data: BatchAxis) -> None:
 
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
     """Runs the loop and saves nothing. Returns the final carry."""
-    if max_steps == UNLIMITED and not is_watched():
-        again = lambda carry: carry[0]
-        return lax.while_loop(again, next_carry(step, consts), list(init))
-    return run_until(step, consts, first_state(init), max_steps)[1]
+    steps = steps_to_run(step)
+    if max_steps < UNLIMITED or is_watched():
+        return run_all(steps, consts, init, max_steps)[1]
+    if steps.later is not steps.first:
+        init = run_until(steps.first, consts, first_state(init), 1)[1]
+    again = lambda carry: carry[0]
+    return lax.while_loop(again, next_carry(steps.later, consts), list(init))

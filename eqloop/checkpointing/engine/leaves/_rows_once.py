@@ -97,31 +97,37 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
     is_unknown = step.inverse is not None or is_symbolic(loop.length)
     if is_unknown or not writes_rows(step.jaxpr):
         return (None,) * count
-    starts = loop.padded_starts(count)
-    program = lean(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
-    types = step.carry_types
-    known = [known_of_leaf(i, aval) for i, aval in enumerate(types)]
-    inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
-    counters = _counters(Reading({}).outputs(program, inputs)[:count], loop, starts)
-    after = Reading(counters).outputs(program, inputs)[:count]
+    counters = _counters(counter_strides(step), loop, loop.padded_starts(count))
+    pairs = zip(step.carry_types, _carry_after(step, counters), strict=True)
+    return tuple(_rows_of(i, *pair, counters) for i, pair in enumerate(pairs))
+
+
+@functools.lru_cache(maxsize=256)
+def counter_strides(step: Step) -> tuple[int | None, ...]:
+    """The number that a step adds to each leaf of the carry, if it does so always."""
     return tuple(
-        _rows_of(i, aval, known, counters)
-        for i, (aval, known) in enumerate(zip(types, after, strict=True))
+        min(out.offsets)
+        if isinstance(out, CounterIndex) and out.leaf == i and len(out.offsets) == 1
+        else None
+        for i, out in enumerate(_carry_after(step, {}))
     )
 
 
+def _carry_after(step: Step, counters: dict[int, Counter]) -> list[Understood]:
+    """What is known of the carry after a step, given which leaves of it count."""
+    program = lean(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+    known = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
+    inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
+    return Reading(counters).outputs(program, inputs)[: step.num_carry]
+
+
 def _counters(
-    after: Sequence[Understood], loop: Loop, starts: Sequence[int | None]
+    strides: Sequence[int | None], loop: Loop, starts: Sequence[int | None]
 ) -> dict[int, Counter]:
-    """The leaves of the carry that count, given what steps make of the carry."""
+    """The leaves of the carry that count up, given what steps add to them."""
     found: dict[int, Counter] = {}
-    for i, (out, start) in enumerate(zip(after, starts, strict=True)):
-        if not (
-            isinstance(out, CounterIndex) and out.leaf == i and len(out.offsets) == 1
-        ):
-            continue
-        (stride,) = out.offsets
-        if stride > 0:
+    for i, (stride, start) in enumerate(zip(strides, starts, strict=True)):
+        if stride is not None and stride > 0:
             within = start is not None and 0 <= start < MOST_ROWS
             # The positions of a loop have 32 bits: it has no more steps than that.
             within = within and stride * (loop.length - 1) < 2**31

@@ -1,0 +1,45 @@
+"""Loops of which the way back reads nothing but counters: they need no slots.
+
+A counter is an integer of the carry that each step adds the same number to, such as the
+row that is written next. What it was before a step follows from what it was before the
+first one. So no carry is stored but the initial one, and no step is run again.
+"""
+
+from collections.abc import Sequence
+
+from jax import lax
+
+from ..._arrays import Arrays, pick
+from ..._types import Index
+from ..engine._step import Step
+from ..engine._sweep import Cotangents, Sweep
+from ..engine.leaves._rows_once import counter_strides
+from ..engine.leaves._saves import Needs
+
+
+def strides_of(step: Step, needs: Needs) -> tuple[int, ...] | None:
+    """What a step adds to each leaf that slots hold, if all of these are counters."""
+    found = pick(counter_strides(step)[1:], needs.held)
+    strides = tuple(stride for stride in found if stride is not None)
+    return strides if len(strides) == len(found) else None
+
+
+def reverse_by_counters(
+    sweep: Sweep, strides: Sequence[int], init: Arrays, cts: Cotangents
+) -> Cotangents:
+    """Takes cotangents back to the start of a loop.
+
+    Args:
+        sweep: The way back.
+        strides: What a step adds to each leaf of the carry.
+        init: The initial carry.
+        cts: The cotangents at the end.
+    """
+    pairs = list(zip(init, strides, strict=True))
+
+    def back(i: Index, cts: Cotangents) -> Cotangents:
+        position = sweep.steps - 1 - i
+        carry = [c + (position * stride).astype(c.dtype) for c, stride in pairs]
+        return sweep.pull(carry, position, 1, cts)
+
+    return lax.fori_loop(0, sweep.steps, back, cts)

@@ -1,0 +1,114 @@
+"""Runs a loop of unknown length, and stores carries as it goes on."""
+
+import dataclasses
+from typing import TYPE_CHECKING, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..._arrays import Arrays, Flags, pick
+from ..._programs import mark
+from ..._types import Index, Value
+from ..engine._step import Step
+from ..engine.slots._slots import Carries
+from ._spread import Spread, move_on
+from ._while_layout import State, goes_on, next_carry, run_until
+
+if TYPE_CHECKING:
+    from ._online import Online
+
+# The state of the loop, where the carries are that are stored, and these.
+Whole: TypeAlias = tuple[State, Spread, Carries]
+
+
+@dataclasses.dataclass(frozen=True)
+class Storing:
+    """How a loop is run.
+
+    Attributes:
+        order: Which carries are stored.
+        step: The step.
+        held: Which leaves of a carry slots hold.
+        consts: What each step gets.
+        max_steps: At which position it ends at the latest.
+        first: The position of the first carry that may be stored; those of the order
+            count from there.
+    """
+
+    order: "Online"
+    step: Step
+    held: Flags
+    consts: Arrays
+    max_steps: int
+    first: int = 0
+
+    def run(self, whole: Whole) -> Whole:
+        """Runs the loop from there on."""
+        slots, steps = self.order.checkpoints, self.max_steps - self.first
+        if 1 < slots < steps <= self.order.most_thrice:
+            return self._store_all(whole)
+        whole = self._fill(whole)
+        if slots >= steps:
+            return whole
+        if slots > 1:
+            return self._spread_out(whole)
+        state, *stored = whole
+        return run_until(self.step, self.consts, state, self.max_steps), *stored
+
+    def _fill(self, whole: Whole) -> Whole:
+        """Stores every carry while there are free slots."""
+        most = min(self.first + self.order.checkpoints, self.max_steps)
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            carries = self._stored(state, carries, self._position(state))
+            return self._next(state), spread, carries
+
+        return lax.while_loop(lambda whole: goes_on(whole[0], most), body, whole)
+
+    def _store_all(self, whole: Whole) -> Whole:
+        """Stores every carry, as all loops do whose rank stays the first.
+
+        Beside a small step, a loop within a loop as in `_spread_out` takes longer than
+        to look each time whether there is a free slot.
+        """
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            position = self._position(state)
+            has_free = position < self.order.checkpoints
+            row, moved = move_on(self.order, spread, position)
+            choose = lambda a, b: jnp.where(has_free, a, b)
+            starts = choose(spread.starts, moved.starts)
+            rows = choose(spread.rows, moved.rows)
+            carries = self._stored(state, carries, choose(position, row))
+            spread = spread._replace(starts=starts, rows=rows)
+            return self._next(state), spread, carries
+
+        return lax.while_loop(self._goes_on, body, whole)
+
+    def _spread_out(self, whole: Whole) -> Whole:
+        """Runs on when all slots are in use."""
+
+        def body(whole: Whole) -> Whole:
+            state, spread, carries = whole
+            row, spread = move_on(self.order, spread, self._position(state))
+            carries = self._stored(state, carries, row)
+            stop = jnp.minimum(spread.stop + self.first, self.max_steps)
+            return run_until(self.step, self.consts, state, stop), spread, carries
+
+        return lax.while_loop(self._goes_on, body, whole)
+
+    def _position(self, state: State) -> Index:
+        return state[0] - self.first if self.first else state[0]
+
+    def _goes_on(self, whole: Whole) -> Value:
+        return goes_on(whole[0], self.max_steps)
+
+    def _stored(self, state: State, carries: Carries, row: Index) -> Carries:
+        return carries.write(pick(state[1][1:], self.held), row)
+
+    def _next(self, state: State) -> State:
+        position, carry = state
+        mark(position)
+        return position + 1, next_carry(self.step, self.consts)(carry)
