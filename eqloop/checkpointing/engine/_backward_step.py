@@ -6,8 +6,14 @@ The reverse loop goes through the same steps from the last to the first: a
 after the step to those of the carry before it.
 
 The reverse loop is differentiated again for a Hessian, and then more than cotangents is
-carried back (`_derived.py`). So `BackwardStep` speaks of *what is carried back* in
-general.
+carried back (`_derived.py`). So the interface speaks of `carried` in general. For a
+gradient its names mean:
+
+    consts, carry, x    inputs of the step, at the carry before it
+    carried             cotangents of the carry: after the step, then before it
+    z                   cotangents of the step's outputs `y`
+    sums                cotangents of the consts, added up over all steps
+    xs                  cotangents of `x`, a row for each step
 """
 
 import abc
@@ -36,20 +42,20 @@ from ._loop import Loop
 from ._step import Step
 from .reversals._known_products import Products, products_of
 
-# Consts, a carry, and the elements of `xs`.
+# `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
-# What has been carried back to a block, and what its steps get besides, along the
-# leading axis: the cotangents of their outputs.
+# `(carried, zs)` of a block: what was carried back to its end, and a row of `z` for
+# each of its steps.
 Ends: TypeAlias = Sequence[Arrays]
 
 
 class Taken(NamedTuple):
-    """What the reversal of a block gives.
+    """What the reversal of a block returns.
 
     Attributes:
-        sums: What is summed up over all steps: cotangents of consts.
-        carried: What is carried on, to the block before.
-        xs: What each step has of its own: cotangents of `xs`.
+        sums: The block's part of the sums over all steps: cotangents of consts.
+        carried: What is carried on to the block before this one.
+        xs: A row for each step: cotangents of `xs`.
     """
 
     sums: list[Value]
@@ -58,7 +64,10 @@ class Taken(NamedTuple):
 
 
 class BackwardStep(abc.ABC):
-    """Takes what is carried back past a step, or a block: a frozen dataclass."""
+    """Takes cotangents, or whatever else is carried back, past a step or a block.
+
+    A subclass is a frozen dataclass: programs are remembered by it.
+    """
 
     @property
     @abc.abstractmethod
@@ -68,74 +77,80 @@ class BackwardStep(abc.ABC):
     @property
     @abc.abstractmethod
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        """The types of what is carried back, and of what a step gets besides."""
+        """The types of `carried`, and of the `z` of a step."""
 
     @property
     @abc.abstractmethod
     def const_of(self) -> tuple[int, ...]:
-        """The const of which each of the `sums` has the type."""
+        """For each of the `sums`, the const whose type it has."""
 
     @property
     @abc.abstractmethod
     def x_of(self) -> tuple[int, ...]:
-        """The leaf of `xs` of which each of those given has the type."""
+        """For each of the returned `xs`, the leaf of the inputs whose type it has."""
 
     @property
     @abc.abstractmethod
     def base(self) -> "Pull":
-        """The gradient that it is a derivative of, or itself."""
+        """The gradient that this is a derivative of; a `Pull` is its own base."""
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether it takes things back past several steps at once."""
+        """Whether it can be called for several steps at once."""
         return False
 
     @property
     def joins_steps(self) -> bool:
-        """Whether it has `joined`, and so steps may be reversed in a batch."""
+        """Whether it has `joined`, so that steps can be reversed together."""
         return False
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        """What all steps of a block give together, without what is carried on.
+        """The `sums` and `xs` of a batch of steps, computed at once.
+
+        Its `carried` is empty: that part has to go from step to step, and has been
+        computed before (`reversals/_together.py`).
 
         Args:
             loop: The loop over the block.
             inputs: Consts, the carry before each step, and the block's part of `xs`.
-            ends: What is carried back to each step, and what it gets besides.
+            ends: The `carried` after each step, and the `z` of each.
         """
         raise AssertionError("it takes steps back one by one")
 
     @property
     def products(self) -> Products | None:
-        """The products of a step that are worth keeping for it, if there are any."""
+        """The products in the step that are worth keeping, `None` if there are none."""
         return None
 
     def with_products(self, products: Products) -> "BackwardStep | None":
-        """The same for steps that are given products behind `x`, if it can take them.
+        """The same for steps that are given their products behind `x`.
 
         Args:
-            products: Of its own, or of a backward step that reads no fewer.
+            products: Those of this backward step, or of one that reads no fewer.
+
+        Returns:
+            The backward step, or `None` if it cannot take any.
         """
         return None
 
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        """The same for steps that are rewritten, and of the same types."""
+        """The same for rewritten steps, whose types are the same."""
 
     @abc.abstractmethod
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        """Takes it back past the steps of `loop`: past one, unless it `takes_blocks`.
+        """Goes back past the steps of `loop`, which is one step unless `takes_blocks`.
 
         Args:
             loop: The loop over the block.
-            inputs: Consts, the carry before the block, and its elements of `xs`.
-            ends: What has been carried back, and what its steps get besides.
+            inputs: Consts, the carry before the block, and the block's part of `xs`.
+            ends: The `carried` after the block, and the `z` of its steps.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull(BackwardStep):
-    """Cotangents of active inputs: what JAX makes of a block of steps.
+    """The backward step of a gradient: JAX's own `vjp` of a step or a block.
 
     Attributes:
         step: The step.
@@ -179,17 +194,20 @@ class Pull(BackwardStep):
 
     @property
     def products(self) -> Products | None:
-        found = products_of(self.step)
-        if found is None:
+        candidates = products_of(self.step)
+        if candidates is None:
             return None
-        program = program_of(self.with_products(found))
+        program = program_of(self.with_products(candidates))
         consts, carry, x = map(len, self.types)
         read = inputs_read(program, [True] * len(program.out_avals))
-        used = read[consts + carry + x :][: len(found.types)]
-        # The last product of a step may only be added to what it returns.
-        return found if all(used) else products_of(self.step, tuple(used))
+        used = read[consts + carry + x :][: len(candidates.types)]
+        # The reversal need not read all of them: a product that is only added to an
+        # output has no influence on any derivative.
+        return candidates if all(used) else products_of(self.step, tuple(used))
 
     def with_products(self, products: Products) -> "Pull":
+        # Products are not differentiated with respect to: the step with known products
+        # takes derivatives through their factors (`_known_products.py`).
         xs = (*self.active.xs, *[False] * len(products.types))
         active = self.active._replace(xs=xs)
         return dataclasses.replace(self, step=products.step, active=active)
@@ -197,6 +215,7 @@ class Pull(BackwardStep):
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         run = stored if loop.length > 1 else single
 
+        # `marked` has the active inputs in three groups, as `inputs` has all of them.
         def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
             merged = map(put, inputs, self.active, marked)
             last, ys = run(self.step, loop, self.policy, *merged)
@@ -210,8 +229,9 @@ class Pull(BackwardStep):
         return True
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        # The cotangents of what all steps share are those of the batch of steps: one
-        # product of matrices, where step by step each would add an outer product.
+        # The cotangent of a weight is that of the batch of steps: one product of
+        # matrices, instead of an outer product that each step adds. The carries are not
+        # among what is differentiated, so none of their cotangents are computed.
         consts, carries, xs = inputs
         step = under_policy(self.step, self.policy)
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
@@ -229,36 +249,36 @@ class Pull(BackwardStep):
 
 @dataclasses.dataclass(frozen=True)
 class Around(BackwardStep):
-    """What wraps another one; it is given and gives the same, if not said otherwise.
+    """A wrapper of another backward step, with the same types unless it overrides them.
 
     Attributes:
-        of: The other one.
+        inner: The other one.
     """
 
-    of: BackwardStep
+    inner: BackwardStep
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
-        return self.of.types
+        return self.inner.types
 
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        return self.of.end_types
+        return self.inner.end_types
 
     @property
     def const_of(self) -> tuple[int, ...]:
-        return self.of.const_of
+        return self.inner.const_of
 
     @property
     def x_of(self) -> tuple[int, ...]:
-        return self.of.x_of
+        return self.inner.x_of
 
     @property
     def base(self) -> Pull:
-        return self.of.base
+        return self.inner.base
 
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
-        return dataclasses.replace(self, of=self.of.mapped(rewrite))
+        return dataclasses.replace(self, inner=self.inner.mapped(rewrite))
 
 
 def single(
@@ -270,8 +290,8 @@ def single(
     return carry, [stack_of(leaf, 1) for leaf in y]
 
 
-def one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
-    """Takes things back past one step, all of them without an axis for steps."""
+def take_one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
+    """Goes back past a single step; `x` and `z` have no axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
     outs = run(program_of(back), *consts, *carry, *x, *z, *carried)
     return Taken(*split(outs, len(back.const_of), len(carried)))
@@ -279,14 +299,14 @@ def one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
 
 @functools.lru_cache(maxsize=256)
 def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
-    """The backward step as a program.
+    """The backward step for a single step, as a program.
 
-    To differentiate a step takes longer than all else that is traced for a gradient. So
-    it is done once, and whoever reverses single steps runs this program.
+    Differentiating a step takes longer than everything else that is traced for a
+    gradient. So it is done once, and all who reverse single steps run this program.
 
     Returns:
-        A program from consts, carry, `x`, what the step gets besides, and what is
-        carried back, to what is taken of it, see `Taken`.
+        A program from `[*consts, *carry, *x, *z, *carried]` to
+        `[*sums, *carried, *xs]`.
     """
     (consts, carry, x), (carried, z) = back.types, back.end_types
     counts = len(consts), len(carry), len(x), len(z)
@@ -304,12 +324,14 @@ def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
 
 
 def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program that reads its inputs themselves, and not the one row of a stack.
+    """Removes the stacks of one row that `program_of` makes of `x` and of `z`.
 
-    XLA would find that they are the same. But what a step reads of its `x` need not be
-    stored, and it should be seen here that it does.
+    A backward step takes stacks, so `x` becomes `squeeze(broadcast(x))`. XLA would
+    remove both. But mixed storage looks in this program for residuals that are inputs,
+    which need not be stored (`orders/_kept_steps.py`), and a copy is not an input.
     """
     jaxpr = program.jaxpr
+    # From a stack of one row to that row, and from a copy of a row to the original.
     stacked, same = dict[jex.Var, jex.Var](), dict[jex.Var, jex.Var]()
     eqns = list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)

@@ -41,7 +41,7 @@ from ._backward_step import (
     Inputs,
     Taken,
     indices,
-    one,
+    take_one,
     single,
 )
 from ._forward import Active
@@ -74,7 +74,7 @@ class Derived(Around):
         self, loop: Loop, inputs: Inputs
     ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
         """The loop and the inputs of the other one, and what comes behind these."""
-        pairs = [split(x, len(t)) for x, t in zip(inputs, self.of.types, strict=True)]
+        pairs = [split(x, len(t)) for x, t in zip(inputs, self.inner.types, strict=True)]
         own, more = ([pair[i] for pair in pairs] for i in (0, 1))
         of_other = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
         return of_other, own, more
@@ -90,30 +90,30 @@ class Pushed(Derived):
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
-        return _grown(self.of.types, map(pick, self.of.types, self.active))
+        return _grown(self.inner.types, map(pick, self.inner.types, self.active))
 
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        carried, z = self.of.end_types
+        carried, z = self.inner.end_types
         return [*carried, *carried], [*z, *z]
 
     @property
     def const_of(self) -> tuple[int, ...]:
-        return self.of.const_of * 2
+        return self.inner.const_of * 2
 
     @property
     def x_of(self) -> tuple[int, ...]:
-        return self.of.x_of * 2
+        return self.inner.x_of * 2
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        return self._pushed(self.of, loop, inputs, ends)
+        return self._pushed(self.inner, loop, inputs, ends)
 
     @property
     def joins_steps(self) -> bool:
-        return self.of.joins_steps
+        return self.inner.joins_steps
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        return self._pushed(self.of.joined, loop, inputs, ends)
+        return self._pushed(self.inner.joined, loop, inputs, ends)
 
     def _pushed(
         self, take: Callable[..., Taken], loop: Loop, inputs: Inputs, ends: Ends
@@ -141,12 +141,12 @@ class Pulled(Derived):
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
-        return _grown(self.of.types, _given(self.of))
+        return _grown(self.inner.types, _given(self.inner))
 
     @property
     def end_types(self) -> tuple[list[Aval], list[Aval]]:
-        carried, z = self.of.end_types
-        return [*carried, *cotangent_types(self.of.types[1], self.active.carry)], z
+        carried, z = self.inner.end_types
+        return [*carried, *cotangent_types(self.inner.types[1], self.active.carry)], z
 
     @property
     def const_of(self) -> tuple[int, ...]:
@@ -159,12 +159,12 @@ class Pulled(Derived):
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         loop, inputs, cts = self._open(loop, inputs)
         carried, z = ends
-        carried, ct_carry = split(carried, len(self.of.end_types[0]))
+        carried, ct_carry = split(carried, len(self.inner.end_types[0]))
 
         def run(*marked: Arrays) -> tuple[Value, list[Value]]:
             merged = list(map(put, inputs, self.active, marked))
             last, _ = single(self.forward, loop, None, *merged)
-            taken = self.of(loop, merged, (carried, z))
+            taken = self.inner(loop, merged, (carried, z))
             return (pick(last, self.active.carry), taken), taken.carried
 
         marked = map(pick, inputs, self.active)
@@ -185,7 +185,7 @@ class Left(Derived):
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         def run(*flat: Value) -> list[Value]:
-            return jax.tree.leaves(self.of(loop, *tree.unflatten(flat)))
+            return jax.tree.leaves(self.inner(loop, *tree.unflatten(flat)))
 
         flat, tree = jax.tree.flatten((list(inputs), list(ends)))
         marks = [mark for flags in self.active for mark in flags]
@@ -230,7 +230,7 @@ def onward(back: BackwardStep, step: Step) -> Step:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
-        reverse = lambda *ends: one(back, (consts, carry[lead:], x), ends)
+        reverse = lambda *ends: take_one(back, (consts, carry[lead:], x), ends)
         _, pull = jax.vjp(reverse, *ends)
         ct_carried, ct_z = pull(Taken(*cts))
         return [*after, *ct_carried], ct_z
@@ -295,7 +295,7 @@ def there_and_back(
     every_z = list(zs)
     if loop.kept is not None:
         every = jnp.arange(loop.length, dtype=jnp.int32)
-        every_z = jax.vmap(lambda index: loop.z(zs, index))(every)
+        every_z = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(every)
     # The order of `xs` and of the rows is that of the steps, or the other way round.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry

@@ -1,4 +1,10 @@
-"""The loop around a step: its length, its direction, its axes, and what is kept."""
+"""The loop around a step: its length and direction, its axes, and the rows of `ys`.
+
+At the end are the functions by which everything in the engine reads and writes one row
+of an array. They are slices with an index that is known to be in range: XLA updates a
+buffer that a loop carries in place by `dynamic_update_slice`, but not by a scatter or
+within a branch.
+"""
 
 import dataclasses
 import math
@@ -17,27 +23,34 @@ from ...progress import NO_BARS, Meter
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Everything about a loop but its step and its schedule.
+    """All that describes a loop, except its step and its schedule.
 
-    A step has a position, which counts in the order of execution, and an index, which
-    is its place in `xs` and `ys`. The two differ under `reverse`.
+    A step has a *position*, which counts in the order of execution, and an *index*,
+    which is its place in `xs`. The *row* is its place in `ys`, if it has one. With six
+    steps in reverse, of which every second is kept (`kept=range(0, 6, 2)`):
+
+        position   0   1   2   3   4   5      (time runs to the right)
+        index      5   4   3   2   1   0
+        row        -   2   -   1   -   0
 
     Attributes:
-        length: How many steps.
+        length: How many steps there are.
         reverse: Whether the last element of `xs` comes first.
-        unroll: How many steps the innermost loops run per iteration.
-        x_axes: For every leaf of `xs` the axis that is looped over. The leaves are
-            indexed along it where it lies: moving it to the front would copy them.
-        kept: The indices of the steps of which `ys` has a row, in the order of the
-            rows; `None` is for all of them.
+        unroll: How many steps the innermost loops run per iteration. A loop that
+            `stops` has 1: `lax.fori_loop` unrolls only if the trip count is static.
+        x_axes: For every leaf of `xs`, the axis that is looped over. It stays where it
+            is, since moving it to the front would copy the whole leaf.
+        kept: The indices of the steps that have a row in `ys`, in the order of the
+            rows; `None` for all of them.
         meter: Its progress bars.
         batch: How many examples run in it side by side.
-        base: The index of its first element of `xs`, if `xs` has others before.
-        stops: Whether it ends, before its length, once the first leaf of the carry is
-            false.
-        starts: For leaves of the carry, the number that each starts from, if that is
-            known while tracing. There may be more leaves.
-        carry_paths: What the user calls the leaves of the carry, if that is known.
+        base: The index in `xs` of the loop's first element. It is not 0 for the part of
+            a loop in reverse that `cut_at` cuts off: its `xs` are still the whole ones.
+        stops: Whether the loop ends early, once the first leaf of the carry is false.
+        starts: The integers that leaves of the initial carry are known to be while
+            tracing, `None` for those that are not known. Leaves beyond the last entry
+            are not known either.
+        carry_paths: The user's names for the leaves of the carry, if they are known.
     """
 
     length: int
@@ -50,7 +63,7 @@ class Loop:
     base: int = 0
     stops: bool = False
     starts: tuple[int | None, ...] = ()
-    # Loops of one program are one to all that is remembered, whatever they are called.
+    # Names do not change the program, so they are not part of the key of any cache.
     carry_paths: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
@@ -60,7 +73,10 @@ class Loop:
 
     @property
     def gaps(self) -> tuple[int, int, int]:
-        """How many steps are run before, between and after those that are kept."""
+        """The numbers of steps before the first kept one, between two, and after all.
+
+        In the order of execution. In the example above these are 1, 1 and 0.
+        """
         kept = range(self.length) if self.kept is None else self.kept
         if not kept:
             return self.length, 0, 0
@@ -72,22 +88,24 @@ class Loop:
 
     @property
     def descends(self) -> bool:
-        """Whether the first step that is kept has the last row of `ys`."""
+        """Whether the rows of `ys` are filled from the last to the first."""
         return self.reverse != (self.kept is not None and self.kept.step < 0)
 
     def padded_starts(self, count: int) -> list[int | None]:
-        """The `starts` of so many leaves."""
+        """The `starts`, filled up with `None` for a carry with `count` leaves."""
         return [*self.starts, *[None] * (count - len(self.starts))]
 
     def index(self, position: Index) -> Index:
-        """The place in `xs` and `ys` of the step at a position."""
+        """The index of the step at a position."""
         index = self.length - 1 - position if self.reverse else position
+        # Nothing is added for a base of zero, which nearly all loops have.
         return index + self.base if self.base else index
 
     def row(self, index: Index) -> tuple[Index, bool | jax.Array]:
-        """The row of `ys` for the step at an index, and whether it is kept.
+        """The row of `ys` for the step at an index, and whether the step is kept.
 
-        For a step that is not kept it is some row, provided that there are any.
+        The row of a step that is not kept means nothing, but it is in range, provided
+        that `ys` has any rows: callers read or write it, and select afterwards.
         """
         if self.kept is None:
             return index, True
@@ -95,20 +113,30 @@ class Loop:
         is_kept = (offset == 0) & (row >= 0) & (row < self.rows)
         return jnp.clip(row, 0, self.rows - 1), is_kept
 
-    def z(self, zs: Arrays, index: Index) -> list[Value]:
-        """The rows for the step at an index, or zeros if it is not kept."""
+    def row_or_zeros(self, rows: Arrays, index: Index) -> list[Value]:
+        """The row of each array for the step at an index; zeros if it is not kept.
+
+        An output that the loop drops has no influence, so its cotangent is zero.
+        """
         row, is_kept = self.row(index)
-        at = [element(z, row) for z in zs]
-        return [jnp.where(is_kept, z, jnp.zeros_like(z)) for z in at]
+        found = [element(x, row) for x in rows]
+        return [jnp.where(is_kept, x, jnp.zeros_like(x)) for x in found]
 
     def x(self, xs: Arrays, position: Index) -> list[Value]:
         """The element of `xs` that the step at a position gets."""
-        at = self.index(position)
-        mark(at)
-        return [element(x, at, axis) for x, axis in zip(xs, self.x_axes, strict=True)]
+        index = self.index(position)
+        # Every step that is run reads its `x`, even if that has no leaves. So here
+        # `DebugNonFinite` is told which step comes next.
+        mark(index)
+        axes = zip(xs, self.x_axes, strict=True)
+        return [element(x, index, axis) for x, axis in axes]
 
     def block(self, xs: Arrays, position: Index, count: int) -> list[Value]:
-        """The elements of `count` steps from a position on, as a smaller `xs`."""
+        """The elements of `count` steps from a position on, as a smaller `xs`.
+
+        They are in the order of `xs`: in a loop in reverse, the element of the last of
+        these steps is the first. `part(count)` is the loop over them.
+        """
         start = self.block_start(position, count)
         mark(start, count)
         return [
@@ -116,42 +144,62 @@ class Loop:
         ]
 
     def block_start(self, position: Index, count: int) -> Value:
-        """The smallest index among `count` steps from a position on."""
+        """The smallest index among `count` steps from a position on.
+
+        It does not add `base`. Blocks are for the way back, and a loop that has a base
+        is never reversed.
+        """
         return self.length - count - position if self.reverse else position
 
     def part(self, length: int) -> "Loop":
-        """The same loop over fewer steps: all are run and kept, and there is no bar."""
+        """The loop over a block of so many steps.
+
+        All of them are run and have a row in `ys`, and there is no bar.
+        """
         return dataclasses.replace(
             self, length=length, kept=None, meter=NO_BARS, stops=False, starts=()
         )
 
     def cut_at(self, position: int) -> tuple["Loop", "Loop"]:
-        """The steps before a position, without outputs, and those from there on."""
+        """Two loops: the steps before a position, and those from there on.
+
+        Both index into the whole `xs`, by their `base`. The steps of the first loop are
+        not reversed, and their outputs are not needed.
+        """
         after = self.length - position
+        # Where the elements of `xs` of the first and of the second loop begin.
         base, first = (after, 0) if self.reverse else (0, position)
         head = dataclasses.replace(self.part(position), base=base)
         kept = self.kept
         if kept is not None:
             kept = range(kept.start - first, kept.stop - first, kept.step)
+            # A loop that keeps every step is a plain scan.
             kept = None if kept == range(after) else kept
         rest = dataclasses.replace(self, length=after, kept=kept, base=first, starts=())
         return head, rest
 
     def in_blocks(self, size: int) -> "Loop":
-        """The loop over blocks of so many steps."""
+        """The loop whose steps are blocks of so many steps of this one."""
         if size == 1:
             return self
         return dataclasses.replace(self, length=self.length // size, unroll=1)
 
 
 def zero() -> jax.Array:
-    """Where a traced counter starts."""
+    """The zero that a traced counter starts from.
+
+    It is typed with the mesh in use: a loop whose counter is on no mesh cannot be
+    batched along an explicit axis of one.
+    """
     return put_on_mesh(jnp.zeros((), jnp.int32))
 
 
 def element(x: Value, index: Index, axis: int = 0) -> Value:
-    """`x[index]` along an axis, for an index that is known to be in range."""
-    x, index = _in_place(x, index)
+    """`x[index]` along an axis, for an index that is known to be in range.
+
+    Without `allow_negative_indices=False`, JAX compares every index with zero.
+    """
+    x, index = _unwidened(x, index)
     return lax.dynamic_index_in_dim(
         x, index, axis, keepdims=False, allow_negative_indices=False
     )
@@ -159,16 +207,17 @@ def element(x: Value, index: Index, axis: int = 0) -> Value:
 
 def part(x: Value, start: Index, count: int, axis: int = 0) -> Value:
     """`x[start : start + count]` along an axis, for a part that is in range."""
-    x, start = _in_place(x, start)
+    x, start = _unwidened(x, start)
     return lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
 
 
-def _in_place(x: Value, index: Index) -> tuple[Value, Index]:
-    """An array of which XLA converts no more than the slice at the index.
+def _unwidened(x: Value, index: Index) -> tuple[Value, Index]:
+    """Keeps XLA from converting a whole array when one slice of it is read.
 
-    Behind a barrier together with the index, the array is not the same at every step as
-    far as XLA can see. So it leaves the conversion in the loop, and fuses it there with
-    the slice.
+    XLA computes with small floats in a wider type, see `is_widened`, and hoists the
+    conversion of an array that does not change out of the loop. A barrier that also
+    takes the index makes the array depend on the iteration, as far as XLA can see. Then
+    the conversion stays in the loop, and is fused with the slice.
     """
     if not is_widened(x.dtype):
         return x, index
@@ -176,24 +225,28 @@ def _in_place(x: Value, index: Index) -> tuple[Value, Index]:
 
 
 def opaque(arrays: Arrays) -> list[Value]:
-    """Arrays for loops in loops: XLA must not know that they are a number, repeated.
+    """Hides from XLA that an array is one number repeated, as it is in `jnp.ones`.
 
-    The cotangent of a mean is one, and so is `jnp.ones`. XLA repeats the number within
-    the outer loop, to the size of the whole array, for the inner one to read a few
-    entries of: the time of a step would grow with the length of the loop.
+    It is for arrays that a loop within a loop reads. The cotangent of a mean is such an
+    array. XLA sinks its broadcast into the outer loop, and so makes the whole array in
+    each iteration, for the inner loop to read a few entries. Then the time of a step
+    would grow with the length of the loop.
     """
     return [lax.optimization_barrier(x) if jnp.ndim(x) else x for x in arrays]
 
 
 def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
-    """`buffer` with the part from `start` on along an axis replaced; in place."""
+    """`buffer` with the part from `start` on along an axis replaced.
+
+    XLA does it in place if nothing else reads the buffer afterwards.
+    """
     return lax.dynamic_update_slice_in_dim(
         buffer, x, start, axis, allow_negative_indices=False
     )
 
 
 def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
-    """`buffer` with `x` at an index along an axis; XLA does it in place."""
+    """`buffer` with `x` at an index along an axis; in place, see `put_part`."""
     return lax.dynamic_update_index_in_dim(
         buffer, x, index, axis, allow_negative_indices=False
     )

@@ -1,11 +1,18 @@
-"""The normal form of a step: what is run in its place, and has the same meaning.
+"""The normal form of a step, which the engine runs in place of the user's step.
 
-- A leaf of the carry that every step returns unchanged is a const: it is not stored in
-  slots, and it comes out as the very array that went in.
-- A reference that the step closes over is a leaf of the carry while the loop runs, as
-  recomputation would update it again: within a step there is a reference of its own.
-- No type in it is weak: derivatives lose weak types, and a primitive must keep the
-  types that it has.
+- A leaf of the carry that every step returns unchanged becomes a const. It is not
+  stored in slots, and the loop returns the very array that it was given.
+- A reference (`jax.new_ref`) that the step closes over becomes a leaf of the carry.
+  Each run of the step makes a reference of its own, so a step that is run again does
+  not update the user's reference a second time.
+- No type is weak. Derivatives lose weak types, and a primitive must return the types
+  that it has declared.
+
+For a step with consts `w` and a reference `r`, and a carry of `h` that changes and `k`
+that does not:
+
+    original       consts [w, r]   carry [h, k]
+    normal form    consts [w, k]   carry [h, r[...]]
 """
 
 import dataclasses
@@ -26,11 +33,11 @@ class NormalForm:
     """A step in its normal form.
 
     Attributes:
-        step: The step. Its consts are those of the original that are no references,
-            followed by the leaves of the carry that stay; its carry are the others,
-            followed by what is in the references.
+        step: The step. Its consts are the consts of the original that are not
+            references, followed by the leaves of the carry that never change. Its carry
+            has the other leaves, followed by the contents of the references.
         refs: Which of the original consts are references.
-        stays: Which leaves of the original carry stay as they are.
+        stays: Which leaves of the original carry never change.
     """
 
     step: Step
@@ -38,24 +45,26 @@ class NormalForm:
     stays: Flags
 
     def open(self, consts: Arrays, init: Arrays) -> tuple[list[Value], list[Value]]:
-        """Consts and initial carry of the step, from those of the original."""
+        """The step's consts and initial carry, made from those of the original."""
         refs, staying = pick(consts, self.refs), pick(init, self.stays)
         consts = [*pick(consts, _not(self.refs)), *staying]
         init = [*pick(init, _not(self.stays)), *(ref[...] for ref in refs)]
         return list(map(strongly_typed, consts)), list(map(strongly_typed, init))
 
     def loop(self, loop: Loop) -> Loop:
-        """The loop around it, from that around the original."""
+        """The loop around the step, made from the loop around the original."""
         varies, paths, starts = _not(self.stays), loop.carry_paths, loop.starts
-        # The leaves by which a bar counts have no names.
+        # With a bar the carry has leaves for its count, which have no paths. Then the
+        # lengths differ, and the paths are left as they are: nobody can use them.
         if len(paths) == len(varies):
             paths = (*pick(paths, varies), *["a reference"] * sum(self.refs))
-        # What is in references, behind the other leaves, is not known.
+        # There may be fewer starts than leaves. The contents of the references come
+        # last, and it is not known what they start from.
         starts = tuple(pick(starts, varies)) if starts else ()
         return dataclasses.replace(loop, carry_paths=paths, starts=starts)
 
     def close(self, consts: Arrays, init: Arrays, carry: Arrays) -> list[Value]:
-        """The final carry of the original, whose references are updated."""
+        """Writes to the original's references, and returns its final carry."""
         varying, in_refs = split(carry, sum(_not(self.stays)))
         for ref, value in zip(pick(consts, self.refs), in_refs, strict=True):
             ref[...] = value
@@ -68,8 +77,8 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
 
     Args:
         step: The step.
-        keeps_carry: Whether all leaves of the carry are to be in that of the result,
-            and in their places.
+        keeps_carry: Whether to leave every leaf of the carry where it is. A loop with a
+            bar needs this: the meter finds the leaves that the bar shows by their place.
     """
     refs = tuple(map(is_ref, step.const_types))
     stays = tuple(_stays(step))
@@ -83,6 +92,8 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     ) -> tuple[list[Value], list[Value]]:
         consts, staying = split(inputs, sum(_not(refs)))
         varying, in_refs = split(carry, sum(_not(stays)))
+        # Made and frozen within the step: for whoever differentiates or batches it, it
+        # has no reference among its inputs and outputs.
         local = list(map(jax.new_ref, in_refs))
         all_consts = put(put([None] * len(refs), refs, local), _not(refs), consts)
         all_carry = put(put([None] * len(stays), stays, staying), _not(stays), varying)
@@ -103,7 +114,9 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
         step.x_types,
     )
     has_weak = any(_strong(t) is not t for group in types for t in group)
+    # Most steps are in their normal form already, and are not traced again.
     if any(refs) or any(stays) or has_weak:
+        # An inverse cannot undo what a step has written to a reference.
         inverse = None
         if step.inverse is not None and not any(refs):
             inverse = make_step(run_back, *map(strong, types)).jaxpr
@@ -113,6 +126,7 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
 
 
 def _stays(step: Step) -> list[bool]:
+    """Which leaves of the carry a step returns as they came: as the same variable."""
     jaxpr = step.jaxpr.jaxpr
     before = jaxpr.invars[step.num_consts :][: step.num_carry]
     after = jaxpr.outvars[: step.num_carry]

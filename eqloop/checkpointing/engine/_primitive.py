@@ -1,9 +1,18 @@
-"""How a loop under a schedule is differentiated, in every mode.
+"""The primitive for a loop under a schedule, and its derivatives in every mode.
 
-Such a loop is a primitive of its own, `PlannedLoop`, so that it can say for itself how
-it is batched and how it is differentiated. Forward mode is the loop of the step's jvp,
-under the same schedule. Reverse mode consists of a forward sweep, which saves slots,
-and of another primitive, which goes back from them (`_reverse_primitive.py`).
+A loop is a primitive, `PlannedLoop`, so that it decides itself how it is batched and
+differentiated. Forward mode is the loop of the step's jvp, under the same schedule.
+Reverse mode is a forward sweep, which leaves carries in slots, and another primitive,
+`Reverse`, which goes back from them (`_reverse_primitive.py`):
+
+    f                  PlannedLoop(step)
+    jvp of f           PlannedLoop(jvp of step)
+    vmap of f          PlannedLoop(vmap of step)
+    grad of f          PlannedLoop(step, saves) -> slots -> Reverse(step)
+    jvp of grad of f   PlannedLoop(jvp of step, saves) -> Reverse(jvp of step)
+
+So nothing that JAX is asked for can lead out of these two primitives, and the schedule
+is asked for a layout only where one of them is differentiated in reverse mode.
 """
 
 import dataclasses
@@ -60,16 +69,26 @@ from .reversals._known_products import Products
 def planned_loop(
     problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Value], list[Value]]:
-    """Runs a loop that is differentiated as its schedule plans: carry and `ys`."""
+    """Runs a loop that will be differentiated as its schedule plans.
+
+    Returns:
+        The final carry, and `ys`.
+    """
     inputs = (list(consts), list(init), list(xs))
     carry, ys, _ = PlannedLoop(problem, None, inputs).apply(*inputs)
     return carry, ys
 
 
 class PlannedLoop(Formula):
-    """`(consts, init, xs) -> (carry, ys, slots)`; there are no slots without a layout.
+    """`(consts, init, xs) -> (carry, ys, slots)`.
 
-    The slots have no tangents: `Reverse`, which alone reads them, knows what they mean.
+    There are no slots if `saves` is `None`, as for a loop that is not differentiated.
+    Slots hold primal values, and still they have no tangents. Only `Reverse` reads
+    them, and its derivatives are computed from the inputs of the loop.
+
+    Attributes:
+        problem: The loop.
+        saves: Which carries it leaves in slots.
     """
 
     problem: Problem
@@ -92,6 +111,7 @@ class PlannedLoop(Formula):
         super().__init__()
 
     def expand(self, *inputs: PyTree) -> PyTree:
+        # In forward mode the equation for the tangents has run the loop already.
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
         carry, ys, slots = self.problem.repetition.run(self.problem, self.saves, inputs)
@@ -107,9 +127,12 @@ class PlannedLoop(Formula):
         return Doubled.of(formula, active, gives)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        # JAX transposes the tangents of a loop in a program without its primal, so both
+        # sweeps run here. The bar of the primal has been shown already.
         again = self.with_bars(Again())
-        # It is not known here whose cotangents will be read. So all leaves that vary
-        # count as perturbed, as in `jax.checkpoint`.
+        # All leaves that vary are perturbed here, as in `jax.checkpoint`, and nobody
+        # knows which cotangents will be read. To be safe, the plan has it that those
+        # of `init` are not: it then counts one more buffer, see `Problem.still`.
         moves = [False] * len(perturbed[1])
         _, residuals, _ = again._sweep(perturbed, moves, inputs)
         return again.vjp_bwd_retval(residuals, cts)
@@ -122,7 +145,16 @@ class PlannedLoop(Formula):
     def _sweep(
         self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """The forward sweep, planned for a gradient of these leaves of `init`."""
+        """The forward sweep of a gradient.
+
+        Args:
+            perturbed: A mark for each of the inputs.
+            moves: Which leaves of `init` the plan counts as differentiated.
+            inputs: The inputs.
+
+        Returns:
+            What `sweep_forward` returns.
+        """
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.repetition.check(problem, active, inputs)
@@ -130,18 +162,24 @@ class PlannedLoop(Formula):
         saves = self._saves_of_gradient(planned, active, y_active)
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
+            # A plain scan, which JAX differentiates. Its residuals go to the backward
+            # rule in the place of slots.
             settings = problem.step, problem.loop, problem.policy
             (carry, ys), residuals = store_residuals(
                 *settings, active, y_active, inputs
             )
             slots = []
         else:
+            # Where plans are listed, a layout that stores residuals is replaced by one
+            # that does not, in a program that is never run.
             if not stands_for_residuals(saves.layout):
                 self._refuse_to_run_again()
             products = _products(saves.layout, problem, active, y_active)
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, slots, rows = _run_primal(primal, saves, products, inputs)
             residuals = (inputs, slots, rows)
+        # If this loop is itself the forward sweep of a gradient, it still has to return
+        # the slots for that one's way back: a part of those that both share.
         asked_for = saves.of_these(slots, self.saves) if self.saves else []
         out = (carry, ys, asked_for)
         moves_out = (list(active.carry), list(y_active), self._no_slots())
@@ -156,6 +194,8 @@ class PlannedLoop(Formula):
             loop = self.problem.loop
             cts = pull_residuals(loop, residuals, *map(instantiated, ends))
         else:
+            # Only now is it known which outputs have a cotangent. The slots may hold
+            # more than that needs.
             has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
             needed = with_cotangents(self.problem.step, active, *has_ct)
             cts = self._reversed(static.value, needed, residuals, ct_carry, ct_ys)
@@ -192,8 +232,9 @@ class PlannedLoop(Formula):
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         problem, groups = self.problem, self.in_tree.unflatten(marks)
         carry, ys = reaching(problem.step, *groups, axis_name=axis_name)
-        # Where an example runs longer, all that it ends with is another. By an inverse
-        # more may be batched than depends on the inputs.
+        # If an example may run longer than another (the first leaf of the carry is
+        # reached), all of its outputs differ. With an inverse, more leaves may be
+        # batched than depend on the inputs (`_reaching_both_ways`).
         is_known = self.saves is None and problem.step.inverse is None
         if not is_known or any(carry[: problem.repetition.lead]):
             return super().reached_out(marks, axis_name)
@@ -204,13 +245,15 @@ class PlannedLoop(Formula):
         step, meter = problem.step, problem.loop.meter
         carry, ys, slots = self.out_tree.unflatten(used)
         own, lead = problem.repetition.own_leaves, problem.repetition.lead
+        # 1. Which leaves of the carry are needed: those that are used, those that slots
+        #    hold, those that decide how the loop goes on, and what these depend on.
         if not any(slots):
             saves = None
         elif saves is not None:
             carry = union(carry, (*[False] * lead, *union(*saves.needs)))
         carry = leaves_computed(step, [True] * own + carry[own:], ys)
         kept = *[True] * step.num_consts, *carry, *[True] * len(step.x_types)
-        # A bar may show any of the leaves.
+        # 2. Is there anything to leave out? A bar may show any of the leaves.
         has_bars = meter.here.is_shown or meter.back.is_shown
         if (
             has_bars
@@ -218,6 +261,7 @@ class PlannedLoop(Formula):
             or all((*kept, *ys, any(slots) == bool(slots)))
         ):
             return None
+        # 3. The loop without the other leaves.
         step = without_leaves(step, carry, ys)
         paths = problem.loop.carry_paths
         paths = tuple(pick(paths, carry)) if len(paths) == len(carry) else ()
@@ -238,10 +282,10 @@ class PlannedLoop(Formula):
     def _saves_of_gradient(
         self, problem: Problem, active: Active, y_active: Flags
     ) -> Saves[AbstractLayout]:
-        """What the forward sweep of a gradient leaves for the way back.
+        """Which carries the forward sweep of a gradient stores.
 
-        If this loop leaves slots for another way back as well, then these are in the
-        same layout, and hold what either of the two reads.
+        If this loop already stores carries for another way back, the two share a
+        layout, and the slots hold the leaves that either of them reads.
         """
         layout = self.saves.layout if self.saves else problem.layout(active)
         layout = listed(layout, active, problem.still)
@@ -262,7 +306,7 @@ class PlannedLoop(Formula):
         refuse_refs_in_rules(self.problem.step.jaxpr, instead)
 
     def _no_slots(self) -> list[bool]:
-        """A mark for each of the slots, of which none has a tangent."""
+        """The marks of the slots, none of which has a tangent."""
         return [False] * len(self.out_aval[2])
 
     def _reversed(
@@ -273,14 +317,15 @@ class PlannedLoop(Formula):
         ct_carry: Arrays,
         ct_ys: Arrays,
     ) -> PyTree:
-        """The cotangents of inputs, from what a forward sweep has left.
+        """The cotangents of the `needed` inputs.
 
         Args:
-            swept: What it has saved, and which inputs and leaves of `y` vary.
+            swept: What the forward sweep stored, and which inputs and leaves of `y`
+                are active.
             needed: Which of the inputs have a cotangent other than zero.
             residuals: The inputs, the slots, and the products that are stored.
             ct_carry: The cotangents of the final carry.
-            ct_ys: Those of `ys`.
+            ct_ys: The cotangents of `ys`.
         """
         (saves, active, y_active), (inputs, slots, rows) = swept, residuals
         problem, layout = self.problem.under(saves.layout), saves.layout
@@ -296,14 +341,14 @@ class PlannedLoop(Formula):
 
 
 def _with_rows(problem: Problem, ys: Sequence[bool]) -> Flags:
-    """Of marked leaves of `y` those that the loop returns anything of."""
+    """The marked leaves of `y`, or none if the loop keeps no rows of `ys`."""
     return tuple(mark and problem.loop.rows > 0 for mark in ys)
 
 
 def _products(
     layout: AbstractLayout, problem: Problem, active: Active, y_active: Flags
 ) -> Products | None:
-    """The products that the primal stores of its last steps, if it does."""
+    """The products that the primal stores for its last steps, if the layout asks."""
     if not layout.steps_with_products:
         return None
     return products_to_store(problem, active, _with_rows(problem, y_active))
@@ -315,7 +360,11 @@ def _run_primal(
     products: Products | None,
     inputs: PyTree,
 ) -> tuple[list[Value], list[Value], list[Value], list[Value]]:
-    """Runs the loop: the final carry, `ys`, the slots, and rows of products."""
+    """Runs the loop of a forward sweep.
+
+    Returns:
+        The final carry, `ys`, the slots, and the rows of stored products.
+    """
     at_primal = saves.at_primal
     if products is None:
         return *PlannedLoop(problem, at_primal, inputs)(*inputs), []

@@ -1,9 +1,16 @@
 """The reverse sweep of a loop, as a primitive of its own.
 
-It is a primitive so that a second derivative keeps to the schedule's memory as well. If
-JAX differentiated the reverse sweep as it is, it would store residuals of all its
-steps. Here, its derivative is a forward loop and a reverse loop again: a `PlannedLoop`
-and a `Reverse`, which are planned anew.
+It is a primitive so that second derivatives keep to the schedule's memory, too. If JAX
+differentiated the loops of a reverse sweep, it would store residuals of all steps. Here
+the derivative of a reverse sweep is a forward loop and a reverse sweep again, a
+`PlannedLoop` and a `Reverse`, which are planned anew:
+
+    reverse        h0 <- h1 <- h2 <- h3      cotangents of the carry, from h3 to h0
+    its reverse    h0 -> h1 -> h2 -> h3      cotangents of these, along with the carry
+                   h0 <- h1 <- h2 <- h3      and then those of the carry itself
+
+The first line is linear in the cotangents that it carries. So its derivative with
+respect to them, the second line, needs no values of the first.
 """
 
 import dataclasses
@@ -55,27 +62,28 @@ if TYPE_CHECKING:
 class Reverse(Formula):
     """`(inputs, slots, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
 
-    For a gradient, it takes the inputs of the forward loop, the slots that this has
-    filled, the cotangents of the final carry, and the cotangents of `ys`. It gives the
-    cotangents of those consts, leaves of the initial carry and `xs` that are active.
+    In a gradient, the inputs are those of the forward loop, the slots are the ones that
+    it has filled, `carried` are the cotangents of the final carry, and `zs` those of
+    `ys`. The outputs are the cotangents of the active consts, leaves of the initial
+    carry, and `xs`.
 
-    In a derivative of a gradient, `carried` is whatever is carried back, and `zs`
-    whatever else each step is given (see `_backward_step.py`).
+    In a derivative of a gradient, `carried` and `zs` have more in them; which entries
+    these are is up to the backward step (`_backward_step.py`).
 
     Attributes:
-        there: The class `PlannedLoop`, to make forward loops by. It cannot be imported
-            here, because its file imports this one.
+        forward_loop: The class `PlannedLoop`. It cannot be imported here, because its
+            file imports this one.
         problem: The forward loop.
-        back: What is done to a step.
-        layout: Which carries are in slots.
-        given: Which leaves of a carry the given slots hold, and which leaves of the
-            last carry follow upon them. `None` if the forward loop has to be run first,
-            because no slots are given, or they lack something that is read.
-        products: The products of the last steps, of which rows follow upon all these;
+        back: The backward step.
+        layout: Which carries are in slots, and how the loop is reversed.
+        given: Which leaves of a carry the slots hold, and which leaves of the last
+            carry follow behind the slots. `None` if the forward loop has to run first,
+            because there are no slots, or a leaf that is read is not in them.
+        products: The products of the last steps. Their rows come last in `slots`.
             `None` if there are none.
     """
 
-    there: "type[PlannedLoop]"
+    forward_loop: "type[PlannedLoop]"
     problem: Problem
     back: BackwardStep
     layout: AbstractLayout
@@ -86,7 +94,7 @@ class Reverse(Formula):
 
     def __init__(
         self,
-        there: "type[PlannedLoop]",
+        forward_loop: "type[PlannedLoop]",
         problem: Problem,
         back: BackwardStep,
         layout: AbstractLayout,
@@ -97,7 +105,7 @@ class Reverse(Formula):
         in_avals = jax.tree.map(type_of, inputs)
         (consts, _, xs), _, carried, _ = in_avals
         ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
-        self.there = there
+        self.forward_loop = forward_loop
         self.in_avals = in_avals
         self.out_aval = (
             ct_types(consts, back.const_of),
@@ -112,6 +120,8 @@ class Reverse(Formula):
     def expand(
         self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
     ) -> PyTree:
+        # `slots` are [*integers, *carries in slots, *leaves of the last carry, *rows of
+        # products]. Only loops that stop have integers, such as how many steps they ran.
         of_products = len(self.products.types) if self.products else 0
         slots, rows = split(slots, len(slots) - of_products)
         if (given := self.given) is None:
@@ -120,6 +130,8 @@ class Reverse(Formula):
         (consts, init, xs), problem = inputs, self.problem
         slots, last = split(slots, len(slots) - sum(given.final))
         step, back = self.again, self.back
+        # If slots lack leaves, the programs of the step and of the backward step are
+        # cut down to the leaves that are there.
         known = None if all(given.held) else self._known_of_carry(given)
         if known is not None:
             last = put(given.final, given.final, last)
@@ -135,6 +147,8 @@ class Reverse(Formula):
         active, y_active = activity(self.problem.step, marks)
         if not any(map(any, active)):
             return self._doubled_ends()
+        # The carries move, so their tangents are needed at every step. The slots that
+        # are there lack them: the forward loop is planned, and run, once more.
         problem = tangent_problem(self.problem, active, y_active)
         inputs, _, carried, zs = self.in_avals
         in_avals = (with_tangent_types(inputs, active), [], carried * 2, zs * 2)
@@ -142,13 +156,16 @@ class Reverse(Formula):
         return self._as_doubled(formula, active, uses_slots=False)
 
     def _doubled_ends(self) -> Doubled:
-        """The same if only what is carried back has tangents: that is all linear."""
+        """The same if only `carried` and `zs` have tangents.
+
+        The carries do not move then, so the slots that are there will do.
+        """
         active = Active(*((False,) * len(group) for group in self.in_avals[0]))
         back = Pushed(self.back, self.again, self._known(active))
         inputs, slots, carried, zs = self.in_avals
         in_avals = (inputs, slots, carried * 2, zs * 2)
         settings = self.problem, back, self.layout, self.given
-        formula = Reverse(self.there, *settings, in_avals, self.products)
+        formula = Reverse(self.forward_loop, *settings, in_avals, self.products)
         return self._as_doubled(formula.checked(), active, uses_slots=True)
 
     def _as_doubled(
@@ -167,16 +184,18 @@ class Reverse(Formula):
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        """Reverse mode of the reverse sweep: a forward loop, and a reverse loop.
+        """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep.
 
-        The cotangents of what was carried back go through the steps from the first to
-        the last, along with the carry.
+        See the top of this file. The forward loop carries `[*carry, *cotangents of what
+        is carried back]`, and its consts and `xs` have the cotangents of the outputs
+        behind them.
         """
         (primals, slots, carried, zs), problem = inputs, self.problem
         active, _ = activity(problem.step, perturbed[0])
         cts = instantiated(cts)
         try:
-            # Both have been differentiated, so custom rules in them have been used up.
+            # The forward loop and the backward step have been differentiated once, so
+            # what is differentiated now are the rules of custom derivatives in them.
             primal = settled_problem(problem, active, reverse=True)
             back = left_of(self.back, self.again, self._known(active), reverse=True)
             step = onward(back, primal.step.rewritten(Again()))
@@ -192,8 +211,11 @@ class Reverse(Formula):
         count = len(primals[1])
         zeros, zero_slots, *_ = self.zero_cts()
         if not any(map(any, active)):
-            carry, ct_zs, _ = self.there(problem, None, args)(*args)
+            # Only the cotangents are differentiated: the forward loop does it all.
+            carry, ct_zs, _ = self.forward_loop(problem, None, args)(*args)
             return zeros, zero_slots, carry[count:], ct_zs
+        # At the end of the loop, the carry has no cotangent: a reverse sweep reads the
+        # carries before steps, and the last one is before none.
         ct_carry = [
             instantiated(zero_cotangent(c))
             for c in pick(self.in_avals[0][1], active.carry)
@@ -201,11 +223,11 @@ class Reverse(Formula):
         ends = ([*carried, *ct_carry], zs)
         formula = self._derived(problem, Pulled, active, (args, [], *ends))
         saves = Saves(formula.layout, formula.needed)
-        carry, ct_zs, slots = self.there(problem, saves.at_primal, args)(*args)
+        forward = self.forward_loop(problem, saves.at_primal, args)
+        carry, ct_zs, slots = forward(*args)
         given = (args, slots, *ends)
-        formula = Reverse(
-            self.there, problem, formula.back, saves.layout, saves.given, given
-        )
+        settings = problem, formula.back, saves.layout, saves.given
+        formula = Reverse(self.forward_loop, *settings, given)
         sums, carried_on, ct_xs = formula(*given)
         ct_init = carried_on[len(carried) :]
         ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
@@ -218,7 +240,10 @@ class Reverse(Formula):
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
-        """The same, which runs the forward loop first if its slots lack anything."""
+        """The same, unless its slots lack a leaf: then it runs the forward loop first.
+
+        That happens where a derivative reads leaves that the gradient did not.
+        """
         if self.given is None or self.given.serves(self.needed):
             return self
         layout = self.layout.for_needs(self.problem.step, self.needed)
@@ -228,7 +253,8 @@ class Reverse(Formula):
     def reads(self) -> Flags:
         reads = jax.tree.map(lambda _: True, self.in_avals)
         if self.given is not None:
-            # It starts from slots, which hold the initial carry as well.
+            # The initial carry is in the first slot. As an input it is read only for
+            # buffers whose rows are written once (`leaves/_rows_once.py`).
             inputs, *others = reads
             consts, _, xs = inputs
             known = self._known_of_carry(self.given)
@@ -238,7 +264,7 @@ class Reverse(Formula):
 
     @property
     def needed(self) -> Needs:
-        """Which leaves of the carries it must be given."""
+        """Which leaves of the carries the backward step reads, or needs to compute."""
         loop, block = self.problem.loop_back, self.layout.block
         return needs_of(self.back, self.again, loop, block)
 
@@ -262,17 +288,17 @@ class Reverse(Formula):
 
     @property
     def again(self) -> Step:
-        """The step to advance by, without bars: the forward loop has shown them."""
+        """The step that is run again to get from a stored carry to later ones."""
         return again(self.problem)
 
     def _known_products(
         self, rows: Arrays, known: Known | None
     ) -> KnownProducts | None:
-        """What is known of the last steps, by the products of which there are rows.
+        """The stored products of the last steps, with programs that take them.
 
         Args:
-            rows: The rows.
-            known: What is known of a carry, if not all of it.
+            rows: The rows of the products.
+            known: Which leaves of a carry are known, if not all are.
         """
         if self.products is None:
             return None
@@ -285,11 +311,11 @@ class Reverse(Formula):
         return KnownProducts(rows, first, step, back)
 
     def _known(self, active: Active) -> Active:
-        """Of the active inputs those that the way back knows of."""
+        """The active inputs, without the leaves of the carry that `lead` counts."""
         return active._replace(carry=active.carry[self.problem.repetition.lead :])
 
     def _known_of_carry(self, given: Needs) -> Known:
-        """What is known of a carry before a step, from what is given of some."""
+        """Which leaves of each carry are known, given what slots hold."""
         return Known.of(given, self.again, self.problem.loop_back)
 
     def _derived(
@@ -299,24 +325,32 @@ class Reverse(Formula):
         active: Active,
         in_avals: PyTree,
     ) -> "Reverse":
-        """A derivative, with this forward loop."""
+        """The derivative whose forward loop is given; it has no slots yet."""
+        # `by_carries`, as a `Reverse` goes back from stored carries. By `StoreAll` it
+        # stores all of them, and no residuals.
         layout = problem.layout(all_active(problem.step)).by_carries()
         back = kind(self.back, self.again, self._known(active))
-        formula = Reverse(self.there, problem, back, layout, None, in_avals)
+        formula = Reverse(self.forward_loop, problem, back, layout, None, in_avals)
         layout = layout.for_needs(problem.step, formula.needed)
         return formula.with_params(layout=layout)
 
     def _forward(self, inputs: PyTree, needs: Needs) -> list[Value]:
-        """Runs the forward loop, for what it saves."""
+        """Runs the forward loop for the carries that it leaves in slots."""
         problem = self.problem.with_bars(Again(backward=True))
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-        there = self.there(problem, Saves(self.layout, needs), inputs)
-        return there.expand(*inputs)[2]
+        forward = self.forward_loop(problem, Saves(self.layout, needs), inputs)
+        # Not called but expanded: this is within the expansion of a primitive already,
+        # and nothing differentiates it any more.
+        return forward.expand(*inputs)[2]
 
     def _pull_written_out(
         self, perturbed: PyTree, inputs: PyTree, cts: PyTree
     ) -> PyTree:
-        """The same by JAX, of two loops between which every carry is kept."""
+        """The same by JAX's own derivative of two loops, with every carry stored.
+
+        For a custom rule that is not linear in its cotangents. Then the derivative with
+        respect to these depends on their values at every step.
+        """
         primals, _, *ends = inputs
         written_out = self.problem.repetition.written_out
         run = functools.partial(written_out, self.problem, self.back, self.again)

@@ -24,9 +24,9 @@ class Step:
             `[*consts, *carry, *x]` and its outputs `[*carry, *y]`.
         num_consts: How many of the inputs are the same for every step.
         num_carry: How many of the inputs, and of the outputs, are the carry.
-        inverse: From `[*consts, *carry, *x]`, with the carry after a step, to the carry
-            before it, if that is known. The derivatives of a step lose it, unless they
-            say how it is differentiated.
+        inverse: A function from `[*consts, *carry, *x]`, with the carry after the step,
+            to the carry before it; `None` if there is none. It belongs to this step
+            alone: the step's derivative must say what its own inverse is.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -40,15 +40,21 @@ class Step:
         return split(run(self.jaxpr, *consts, *carry, *x), self.num_carry)
 
     def before(self, consts: Arrays, carry: Arrays, x: Arrays) -> list[Value]:
-        """The carry before a step, from the one after it: by the inverse."""
+        """The carry before a step, which the inverse computes from the one after it."""
         assert self.inverse is not None
         return run(self.inverse, *consts, *carry, *x)
 
     def rewritten(self, rewrite: Rewrite) -> "Step":
-        """The step with another jaxpr of the same signature."""
+        """The step with a rewritten jaxpr, which has the same signature.
+
+        The inverse is not rewritten: it stays valid, since a rewrite keeps the meaning.
+        """
         jaxpr = rewrite(self.jaxpr)
-        same = jaxpr is self.jaxpr
-        return self if same else dataclasses.replace(self, jaxpr=jaxpr)
+        # The same object if nothing changed: steps are keys of many caches, and a jaxpr
+        # is hashed by its identity. An equal copy would be traced and planned anew.
+        if jaxpr is self.jaxpr:
+            return self
+        return dataclasses.replace(self, jaxpr=jaxpr)
 
     @property
     def const_types(self) -> list[Aval]:
@@ -73,7 +79,14 @@ def make_step(
     carry_types: Sequence[Aval],
     x_types: Sequence[Aval],
 ) -> Step:
-    """Traces `f(consts, carry, x) -> (carry, y)`, which closes over no tracers."""
+    """Traces a function that closes over no tracers; `trace_step` is for others.
+
+    Args:
+        f: `(consts, carry, x) -> (carry, y)` on lists of arrays.
+        const_types: The types of the consts.
+        carry_types: The types of the carry.
+        x_types: The types of one element of `xs`.
+    """
     num_consts, num_carry = len(const_types), len(carry_types)
 
     def flat(*leaves: Value) -> list[Value]:
@@ -85,30 +98,41 @@ def make_step(
 
 
 def with_inverse(
-    step: Step, consts: Arrays, inverse: Step, more: Arrays
+    step: Step, consts: Arrays, inverse: Step, inverse_consts: Arrays
 ) -> tuple[Step, list[Value]]:
-    """A step that knows its inverse, and the consts of both.
+    """Attaches an inverse to a step.
 
     Args:
         step: The step.
-        consts: What it gets each time.
+        consts: The consts of the step.
         inverse: From the carry after a step and its `x` to the carry before it.
-        more: What that gets each time; some may be consts of the step as well.
+        inverse_consts: The consts of the inverse. Some may be consts of the step, too.
+
+    Returns:
+        The step, and the consts that it and its inverse now share.
     """
-    every = list({id(const): const for const in (*consts, *more)}.values())
-    at = {id(const): i for i, const in enumerate(every)}
-    types = [*map(jax.typeof, every)], step.carry_types, step.x_types
+    # `step` and `inverse` were traced one by one, and usually close over the same
+    # parameters. Arrays have no `==` that would do, but are the same objects in both.
+    shared = list({id(const): const for const in (*consts, *inverse_consts)}.values())
+    place = {id(const): i for i, const in enumerate(shared)}
+    types = [*map(jax.typeof, shared)], step.carry_types, step.x_types
 
-    def joint(one: Step, own: Arrays) -> Step:
-        places = [at[id(const)] for const in own]
-        return make_step(lambda c, *io: one([c[i] for i in places], *io), *types)
+    def with_shared_consts(original: Step, own: Arrays) -> Step:
+        places = [place[id(const)] for const in own]
+        return make_step(lambda c, *io: original([c[i] for i in places], *io), *types)
 
-    jaxpr = joint(inverse, more).jaxpr
-    return dataclasses.replace(joint(step, consts), inverse=jaxpr), every
+    jaxpr = with_shared_consts(inverse, inverse_consts).jaxpr
+    step = with_shared_consts(step, consts)
+    return dataclasses.replace(step, inverse=jaxpr), shared
 
 
 def without_outputs(step: Step, dropped: Sequence[bool] | None = None) -> Step:
-    """The step without some leaves of `y`, or all, and without what they alone need."""
+    """The step without some leaves of `y`, and without the equations for them alone.
+
+    Args:
+        step: The step.
+        dropped: Which leaves to leave out; all of them by default.
+    """
     if not step.y_types:
         return step
     dropped = dropped or [True] * len(step.y_types)
@@ -121,7 +145,10 @@ def trace_step(
     carry_types: Sequence[Aval],
     x_types: Sequence[Aval],
 ) -> tuple[Step, list[Value]]:
-    """Traces a function that may close over arrays, tracers among them.
+    """Traces a function that may close over arrays, including tracers.
+
+    JAX lifts what a function closes over to constants of the jaxpr. Here these become
+    ordinary inputs, so that they are batched and differentiated like any other.
 
     Args:
         f: `(carry, x) -> (carry, y)` on lists of arrays.
@@ -139,7 +166,8 @@ def trace_step(
 
     closed = jax.make_jaxpr(flat)(*carry_types, *x_types)
     jaxpr, consts = closed.jaxpr, list(closed.consts)
-    # What it closes over becomes its first inputs, for which there are no names.
+    # The debug info names the inputs of `flat`. With more inputs the names would be
+    # wrong, which `jax_enable_checks` makes an error.
     unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     jaxpr = jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed)
@@ -149,11 +177,14 @@ def trace_step(
 def _strongly_typed(
     outs: tuple[Arrays, Arrays], before: Sequence[Value]
 ) -> list[Value]:
-    """What a step returns, with no weak types.
+    """The outputs of a step in one list, none of them weakly typed.
 
-    A leaf that is handed on as it is stays the same variable, for `normal_form`.
+    A leaf of the carry that the step returns as it came stays the same tracer: a
+    conversion would make a new variable of it, and `normal_form` recognises such leaves
+    by their variable. Its weak type, if it has one, is removed there.
     """
     carry, y = outs
+    # `before` is as long as the carry; no `y` is compared with anything.
     given = [*before, *[None] * (len(carry) + len(y))]
     pairs = zip((*carry, *y), given, strict=False)
     return [x if x is b else strongly_typed(x) for x, b in pairs]
@@ -166,40 +197,45 @@ def reaching(
     x: Sequence[bool],
     **settings: Any,
 ) -> tuple[Flags, Flags]:
-    """Which leaves of carry and `y` depend on the marked inputs, over all steps.
+    """Which leaves of the carry and of `y` depend on the marked inputs at some step.
 
     Args:
         step: The step.
         consts: A mark for every const.
         carry: A mark for every leaf of the initial carry.
         x: A mark for every leaf of `x`.
-        settings: Those of `reached`.
+        settings: The keyword arguments of `reached`.
 
     Returns:
-        The marks of the carry, which hold at every step, and those of `y`.
+        The marks of the carry and those of `y`. A leaf of the carry is marked if it
+        depends on a marked input after any number of steps.
     """
+    # The least fixed point: what one step marks in the carry, the next one starts from.
     outs = lambda carry: reached(step.jaxpr, (*consts, *carry, *x), **settings)
     marked = tuple(closed_under(carry, lambda carry: outs(carry)[: step.num_carry]))
     return marked, outs(marked)[step.num_carry :]
 
 
-# Outputs that are the same at every step: computed once, beside the loop.
+# Outputs that are the same at every step are computed once, outside of the loop.
 
 
 def hoist(
     owner: str, step: Step, consts: Sequence[Value], outputs: Outputs, why: str
 ) -> tuple[Step, list[Value]]:
-    """The step without the outputs that are the same each time, and their values.
+    """Computes the outputs with `out_axes=None` outside of the loop.
 
     Args:
         owner: The name of the transform, for error messages.
         step: The step; its `y` are the arrays of `outputs`.
-        consts: What it gets each time.
-        outputs: What is to be the same.
-        why: What to say of outputs that are not, see `Outputs.check_same`.
+        consts: The consts of the step.
+        outputs: The outputs of the user's function, and which have no axis.
+        why: Why an output must be the same at every step, see `Outputs.check_same`.
+
+    Returns:
+        The step without these outputs, and their values.
 
     Raises:
-        ValueError: If there are some that are not.
+        ValueError: If one of them depends on the carry or on `x`.
     """
     same = outputs.same
     if not any(same):
@@ -222,8 +258,8 @@ def _varying_outputs(step: Step) -> list[bool]:
 def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> list:
     """The values of outputs that depend on consts only.
 
-    Just the equations that they need are evaluated, so that what the step does besides
-    is not done once too often.
+    Only the equations that they need are evaluated. `dce_jaxpr` alone would not do. It
+    keeps equations that have an effect, so a print in the step would run once more.
     """
     jaxpr = step.jaxpr.jaxpr
     y = jaxpr.outvars[step.num_carry :]
@@ -231,7 +267,9 @@ def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> li
     variables = [var for var in outvars if isinstance(var, jex.Var)]
     needed = computed_from(jaxpr.eqns, variables)
     eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
-    # What is left may call functions that return more than is needed of them.
+    # An equation that is left may be a call of which only some outputs are needed.
+    # `dce_jaxpr` looks into it, and drops the inputs that nothing reads: by what
+    # `reaching` found, no more than consts are left.
     left, used = partial_eval.dce_jaxpr(
         jaxpr.replace(outvars=outvars, eqns=eqns), [True] * len(outvars)
     )

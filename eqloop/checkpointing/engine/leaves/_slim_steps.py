@@ -140,40 +140,40 @@ class Slim(Around):
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
-        consts, carry, x = self.of.types
+        consts, carry, x = self.inner.types
         more = self.known.consts(carry, carry)
         return [*consts, *more], pick(carry, self.known.held), x
 
     @property
     def takes_blocks(self) -> bool:
-        return self.of.takes_blocks
+        return self.inner.takes_blocks
 
     @property
     def joins_steps(self) -> bool:
-        return self.of.joins_steps
+        return self.inner.joins_steps
 
     @property
     def products(self) -> Products | None:
-        found = self.of.products
+        found = self.inner.products
         if found is None:
             return None
-        narrow = _of_held(found.program, self.of.types, self.known)
+        narrow = _of_held(found.program, self.inner.types, self.known)
         return dataclasses.replace(found, program=narrow)
 
     def with_products(self, products: Products) -> BackwardStep | None:
-        of = self.of.with_products(products)
-        return None if of is None else dataclasses.replace(self, of=of)
+        inner = self.inner.with_products(products)
+        return None if inner is None else dataclasses.replace(self, inner=inner)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        whole, types = self.known.whole, self.of.types[1]
-        return self._without_others(self.of, whole, types, loop, inputs, ends)
+        whole, types = self.known.whole, self.inner.types[1]
+        return self._without_others(self.inner, whole, types, loop, inputs, ends)
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole = self.known.whole
         if self.known.more:
             whole = jax.vmap(whole, in_axes=(0, None))
-        types = [stack_type(aval, loop.length) for aval in self.of.types[1]]
-        return self._without_others(self.of.joined, whole, types, loop, inputs, ends)
+        types = [stack_type(aval, loop.length) for aval in self.inner.types[1]]
+        return self._without_others(self.inner.joined, whole, types, loop, inputs, ends)
 
     def _without_others(
         self,
