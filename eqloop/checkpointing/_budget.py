@@ -195,7 +195,7 @@ class Budget(AbstractSchedule):
         least = dataclasses.replace(least, schedule=needed)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
-            f"{format_bytes(self.nbytes)}. The least that would do is "
+            f"{format_bytes(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
         )
 

@@ -60,8 +60,8 @@ class AbstractStored(AbstractSchedule):
     def _refuse_moved(self, slots: AbstractSlots) -> None:
         if slots != slots.near:
             raise ValueError(
-                f"{type(self).__name__}: the slots of {self.schedule!r} have been "
-                f"given a place already. Keep one of the two."
+                f"{type(self).__name__}: the slots of {self.schedule!r} are "
+                f"stored elsewhere already. Use one of the two."
             )
 
 
@@ -104,7 +104,7 @@ class Offload(AbstractStored):
         _check_stored("Offload", self.schedule)
         if isinstance(self.schedule, Offload):
             raise ValueError(
-                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
+                f"Offload: {self.schedule!r} is on the host already. Use it as it is."
             )
         if self.memory_kind != "pinned_host":
             raise ValueError(
@@ -166,7 +166,7 @@ class Cast(AbstractStored):
     def _slots(self, slots: AbstractSlots) -> AbstractSlots:
         if slots.precision is not None:
             raise ValueError(
-                f"Cast: the slots of {self.schedule!r} are cast already. Keep one of "
+                f"Cast: the slots of {self.schedule!r} are cast already. Use one of "
                 f"the two."
             )
         return dataclasses.replace(slots, precision=self.dtype)

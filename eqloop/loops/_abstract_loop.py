@@ -157,8 +157,8 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
         return dict(schedule=schedule, policy=policy)
     if (chooses := schedule.with_policy) is None:
         raise ValueError(
-            f"{owner}: with `policy='auto'` a budget chooses what is kept of each "
-            f"step, but the schedule is {schedule!r}. Give it a budget, such as "
+            f"{owner}: with `policy='auto'` a budget chooses what each step "
+            f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
             f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
         )
     return dict(schedule=chooses, policy=None)

@@ -55,7 +55,7 @@ TYPES = (
     "same shapes and dtypes, but these do not:\n"
 )
 LEAVES = (
-    "StackedLayers.from_layers: layers may differ in the values of their arrays only, "
+    "StackedLayers.from_layers: layers may differ only in the values of their arrays, "
     "but these differ in other leaves:\n"
 )
 CHANGED = (
