@@ -106,7 +106,7 @@ WRONG = {
         lambda: from_layers(Layer(X, option="a"), Layer(X, option="b")),
         ValueError,
         LEAVES + "  layers[1].option: 'b', but 'a' in layers[0]\nMake them arrays, or "
-        "the same.",
+        "make them equal.",
     ),
     "number": (
         lambda: from_layers(Layer(X, 0.1), Layer(X, 0.1), Layer(X, 0.2)),
