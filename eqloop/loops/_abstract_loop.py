@@ -33,7 +33,7 @@ class AbstractLoop(AbstractTransform[Function]):
 
     Args:
         schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored, as by `jax.lax.scan`.
+            in reverse mode. By default every residual is stored, as in `jax.lax.scan`.
         policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
             have a [`Budget`][eqloop.Budget] choose that as well.
         in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,

@@ -63,10 +63,9 @@ class Truncate:
 @final
 @dataclasses.dataclass(frozen=True)
 class ClipCotangent:
-    """Scales the cotangent of the carry down to a norm, if it is larger.
+    """Limits the norm of the cotangent of the carry in each step of the backward pass.
 
-    This happens each time that the cotangent has been taken back past a step, with the
-    norm of all of its leaves together. So a gradient that explodes is limited at each
+    The norm is that of all leaves of the cotangent together. So a gradient that explodes is limited at each
     step, and not only at the end.
 
     Args:
