@@ -65,8 +65,8 @@ class Truncate:
 class ClipCotangent:
     """Limits the norm of the cotangent of the carry in each step of the backward pass.
 
-    The norm is that of all leaves of the cotangent together. So a gradient that explodes is limited at each
-    step, and not only at the end.
+    The norm is that of all leaves of the cotangent together. So a gradient that
+    explodes is limited at each step, and not only at the end.
 
     Args:
         max_norm: The largest Euclidean norm that a cotangent keeps.
