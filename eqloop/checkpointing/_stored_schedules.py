@@ -120,7 +120,7 @@ class Offload(AbstractStored):
 @final
 @dataclasses.dataclass(frozen=True)
 class Cast(AbstractStored):
-    """The carries of another schedule are stored in a lower precision.
+    """Stores the carries of another schedule in a lower precision.
 
     The floating-point leaves of its slots are rounded, so they take half or a quarter
     of the memory. Only stored carries are rounded. The loop runs in full precision, and
@@ -175,12 +175,12 @@ class Cast(AbstractStored):
 @final
 @dataclasses.dataclass(frozen=True)
 class Spill(AbstractStored):
-    """The carries of another schedule are stored in files.
+    """Stores the carries of another schedule in files.
 
     It is for loops whose stored carries do not fit into device memory or host memory.
-    They are written while the loop runs forward, and on the way back the next one is
-    read in advance. Only a few are in memory at a time. The carries of inner levels of
-    `Recursive` and `Chunked` stay on the device. `Binomial` writes and reads carries
+    They are written while the loop runs forward, and in the backward pass the next one
+    is read in advance. Only a few are in memory at a time. The carries of inner levels
+    of `Recursive` and `Chunked` stay on the device. `Binomial` writes and reads carries
     more often, and so takes more time.
 
     The files have no names, so they disappear at the end of the backward pass, and when

@@ -21,7 +21,7 @@ from .._types import Value
 @final
 @dataclasses.dataclass(frozen=True)
 class Truncate:
-    """Cuts the way back every so many steps: truncated backpropagation through time.
+    """Cuts the gradient every so many steps: truncated backpropagation through time.
 
     Before each step whose number, counted from 0 in the order of running, is a multiple
     of `every`, `jax.lax.stop_gradient` is applied to the carry. So in forward mode its
