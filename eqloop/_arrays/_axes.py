@@ -188,7 +188,7 @@ def common_length(
         asked_for = ", or leave out `length`" if may_go else ""
         raise ValueError(
             f"{name}: these lengths must all be the same:\n{listing}\nCheck the "
-            f"axes, or give a leaf that is to be passed whole the axis None{asked_for}."
+            f"axes{asked_for}. A leaf whose axis is None is passed whole."
         )
     return next(iter(sizes.values()))
 

@@ -220,8 +220,8 @@ def _reject_unbound(cls: type, args: tuple[Any, ...], settings: dict[str, Any]) 
         plain = inspect.Signature([p.replace(default=p.empty) for p in given])
         called = _without_settings(plain)
         raise TypeError(
-            f"{cls.__name__}{made}: {error}. Settings are given by keyword; what is "
-            f"transformed is called afterwards, `el.{cls.__name__}{made}{called}`."
+            f"{cls.__name__}{made}: {error}. Pass settings by keyword, and "
+            f"call the result: `el.{cls.__name__}{made}{called}`."
         ) from None
 
 

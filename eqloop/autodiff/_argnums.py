@@ -60,7 +60,7 @@ def find_arguments(
         name = place if isinstance(place, str) else names[place]
         if name in found:
             raise ValueError(
-                f"{owner}: `argnums` is {argnums!r}, which is the argument {name} "
+                f"{owner}: `argnums` is {argnums!r}, which names the argument {name} "
                 f"twice."
             )
         found[name] = place

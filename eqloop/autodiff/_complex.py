@@ -35,7 +35,7 @@ def check_reverse(call: Call, value: object, *, holomorphic: bool) -> None:
             raise TypeError(
                 f"{call.owner}: f returned {name}, which is {describe(leaf)}, but "
                 f"reverse mode differentiates real values only. Return its real and "
-                f"its imaginary part, or pass `holomorphic=True` if f is that."
+                f"its imaginary part, or pass `holomorphic=True` if f is holomorphic."
             )
 
 
@@ -48,7 +48,7 @@ def check_forward(call: Call, value: object, *, holomorphic: bool) -> None:
             raise TypeError(
                 f"{call.owner}: {name} is {describe(array)}, but forward mode "
                 f"differentiates by real arrays only. Pass its real and its imaginary "
-                f"part, or pass `holomorphic=True` if f is that."
+                f"part, or pass `holomorphic=True` if f is holomorphic."
             )
 
 
@@ -57,8 +57,8 @@ def _check_complex(call: Call, value: object) -> None:
     for name, leaf in [*arguments, *_outputs(value)]:
         if not is_complex(leaf):
             raise TypeError(
-                f"{call.owner}: with `holomorphic=True` all that is differentiated "
-                f"must be complex, but {name} is {describe(leaf)}."
+                f"{call.owner}: with `holomorphic=True` everything that is "
+                f"differentiated must be complex, but {name} is {describe(leaf)}."
             )
 
 

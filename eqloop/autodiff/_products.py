@@ -151,7 +151,7 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
         )
         raise ValueError(
             f"Jvp: primals and tangents must be the same trees:\n{listing}\nGive None "
-            f"for each leaf that is not moved."
+            f"for each leaf without a tangent."
         )
     for name, leaf, tangent in zip(
         paths(primals, "primals"), leaves, tangent_leaves, strict=True
@@ -159,8 +159,8 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
         if tangent is not None and not _fits(leaf, tangent):
             raise TypeError(
                 f"Jvp: the tangent of {name}, which is {describe(leaf)}, cannot be "
-                f"{describe(tangent)}. A tangent has the shape and dtype of what it "
-                f"moves; for what is not moved it is None."
+                f"{describe(tangent)}. A tangent has the shape and dtype of its "
+                f"primal, or is None."
             )
 
 

@@ -57,7 +57,7 @@ def check_branch(owner: str, name: str, branch: object) -> None:
     if not callable(branch):
         raise TypeError(
             f"{owner}: `{name}` must be callable, but it is {describe(branch)}. For a "
-            f"branch that returns what is known beforehand, write `lambda *_: value`."
+            f"branch that returns a constant, write `lambda *_: value`."
         )
 
 

@@ -99,7 +99,7 @@ def _as_conditions(conditions: PyTree, count: int) -> jax.Array:
     if vector.size != count:
         raise ValueError(
             f"IfElse: there are {count} branches, but {vector.size} conditions: give "
-            f"one for each branch. That of an `else` is True, with "
+            f"one for each branch. For an `else`, give True, and set "
             f"`check_conditions=False`."
         )
     return vector

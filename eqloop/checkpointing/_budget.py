@@ -48,24 +48,24 @@ class Budget(AbstractSchedule):
     [`Binomial`][eqloop.Binomial] for these.
 
     Time is measured: short loops of this step are compiled and run for a moment on this
-    device, once, on made-up numbers. They only run steps, or reverse them one by one,
+    device, once, with made-up inputs. They only run steps, or reverse them one by one,
     in blocks, or together. This happens when the plan is made, which is when a gradient
     is taken. So the plan is for the batch in the gradient of a `vmap`, and for one
     example in the `vmap` of a gradient.
 
-    Time is estimated from the work of a step if measuring would not pay, as for loops
-    of a few milliseconds, or of some more where the step has hundreds of operations and
-    takes long to compile. It is also estimated if a step cannot be run by itself. That
-    is so if it has effects or callbacks, communicates with other devices, or has a
-    `while` loop, which might not end on other numbers.
+    Time is estimated from the operations of a step where measuring does not pay off:
+    for loops of a few milliseconds, or somewhat longer ones if the step has hundreds of
+    operations, which take long to compile. It is also estimated for a step that cannot
+    be run by itself, because it has effects or callbacks, communicates with other
+    devices, or has a `while` loop, which might not end with made-up inputs.
     [`measurements`][eqloop.measurements] keeps the measured times in a file.
 
     There can be a second place for carries: the memory of the host, or files. Then the
     search includes plans that store carries in both, where they save the most time. How
-    long it takes to move a carry is measured, too. On a CPU, whose memory is that of
-    its host, the budget holds for each of the two by itself, and the plan's
-    `peak_bytes` counts both. Files are those of [`Spill`][eqloop.Spill]: without
-    names, and written on the way back, for which the loop is run once more.
+    long it takes to move a carry is measured, too. On a CPU, device and host share one
+    memory: each limit holds for its own place, and the plan's `peak_bytes` counts both.
+    Files are written as with [`Spill`][eqloop.Spill]: in the backward pass, which runs
+    the loop once more to write them. They have no names.
 
     With `policy="auto"` on the loop, the budget also chooses which values are kept of a
     step whose residuals are stored, among the values that have a
@@ -195,7 +195,7 @@ class Budget(AbstractSchedule):
         least = dataclasses.replace(least, schedule=needed)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
-            f"{format_bytes(self.nbytes)}. The least that would do is "
+            f"{format_bytes(self.nbytes)}. It needs at least "
             f"{format_bytes(size)}, which is {size} bytes, with this plan:\n\n{least}"
         )
 

@@ -24,9 +24,9 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     events = list(itertools.islice(plan.layout.order.history(), _MOST_EVENTS + 1))
     if not 0 < len(events) <= _MOST_EVENTS:
         raise ValueError(
-            f"Plan.plot: only gradients of up to {_MOST_EVENTS} evaluations of the "
-            f"step, and at least one, can be drawn, and this one takes "
-            f"{plan.evaluations}. Draw the plan of a shorter loop."
+            f"Plan.plot: only gradients of 1 to {_MOST_EVENTS} evaluations of the step "
+            f"can be drawn, but this one takes {plan.evaluations}. Draw the plan of a "
+            f"shorter loop."
         )
     ax = _axes_to_draw_on(ax)
     layout, cost = plan.layout, plan.cost

@@ -19,8 +19,8 @@ class Reversible(AbstractSchedule):
 
     Memory does not grow with the length of the loop, and each step is evaluated three
     times: by the primal, by the inverse, and where it is reversed. Rounding errors of
-    the inverse grow on the way back. With several `checkpoints` they grow over one part
-    only, because each part starts from a stored carry.
+    the inverse grow in the backward pass. With several `checkpoints` they grow over
+    one part only, because each part starts from a stored carry.
 
     Leapfrog and reversible Heun are integrators that have an inverse. Layers that
     couple two halves of a state have one, too. See [the

@@ -321,8 +321,7 @@ class Pinned(AbstractSchedule):
         if loop.length != planned:
             raise ValueError(
                 f"Pinned: this plan is for a loop of {planned} steps, and the loop has "
-                f"{loop.length}. Plan it by itself, with the schedule that the plan is "
-                f"of."
+                f"{loop.length}. Use the schedule that made the plan."
             )
         return self.only
 

@@ -60,8 +60,8 @@ class AbstractStored(AbstractSchedule):
     def _refuse_moved(self, slots: AbstractSlots) -> None:
         if slots != slots.near:
             raise ValueError(
-                f"{type(self).__name__}: the slots of {self.schedule!r} have been "
-                f"given a place already. Keep one of the two."
+                f"{type(self).__name__}: the slots of {self.schedule!r} are "
+                f"stored elsewhere already. Use one of the two."
             )
 
 
@@ -104,7 +104,7 @@ class Offload(AbstractStored):
         _check_stored("Offload", self.schedule)
         if isinstance(self.schedule, Offload):
             raise ValueError(
-                f"Offload: {self.schedule!r} is on the host already. Pass it as it is."
+                f"Offload: {self.schedule!r} is on the host already. Use it as it is."
             )
         if self.memory_kind != "pinned_host":
             raise ValueError(
@@ -120,7 +120,7 @@ class Offload(AbstractStored):
 @final
 @dataclasses.dataclass(frozen=True)
 class Cast(AbstractStored):
-    """The carries of another schedule are stored in a lower precision.
+    """Stores the carries of another schedule in a lower precision.
 
     The floating-point leaves of its slots are rounded, so they take half or a quarter
     of the memory. Only stored carries are rounded. The loop runs in full precision, and
@@ -166,7 +166,7 @@ class Cast(AbstractStored):
     def _slots(self, slots: AbstractSlots) -> AbstractSlots:
         if slots.precision is not None:
             raise ValueError(
-                f"Cast: the slots of {self.schedule!r} are cast already. Keep one of "
+                f"Cast: the slots of {self.schedule!r} are cast already. Use one of "
                 f"the two."
             )
         return dataclasses.replace(slots, precision=self.dtype)
@@ -175,12 +175,12 @@ class Cast(AbstractStored):
 @final
 @dataclasses.dataclass(frozen=True)
 class Spill(AbstractStored):
-    """The carries of another schedule are stored in files.
+    """Stores the carries of another schedule in files.
 
     It is for loops whose stored carries do not fit into device memory or host memory.
-    They are written while the loop runs forward, and on the way back the next one is
-    read in advance. Only a few are in memory at a time. The carries of inner levels of
-    `Recursive` and `Chunked` stay on the device. `Binomial` writes and reads carries
+    They are written while the loop runs forward, and in the backward pass the next one
+    is read in advance. Only a few are in memory at a time. The carries of inner levels
+    of `Recursive` and `Chunked` stay on the device. `Binomial` writes and reads carries
     more often, and so takes more time.
 
     The files have no names, so they disappear at the end of the backward pass, and when

@@ -20,8 +20,8 @@ from ._program import make_program
 class DebugNonFinite(AbstractTransform[Callable[P, R]], Generic[P, R]):
     """Runs a function, and raises an error at its first NaN or infinity.
 
-    The error names the operation, the line that asked for it, its operands, the
-    iteration of each loop around it, and the sweep, forward or backward. The operation
+    The error names the operation, its line in your code, its operands, the iteration of
+    each loop around it, and the sweep, forward or backward. The operation
     turned finite numbers into a NaN or an infinity, or infinities into a NaN.
     Infinities among the operands, such as a mask of `-inf`, are not an error. If a
     result has a NaN that came from an argument, the error names the argument.

@@ -46,8 +46,8 @@ def error_if(x: _T, pred: Value, msg: str) -> _T:
     pred = _boolean("error_if", pred)
     if not any(map(is_dynamic, flatten(x)[0])):
         raise TypeError(
-            "error_if: `x` has no array, so the error could not be tied to what "
-            "is computed. Pass the array that is used next, and go on with the result."
+            "error_if: `x` has no array, so the error cannot be tied to a computation. "
+            "Pass an array that is used later, and use the result in its place."
         )
     return eqx.error_if(x, pred, msg)
 

@@ -38,7 +38,7 @@ class AbstractLoop(AbstractTransform[Function]):
 
     Args:
         schedule: How to trade memory for recomputation when the loop is differentiated
-            in reverse mode. By default every residual is stored, as by `jax.lax.scan`.
+            in reverse mode. By default every residual is stored, as in `jax.lax.scan`.
         policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
             have a [`Budget`][eqloop.Budget] choose that as well.
         in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
@@ -162,8 +162,8 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
         return dict(schedule=schedule, policy=policy)
     if (chooses := schedule.with_policy) is None:
         raise ValueError(
-            f"{owner}: with `policy='auto'` a budget chooses what is kept of each "
-            f"step, but the schedule is {schedule!r}. Give it a budget, such as "
+            f"{owner}: with `policy='auto'` a budget chooses what each step "
+            f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
             f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
         )
     return dict(schedule=chooses, policy=None)

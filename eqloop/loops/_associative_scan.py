@@ -303,8 +303,8 @@ def _check_result(a: PyTree, out: PyTree) -> None:
         )
     if changes := static_changes(leaves):
         raise ValueError(
-            f"{_NAME}: f must hand back the leaves that are not arrays, but it changed "
-            f"them:\n" + "\n".join(changes)
+            f"{_NAME}: f must return the leaves that are not arrays unchanged, but it "
+            f"changed them:\n" + "\n".join(changes)
         )
 
 

@@ -25,7 +25,7 @@ from .._types import PyTree, Value
 @final
 @dataclasses.dataclass(frozen=True)
 class Truncate:
-    """Cuts the way back every so many steps: truncated backpropagation through time.
+    """Cuts the gradient every so many steps: truncated backpropagation through time.
 
     Before each step whose number, counted from 0 in the order of running, is a multiple
     of `every`, `jax.lax.stop_gradient` is applied to the carry. So in forward mode its
@@ -67,11 +67,10 @@ class Truncate:
 @final
 @dataclasses.dataclass(frozen=True)
 class ClipCotangent:
-    """Scales the cotangent of the carry down to a norm, if it is larger.
+    """Limits the norm of the cotangent of the carry in each step of the backward pass.
 
-    This happens each time that the cotangent has been taken back past a step, with the
-    norm of all of its leaves together. So a gradient that explodes is limited at each
-    step, and not only at the end.
+    The norm is that of all leaves of the cotangent together. So a gradient that
+    explodes is limited at each step, and not only at the end.
 
     Args:
         max_norm: The largest Euclidean norm that a cotangent keeps.

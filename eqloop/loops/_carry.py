@@ -203,7 +203,7 @@ class Carry:
             f"{self.owner}: only arrays and numbers can change from {words.step} to "
             f"{words.step}, but {words.f} changed these leaves of {words.carry}:\n"
             + "\n".join(changes)
-            + "\nHand them back as they came, or make them arrays."
+            + "\nReturn them unchanged, or make them arrays."
         )
 
 

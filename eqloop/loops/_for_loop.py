@@ -105,8 +105,8 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         if isinstance(schedule, AbstractSchedule) and schedule.undo is not None:
             raise ValueError(
                 f"{type(self).__name__}: `schedule={schedule!r}` undoes steps by "
-                f"an inverse, and these steps carry nothing that could be undone. Use "
-                f"another schedule, such as `el.Recursive(16)`."
+                f"an inverse, but these steps have no carry to undo. Use another "
+                f"schedule, such as `el.Recursive(16)`."
             )
 
 

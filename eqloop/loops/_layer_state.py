@@ -59,7 +59,7 @@ def state_of(
         raise ValueError(
             f"{owner}: the arrays of the state must have an entry for each of the "
             f"{depth} layers, along a leading axis, but it is\n"
-            f"  {eqx.tree_pformat(part)}\nOf a few of the layers, the state is "
+            f"  {eqx.tree_pformat(part)}\nThe state of a few of the layers is "
             f"`jax.tree.map(lambda leaf: leaf[few], state.substate(layers))`."
         )
     return part

@@ -216,8 +216,8 @@ class LoopOpener:
             # Tangents are zero behind a cut, whatever they were before it.
             raise ValueError(
                 f"{self.name}: `backward={self.backward!r}` cuts the derivative of a "
-                f"step, and what is cut cannot be undone by the inverse of "
-                f"`Reversible`. Use another schedule, such as `el.Recursive(16)`."
+                f"step, which the inverse of `Reversible` cannot undo. Use another "
+                f"schedule, such as `el.Recursive(16)`."
             )
 
     def _with_inverse(

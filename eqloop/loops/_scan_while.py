@@ -31,7 +31,7 @@ class AbstractConditional(eqx.Module):
 class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
     AbstractLoop, AbstractConditional, Generic[Carry, Y]
 ):
-    """A [`Scan`][eqloop.Scan] that ends when a condition no longer holds.
+    """A [`Scan`][eqloop.Scan] that stops early, when a condition no longer holds.
 
     While `cond(carry)` holds, and for `max_steps` steps at the most, `f(carry, x)` is
     called for the next element of `xs`. It is differentiable in every mode. Under

@@ -96,8 +96,8 @@ def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
     if lines := [*_leaf_lines(first, other, name, _statics_differ)]:
         listing = "\n".join(lines)
         raise ValueError(
-            f"{owner}: layers may differ in the values of their arrays only, but these "
-            f"differ in other leaves:\n{listing}\nMake them arrays, or the same."
+            f"{owner}: layers may differ only in the values of their arrays, but these "
+            f"differ in other leaves:\n{listing}\nMake them arrays, or make them equal."
         )
 
 

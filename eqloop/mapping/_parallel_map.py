@@ -33,12 +33,12 @@ def _as_devices(devices: Iterable[Any] | None) -> tuple[Any, ...] | None:
     for device in devices:
         if not isinstance(device, jax.Device):
             raise TypeError(
-                f"ParallelMap: `devices` must be a sequence of those of "
+                f"ParallelMap: `devices` must be a sequence of devices from "
                 f"`jax.devices()`, but it has {device!r}, of type "
                 f"{type(device).__name__}."
             )
     if not devices:
-        raise ValueError("ParallelMap: `devices` is empty. Leave it out for all.")
+        raise ValueError("ParallelMap: `devices` is empty. Leave it out to use all.")
     if len(set(devices)) < len(devices):
         listing = ", ".join(map(str, devices))
         raise ValueError(f"ParallelMap: `devices` has a device twice: {listing}.")

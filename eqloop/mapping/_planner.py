@@ -156,9 +156,8 @@ class Within:
         size, least = _found(search)
         if size == 0:
             raise ValueError(
-                f"Budget: to map a single row takes {format_bytes(least)}, which is "
-                f"{least} bytes and the least that would do, but the budget is "
-                f"{format_bytes(self.nbytes)}."
+                f"Budget: a single row takes {format_bytes(least)}, which is {least} "
+                f"bytes, but the budget is {format_bytes(self.nbytes)}."
             )
         return self.in_chunks_of(size, f)
 

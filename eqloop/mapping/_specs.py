@@ -95,7 +95,7 @@ def _check_spec(
         raise TypeError(
             f"ShardMap: {spec_path} must be a jax.sharding.PartitionSpec, but for "
             f"{path} it is {spec!r}, of type {type(spec).__name__}. `PartitionSpec()` "
-            f"is for what is whole on every device."
+            f"is for an array that every device holds whole."
         )
     if len(spec) > leaf.ndim:
         raise ValueError(

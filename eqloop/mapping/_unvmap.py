@@ -52,7 +52,7 @@ def unvmap(
     x = jnp.asarray(x)
     if not x.size and op in ("max", "min"):
         raise ValueError(
-            f"unvmap: there is no {op!r} of no elements, and `x` is {describe(x)}."
+            f"unvmap: {op!r} needs at least one element, but `x` is {describe(x)}."
         )
     return _OPERATIONS[op](lax.stop_gradient(x))
 

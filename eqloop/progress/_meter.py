@@ -323,7 +323,7 @@ def make_meter(
     if progress.total not in (None, total):
         raise ValueError(
             f"{owner}: `progress` expects {progress.total} steps in all, but there are "
-            f"{length}. Leave `total` out: it is for loops that do not know theirs."
+            f"{length}. Leave `total` out: it is for loops of unknown length."
         )
     desc = progress.desc
     if callable(desc) and label is None:

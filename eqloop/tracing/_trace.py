@@ -183,7 +183,7 @@ class RememberedCall:
         except TypeError as error:
             raise TypeError(
                 f"{owner}: leaves that are not arrays, and static fields, must be "
-                f"hashable, since a trace is remembered by them: {error}."
+                f"hashable, since traces are looked up by them: {error}."
             ) from error
         return call
 

@@ -73,7 +73,7 @@ WRONG = {
     "an argument twice": (
         lambda: el.Grad(total, argnums=(0, "x"))(X),
         ValueError,
-        ["`argnums` is (0, 'x'), which is the argument x twice"],
+        ["`argnums` is (0, 'x'), which names the argument x twice"],
     ),
     "no argument": (
         lambda: el.Grad(lambda: 1.0)(),
@@ -214,7 +214,7 @@ WRONG = {
     "a tangent of an integer": (
         lambda: el.Jvp(total)((X, 2), (None, 1.0)),
         TypeError,
-        ["tangent of primals[1]", "for what is not moved it is None"],
+        ["tangent of primals[1]", "of its primal, or is None"],
     ),
 }
 

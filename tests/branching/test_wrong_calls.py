@@ -137,7 +137,7 @@ WRONG = {
         lambda: el.IfElse([jnp.sin, jnp.cos])([True], X),
         ValueError,
         "IfElse: there are 2 branches, but 1 conditions: give one for each branch. "
-        "That of an `else` is True, with `check_conditions=False`.",
+        "For an `else`, give True, and set `check_conditions=False`.",
     ),
     "one condition of many": (
         lambda: el.IfElse([jnp.sin, jnp.cos])([True, X > 0], X),
@@ -160,7 +160,7 @@ WRONG = {
         lambda: el.Cond(jnp.sin, 0.0),
         TypeError,
         "Cond: `false_f` must be callable, but it is 0.0. For a branch that returns "
-        "what is known beforehand, write `lambda *_: value`.",
+        "a constant, write `lambda *_: value`.",
     ),
     "one of several branches": (
         lambda: el.Switch([jnp.sin, None]),

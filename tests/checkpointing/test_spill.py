@@ -236,7 +236,7 @@ def test_what_spill_takes(tmp_path):
     with pytest.raises(ValueError, match="so there are no slots"):
         el.Spill(el.StoreAll(), tmp_path)
     twice = el.Spill(el.Offload(el.Chunked(4)), tmp_path)
-    with pytest.raises(ValueError, match="given a place already"):
+    with pytest.raises(ValueError, match="stored elsewhere already"):
         grad(functools.partial(loss, [], twice))(H, XS)
 
 

@@ -287,8 +287,8 @@ WRONG = {
     "static leaf": (
         lambda: ours(lambda a, b: ("other", a[1]), ("one", MATRIX)),
         ValueError,
-        "AssociativeScan: f must hand back the leaves that are not arrays, but it "
-        "changed them:\n  a[0]: 'one' came in, 'other' came out",
+        "AssociativeScan: f must return the leaves that are not arrays unchanged, "
+        "but it changed them:\n  a[0]: 'one' came in, 'other' came out",
     ),
     "lengths": (
         lambda: ours(jnp.add, {"a": MATRIX, "b": (MATRIX[1:],)}),

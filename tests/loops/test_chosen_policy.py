@@ -223,7 +223,7 @@ def test_the_frontier_has_what_is_kept():
 
 # Wrong calls
 
-NEEDS_A_BUDGET = "with `policy='auto'` a budget chooses what is kept of each step"
+NEEDS_A_BUDGET = "with `policy='auto'` a budget chooses what each step keeps"
 
 
 @pytest.mark.parametrize(

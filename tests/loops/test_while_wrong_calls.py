@@ -122,7 +122,7 @@ WRONG = {
         ValueError,
         "WhileLoop: only arrays and numbers can change from step to step, but body "
         "changed these leaves of the carry:\n  carry[1]: 'name' came in, 'other' came "
-        "out\nHand them back as they came, or make them arrays.",
+        "out\nReturn them unchanged, or make them arrays.",
     ),
     "annotation": (lambda: run(annotated, ZEROS), TypeCheckError, "annotated"),
     # Settings

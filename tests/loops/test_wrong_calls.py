@@ -128,8 +128,8 @@ WRONG = {
         lambda: scan(becomes({"s": "b", "h": 0.0}), {"s": "a", "h": 0.0}),
         ValueError,
         "only arrays and numbers can change from step to step, but f changed these "
-        "leaves of the carry:\n  carry['s']: 'a' came in, 'b' came out\nHand them back "
-        "as they came, or make them arrays.",
+        "leaves of the carry:\n  carry['s']: 'a' came in, 'b' came out\nReturn them "
+        "unchanged, or make them arrays.",
     ),
     "key style": (
         lambda: scan(maps(jax.random.key_data), KEYS[0]),
@@ -174,15 +174,13 @@ WRONG = {
         lambda: scan(xs={"a": XS, "b": (jnp.ones(5), "static")}),
         ValueError,
         "CheckpointedScan: these lengths must all be the same:\n  xs['a']: 4\n  "
-        "xs['b'][0]: 5\nCheck the axes, or give a leaf that is to be passed whole the "
-        "axis None.",
+        "xs['b'][0]: 5\nCheck the axes. A leaf whose axis is None is passed whole.",
     ),
     "length disagrees": (
         lambda: scan(length=3),
         ValueError,
         "these lengths must all be the same:\n  length: 3\n  xs: 4\nCheck the axes, "
-        "or give a leaf that is to be passed whole the axis None, or leave out "
-        "`length`.",
+        "or leave out `length`. A leaf whose axis is None is passed whole.",
     ),
     "layers disagree with xs": (
         lambda: scan(
@@ -336,8 +334,8 @@ WRONG = {
     "positional setting": (
         lambda: el.Scan(keep, 0.0, XS),
         TypeError,
-        "Scan(f): too many positional arguments. Settings are given by keyword; what "
-        "is transformed is called afterwards, `el.Scan(f)(init, xs)`.",
+        "Scan(f): too many positional arguments. Pass settings by keyword, "
+        "and call the result: `el.Scan(f)(init, xs)`.",
     ),
     "unroll": (
         lambda: el.Scan(keep, unroll=0),

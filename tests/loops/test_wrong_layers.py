@@ -55,7 +55,7 @@ TYPES = (
     "same shapes and dtypes, but these do not:\n"
 )
 LEAVES = (
-    "StackedLayers.from_layers: layers may differ in the values of their arrays only, "
+    "StackedLayers.from_layers: layers may differ only in the values of their arrays, "
     "but these differ in other leaves:\n"
 )
 CHANGED = (
@@ -106,7 +106,7 @@ WRONG = {
         lambda: from_layers(Layer(X, option="a"), Layer(X, option="b")),
         ValueError,
         LEAVES + "  layers[1].option: 'b', but 'a' in layers[0]\nMake them arrays, or "
-        "the same.",
+        "make them equal.",
     ),
     "number": (
         lambda: from_layers(Layer(X, 0.1), Layer(X, 0.1), Layer(X, 0.2)),

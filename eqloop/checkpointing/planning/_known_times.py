@@ -88,8 +88,8 @@ def _read_times(path: pathlib.Path) -> dict[str, float]:
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ValueError(
-        f"measurements: {str(path)!r} has something in it that is not measurements of "
-        f"this version of eqloop. Name another file, or remove that one."
+        f"measurements: {str(path)!r} does not hold measurements of this version of "
+        f"eqloop. Pass another path, or remove that file."
     )
 
 

@@ -335,7 +335,7 @@ def test_wrong_settings(tmp_path):
     for content in ("", "[]", "{}", '{"eqloop measurements": 99}'):
         path = tmp_path / "other.json"
         path.write_text(content)
-        with pytest.raises(ValueError, match="has something in it that is not"):
+        with pytest.raises(ValueError, match="does not hold measurements"):
             el.measurements(path)
         assert path.read_text() == content
 
