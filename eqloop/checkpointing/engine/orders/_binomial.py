@@ -81,8 +81,8 @@ def split_at(length: int, slots: int, rank: int) -> int:
     """How far to advance before the next carry is stored, with two slots or more.
 
     Of the optimal splits it is the longest one, which stores the fewest carries. The
-    left part must be within the reach of the rank below, and the right part no shorter
-    than that.
+    left part has to be within its reach at the rank below, and the right part must not
+    fall short of its own reach at the rank below.
     """
     return min(reach(slots, rank - 1), length - reach(slots - 1, rank - 1))
 

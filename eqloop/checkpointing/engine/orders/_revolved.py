@@ -51,7 +51,7 @@ class Revolved(AbstractSlotOrder):
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The segments between the slots of the primal: lengths in blocks, and ranks."""
+        """The segments between stored carries: their lengths in blocks, and ranks."""
         return _binomial.segments(self.blocks.count, self.checkpoints)
 
     @property
@@ -171,7 +171,7 @@ class Revolved(AbstractSlotOrder):
     def chain_history(
         self, start: int, length: int, rank: int, slots: int
     ) -> Iterator[Event]:
-        """The events of the reversal of a chain, as `Chain` of `_slot_stack.py` runs it.
+        """The events of the reversal of a chain, in the order of `_slot_stack.Chain`.
 
         Args:
             start: The first block.
