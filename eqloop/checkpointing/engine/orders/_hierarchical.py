@@ -33,7 +33,7 @@ from ._slot_stack import Chain, Stack
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(AbstractSlotOrder):
-    """A chain of blocks, reversed with far slots, which the primal fills, and near ones.
+    """A chain of blocks, reversed with far slots that the primal fills and near ones.
 
     As in `Revolved`, the first block is shorter if the size of a block does not divide
     the length, and trip counts are dynamic.

@@ -176,7 +176,8 @@ _Split = Callable[[int, int, int], tuple[int, bool, int]]
 
 def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
     """The leaves of consecutive parts, the last one first."""
-    # Their rows ascend, and each row is that of one part alone.
+    # The parts that are left to cut, in ascending order of their rows. No two of them
+    # share a row, so they are a stack like the far slots themselves.
     left, pushes = list(parts), list[int]()
     while left:
         part = left.pop()

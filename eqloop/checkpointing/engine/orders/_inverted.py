@@ -29,7 +29,7 @@ _OFF_BY = 1000, 100
 
 @dataclasses.dataclass(frozen=True)
 class Inverted(AbstractSlotOrder):
-    """The way back runs the inverse, part by part, from the carry at the end of a part.
+    """The way back runs the inverse, part by part, from the end of each part.
 
     The primal stores the carry at the start of each part, and the last carry. The next
     part down starts from a stored carry again, so the rounding errors of the inverse
@@ -51,7 +51,7 @@ class Inverted(AbstractSlotOrder):
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """The number of parts and their size, for the longer ones and for the others."""
+        """The number of parts and their size, of longer parts and then of others."""
         size, more = divmod(self.steps, self.parts)
         groups = (more, size + 1), (self.parts - more, size)
         return tuple(group for group in groups if all(group))

@@ -59,7 +59,7 @@ class AbstractKept(abc.ABC):
     def pull(
         self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
-        """Takes cotangents past the step at a position, which was kept from a row on."""
+        """Takes cotangents past the step at a position, kept from a row on."""
 
 
 @dataclasses.dataclass(frozen=True)
