@@ -47,8 +47,8 @@ from ._backward_step import (
     Inputs,
     Taken,
     indices,
-    take_one,
     single,
+    take_one,
 )
 from ._forward import Active
 from ._loop import Loop

@@ -1,4 +1,4 @@
-"""Slots that are moved on as the loop turns out to be longer."""
+"""A given number of slots for a loop of any length: they move on as it grows longer."""
 
 import dataclasses
 import functools
@@ -30,17 +30,17 @@ from ._while_layout import (
     run_until,
 )
 
-# No step is run again more often than this, however long the loop and few the slots;
-# with two slots it is enough for a million steps.
+# The highest rank in the table of reaches. With two slots, the reach at rank `r` is
+# about `r**2 / 2` steps, so this is enough for a million of them.
 _MOST_RANKS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
 class Online(AbstractWhileLayout):
-    """The carries of a loop of any length in a given number of slots.
+    """The carries of a loop of any length, in a given number of slots.
 
-    Saved are the number of steps, the positions of the slots and their rows, and the
-    slots. Which carry gives way to a new one is decided in `_spread.py`.
+    The number of steps, the positions of the stored carries, their rows, and the slots
+    are stored. `_spread.py` decides which carry is given up for a new one.
 
     Attributes:
         max_steps: The most steps that are run.
@@ -52,7 +52,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def ranks(self) -> int:
-        """The highest rank that a segment may come to have, see `_spread.py`."""
+        """The highest rank that a segment may get, see `_spread.py`."""
         if self.checkpoints == 1:
             return 1
         return min(_binomial.rank_of(self.max_steps, self.checkpoints) + 1, _MOST_RANKS)
@@ -80,7 +80,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def evaluations(self) -> int | None:
-        """The fewest that are possible; `_spread.py` says how many more it may take."""
+        """The fewest possible; `_spread.py` says how many more there may be."""
         if self.length is None:
             return None
         return 2 * self.length + _binomial.sweep_advances(self.length, self.stored)
@@ -128,7 +128,7 @@ class Online(AbstractWhileLayout):
         consts: Arrays,
         whole: tuple[State, Spread, Carries],
     ) -> tuple[State, Spread, Carries]:
-        """Runs on when all slots are in use."""
+        """Runs on when all slots are in use, from one carry to store to the next."""
 
         def body(
             whole: tuple[State, Spread, Carries],
@@ -159,9 +159,9 @@ class Online(AbstractWhileLayout):
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries
     ) -> Stack:
-        """The slots as the primal leaves them: after few steps, some are free."""
+        """The slots as the primal leaves them; after few steps, some are free."""
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
-        # Beyond the slots in use this is meaningless, and is not read.
+        # For slots that are not in use, these numbers mean nothing, and are not read.
         lengths = appended(starts[1:], count) - starts
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
@@ -172,11 +172,11 @@ class Online(AbstractWhileLayout):
 
 
 def past_later_steps(sweep: Sweep) -> Sweep:
-    """A sweep past any step but the first; the very same if no more is known of them.
+    """A sweep for all steps but the first; the very same if that makes no difference.
 
-    Many a carry holds a flag that tells the first step from the others: a solver that
-    uses what the step before has evaluated has nothing to use there. After it the flag
-    is known, and so are branches that depend on it.
+    The carry of many solvers has a flag that tells the first step from the others: a
+    method that reuses the last evaluation of the step before has none to reuse there.
+    After the first step the flag is known, and so are branches that depend on it.
     """
     back = sweep.back.mapped(_later)
     return sweep if back == sweep.back else dataclasses.replace(sweep, back=back)
@@ -184,7 +184,7 @@ def past_later_steps(sweep: Sweep) -> Sweep:
 
 @functools.lru_cache(maxsize=128)
 def _later(step: Step) -> Step:
-    """The step as it is if there was one before; the same if that decides no branch."""
+    """The step with what is known after a first one, if this decides any branch."""
     if not _count_branches(step):
         return step
     later = with_known(step, numbers_after(step))
