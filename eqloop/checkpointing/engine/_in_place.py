@@ -163,7 +163,7 @@ def _with_reads_first(
     # first: everything that the reads need, and the reads
     # barrier: the buffer and the values that were read, under new names
     # rest: everything else, the write among it, by the new names
-    barrier = _barrier([buffer, *values])
+    barrier = _barrier_for([buffer, *values])
     after = dict(zip((buffer, *values), barrier.outvars, strict=True))
     new = lambda x: renamed(x, after)
     first, rest = _parted(eqns, values)
@@ -185,10 +185,10 @@ def _parted(
     return pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
 
 
-def _barrier(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
+def _barrier_for(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
     """An `optimization_barrier` that takes these variables."""
     types = [var.aval for var in variables]
-    traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier(x))(*types)
+    traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier_for(x))(*types)
     (eqn,) = traced.jaxpr.eqns
     return eqn.replace(invars=list(variables))
 

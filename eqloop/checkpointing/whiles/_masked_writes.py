@@ -5,9 +5,9 @@ steps write rows to, such as the saved outputs of a solver. Selecting between th
 and the new buffer would take time in proportion to the whole buffer, at every step. So
 nothing is selected. Instead, an example that has stopped writes out of bounds:
 
-    rows.at[i].set(row)   becomes   rows.at[where(is_active, i, -1)].set(row, mode="drop")
+    scatter(rows, i, row)   becomes   scatter(rows, where(is_active, i, -1), row)
 
-JAX drops such writes, also in the derivatives of the step.
+A scatter drops such writes, and so do its derivatives.
 
 This is possible for a leaf of the carry that steps write to without computing with its
 rows. (An example that has stopped is evaluated with its initial carry, except for these
@@ -84,7 +84,7 @@ def _mask_type() -> Aval:
 
 
 def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
-    """Which output a buffer becomes that rows are written to, if nothing else is done.
+    """The output that a buffer becomes, if rows are written to it and nothing else.
 
     Args:
         program: A program.
@@ -338,7 +338,7 @@ def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) ->
 
 
 def _masked_indices(indices: Value, mask: Value) -> Value:
-    """Indices that are out of bounds unless a mask holds."""
+    """The indices, or -1, which is out of bounds for a scatter, if a mask is false."""
     bits = max(32, 8 * indices.dtype.itemsize)
     indices = indices.astype(f"int{bits}")  # which has numbers below zero
     none = placed_as(jnp.full_like(indices, -1), indices)
