@@ -1,4 +1,4 @@
-"""Opens the call of a map: to a function of rows on arrays, and back."""
+"""Opens the call of a map: from the user's trees to a function of rows, and back."""
 
 import dataclasses
 import math
@@ -45,13 +45,13 @@ VARYING = (
 
 @dataclasses.dataclass(frozen=True)
 class Vectorised:
-    """A function of one row, on many.
+    """A function of one row, applied to many.
 
     Attributes:
-        row: `f`, traced on one row: a step that has no carry.
-        x_axes: The axes along which rows lie in its arguments.
-        y_axes: The axes along which they are to lie in its results.
-        reductions: How each of its results is reduced.
+        row: `f`, traced on one row: a step without a carry.
+        x_axes: The axis of the rows in each argument.
+        y_axes: The axis of the rows in each result.
+        reductions: How each result is reduced, `None` for those that are stacked.
     """
 
     row: Step
@@ -63,7 +63,7 @@ class Vectorised:
         """The results for some rows, all at once."""
         one = lambda *x: self.row(consts, [], x)[1]
         if xs[0].shape[self.x_axes[0]] == 1:
-            # No `vmap`, under which a `cond` would run both of its branches.
+            # Without `vmap`, so that a `cond` runs only one of its branches.
             ys = one(*map(jnp.squeeze, xs, self.x_axes))
             return list(map(jnp.expand_dims, ys, self.y_axes))
         return jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
@@ -71,7 +71,7 @@ class Vectorised:
     def __call__(
         self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
     ) -> tuple[list[Value], list[Value]]:
-        """The results for a chunk: sums, and the others. See `ChunkFunction`."""
+        """The sums and the other results for a chunk, see `ChunkFunction`."""
         results = zip(
             self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
         )
@@ -86,14 +86,14 @@ class Vectorised:
     def chunk_function(
         self, name: str, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
     ) -> ChunkFunction:
-        """It as a map takes it, for chunks of any size.
+        """The chunk function, for chunks of any size.
 
         Args:
             name: The name of the transform, for error messages.
-            consts: What is the same for every row.
-            xs: What has rows.
+            consts: The arrays that are the same for every row.
+            xs: The arrays that have rows.
             size: How many rows there are.
-            planner: How they are cut.
+            planner: How the rows are cut.
         """
         const_types, x_types = (
             [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)

@@ -188,7 +188,7 @@ def _parted(
 def _barrier_for(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
     """An `optimization_barrier` that takes these variables."""
     types = [var.aval for var in variables]
-    traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier_for(x))(*types)
+    traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier(x))(*types)
     (eqn,) = traced.jaxpr.eqns
     return eqn.replace(invars=list(variables))
 
