@@ -261,7 +261,7 @@ class LoopOpener:
     def _inputs(
         self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None
     ) -> AlongAxes:
-        """Divides `(f, xs, key)` and the cuts into arrays to scan and everything else."""
+        """Divides `(f, xs, key)` and cuts into arrays to scan, and everything else."""
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -329,7 +329,7 @@ class LoopOpener:
             return enforce_annotations(f)(carry, x, **keywords)
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
-        """Takes the result of `f` apart: the carry, the arrays of `y`, the rest of `y`."""
+        """Takes the result of `f` apart: carry, arrays of `y`, and the rest of `y`."""
         carry, y = _pair(self.name, out)
         arrays, outputs = Outputs.of(
             self.name, y, self.out_axes, name="ys", scalars=True

@@ -22,7 +22,7 @@ class ChunkFunction:
     The last chunk may overlap the one before it, so that all chunks have one size. Then
     some rows are in two chunks, and must not count twice. `visits` tells which, with an
     entry for each row: 0 if the row is only in this chunk, 1 if it is also in the next
-    one, and 2 if it was also in the last one:
+    one, and 2 if it was also in the one before:
 
         chunks        [0 0 0 1 1]
                             [2 2 0 0 0]
