@@ -127,8 +127,8 @@ class OpenedMap:
         consts: The arrays that are the same for every row.
         xs: The arrays that are mapped.
         size: How many rows there are.
-        outputs: What the user gets, without its arrays.
-        same: Those of them that are the same for every row.
+        outputs: The user's result without its arrays.
+        same: The arrays of the result that are the same for every row.
         name: The name of the transform, for error messages.
     """
 
@@ -146,12 +146,12 @@ class OpenedMap:
         policy: Saveable = None,
         progress: ProgressBar | None = None,
     ) -> PyTree:
-        """Runs the call in chunks, and gives what the user gets.
+        """Runs the call in chunks. Returns the user's result.
 
         Args:
             planner: How the rows are cut.
-            policy: What is stored of all rows for the backward pass.
-            progress: The progress bar, if there is to be one.
+            policy: Which values of all rows are stored for the backward pass.
+            progress: The progress bar, if there is one.
         """
         meter = make_meter(self.name, progress, self.size)
         return self.outputs.join(self.results(planner, policy, meter), self.same)
@@ -165,6 +165,7 @@ class OpenedMap:
             need = "to cut rows into chunks"
             instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
             refuse_symbolic(self.name, self.size, need, instead)
+        # A backward rule of the user's need not be linear, see `in_exact_chunks`.
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
         if planner.is_whole(self.size) and not meter.is_shown:
@@ -193,9 +194,9 @@ def _mesh_axis(
 
     Args:
         name: The name of the transform, for error messages.
-        x_types: The types of what has rows.
-        axes: Where the rows lie.
-        size: How many of them are in a chunk.
+        x_types: The types of the arrays that have rows.
+        axes: The axis of the rows in each of them.
+        size: How many rows are in a chunk.
     """
     found = list(map(mesh_axis_of, x_types, axes))
     mesh_axis = found[0]
@@ -236,17 +237,17 @@ def open_map(
         f: The function that is mapped. Its own arrays are the same for every row.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        in_axes: As `eqx.filter_vmap` has it, see `open_arguments`.
-        out_axes: A prefix tree of axes for what `f` returns.
-        reduce: A prefix tree of reductions for it.
+        in_axes: As in `eqx.filter_vmap`, see `open_arguments`.
+        out_axes: A prefix tree of axes for the result of `f`.
+        reduce: A prefix tree of reductions for the result of `f`.
     """
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
     row = open_row(name, f, arguments.rest, out_axes, reduce)
     return trace_call(name, row, arguments)
 
 
-# A call of `f` on one row. It keeps the result without its arrays, and how each of them
-# is reduced.
+# A call of `f` on one row. When it is traced, it keeps the result without its arrays,
+# and the reduction of each array.
 OpenedRow = OpenedCall[list[Any], tuple[Outputs, list[Reduction]]]
 
 
@@ -257,7 +258,7 @@ def open_row(
     out_axes: PyTree,
     reduce: PyTree = None,
 ) -> OpenedRow:
-    """`f`, whose arguments these are without arrays that are mapped, on one row."""
+    """`f` on one row; `arguments` are all arguments without the mapped arrays."""
 
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
         what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
@@ -290,7 +291,7 @@ def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     return OpenedMap(mapped, consts, xs, length, outputs, same, name)
 
 
-# Arguments: which of their arrays are mapped, and along which axes.
+# Which arrays of the arguments are mapped, and along which axes.
 
 
 def open_arguments(
@@ -302,15 +303,15 @@ def open_arguments(
     in_axes: PyTree,
     size: int | None = None,
 ) -> AlongAxes:
-    """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
+    """Divides the arguments of a map into mapped arrays and everything else.
 
     Args:
         name: The name of the transform, for error messages.
         f: The function that is mapped.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        in_axes: As `eqx.filter_vmap` has it, see `_argument_axes`.
-        size: How many rows there are, if that was asked for.
+        in_axes: As in `eqx.filter_vmap`, see `_argument_axes`.
+        size: The number of rows, if the user gave it.
     """
     args, kwargs = as_arrays((args, kwargs))
     names = argument_names(f, args)
@@ -339,7 +340,7 @@ def open_arguments(
 def _is_split(
     argument: str, value: Value, kwargs: dict[str, Any], specs: dict[str, Any]
 ) -> bool:
-    """Whether an argument is one key, of which every row is to get one of its own."""
+    """Whether an argument is one key, which is split to give each row its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
         return False
     is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -364,10 +365,10 @@ def _split(name: str, key: jax.Array, size: int) -> jax.Array:
 def _argument_axes(
     name: str, names: list[str], kwargs: dict[str, Any], in_axes: PyTree
 ) -> dict[str, tuple[Any, str]]:
-    """For every argument the prefix tree of its axes, and what that is called.
+    """The prefix tree of axes for each argument, and its name for error messages.
 
-    A dictionary has the axes of arguments by name, a tuple or list those of the
-    positional arguments in turn; arguments that neither mentions have the default.
+    A dictionary has the axes of arguments by name, and a tuple or list has those of the
+    positional arguments in order. Arguments that it does not mention have the default.
     Anything else holds for all arguments.
     """
     known = [*names, *kwargs]

@@ -123,7 +123,7 @@ class SplitRows:
         return OpenedCall(join, call, take)
 
     def _without_collectives(self, row: OpenedRow) -> OpenedRow:
-        """`f` on one row; raises if it has collectives and a device has several rows."""
+        """`f` on one row; raises if it has collectives over the rows of a device."""
 
         def call(x: Arrays) -> list[Value]:
             # Traced by itself to see its collectives. The axis has the size that the
