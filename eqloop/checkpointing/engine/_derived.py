@@ -138,6 +138,8 @@ class Pushed(Derived):
         def run(marked: list[Value], ends: list[Value]) -> Taken:
             return take(loop, list(map(put, inputs, self.active, marked)), ends)
 
+        # All of `ends` have tangents, which may be zeros: nobody knows here which of
+        # them are. Of the inputs, only the active ones do.
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
         return Taken(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))

@@ -149,6 +149,8 @@ class _Steps:
             ys = [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
             return (count + 1, state, ys), None
 
+        # The first kept step has filled the row where it belongs, and all others, which
+        # are written again.
         carry = (1, state, [stack_of(leaf, rows) for leaf in y])
         xs = self._blocks(position + 1, rows - 1, size)
         (_, state, ys), _ = _lax_scan(segment, carry, xs, rows - 1, self.loop, size)
@@ -169,6 +171,7 @@ class _Steps:
         The first in the order of execution, which come last in `xs` under `reverse`.
         """
         size = self.loop.gaps[1] + 1
+        # Under `reverse`, the steps that run first have the elements at the end.
         at = size - count if self.loop.reverse else count
         low = [lax.slice_in_dim(x, 0, at) for x in xs]
         high = [lax.slice_in_dim(x, at, size) for x in xs]

@@ -82,6 +82,7 @@ class Loop:
             return self.length, 0, 0
         between = abs(kept.step) - 1 if len(kept) > 1 else 0
         low, high = sorted((kept[0], kept[-1]))
+        # Steps with lower and with higher indices than all that are kept.
         ends = low, self.length - 1 - high
         before, after = reversed(ends) if self.reverse else ends
         return before, between, after

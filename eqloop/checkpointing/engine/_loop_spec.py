@@ -155,5 +155,6 @@ class LoopSpec:
     def _held(self) -> Flags:
         """Which leaves of the carry slots hold, if steps are reversed one by one."""
         step = self.problem.step
+        # `active` is closed already; this only finds the outputs that have a tangent.
         _, y_active = activity(step, self.active)
         return needs_of_gradient(self.problem, self.active, y_active).held

@@ -135,6 +135,7 @@ class AbstractRepetition(abc.ABC, Generic[L]):
             held, final = formula.saves.needs
             known = carry[self.lead :]
             saved = at(1, pick(known, held)) + at(0, pick(known, final))
+        # Integers come first; their number depends on how the loop goes on.
         integers = len(batched.out_aval[2]) - len(saved)
         return batched, args, [*at(0, carry), *at(1, ys), *[None] * integers, *saved]
 
@@ -177,6 +178,8 @@ class Counted(AbstractRepetition[Layout]):
         self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         step, loop = problem.step, problem.loop
+        # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
+        # without any arrays.
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
         order, held = saves.layout.order.by_carries(), saves.held

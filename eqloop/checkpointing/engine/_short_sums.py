@@ -57,6 +57,7 @@ def _as_sum(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     for vector in (0, 1):
         axis = _middle_axis(eqn, vector)
         if axis is not None:
+            # Traced as a call of the same operands: one equation in place of another.
             add = functools.partial(_weighed_sum, vector, axis)
             (call,) = called(jax.make_jaxpr(add)(*avals)).eqns
             return call.replace(invars=eqn.invars, outvars=eqn.outvars)

@@ -43,6 +43,7 @@ class Storing:
 
     def started(self, inputs: PyTree) -> PyTree:
         """The inputs of the loop of `step`, from those of the original loop."""
+        # The counter is the position of the step, which the step itself is not given.
         consts, init, xs = inputs
         rows = map(zero_array, _row_types(self.products, self.count))
         return consts, [*init, zero(), *rows], xs

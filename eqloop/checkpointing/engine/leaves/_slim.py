@@ -98,6 +98,7 @@ def narrowed(step: Step, known: Known) -> Step:
     """A step without outputs, cut down to the leaves that slots hold."""
     if not known.more:
         return without_leaves(step, known.held)
+    # An inverse is not cut down: `rows_once` recognises no buffers in a step with one.
     types = step.const_types, step.carry_types, step.x_types
     narrow = _of_held(lean(step.jaxpr, known.held), types, known)
     return Step(narrow, step.num_consts + known.more, sum(known.held))
@@ -175,6 +176,8 @@ class Slim(Around):
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole = self.known.whole
+        # The carries of the steps are stacked, the consts are shared. Without leaves to
+        # make, `whole` only puts leaves in their places.
         if self.known.more:
             whole = jax.vmap(whole, in_axes=(0, None))
         types = [stack_type(aval, loop.length) for aval in self.inner.types[1]]

@@ -174,6 +174,8 @@ class Reading:
         return _merged(cases)
 
     def is_less(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> bool | None:
+        # Only "not less" can be known: a counter that starts at or above a number stays
+        # there. That is the test of an index for being negative.
         one, other = ins
         if not isinstance(one, CounterIndex) or not _is_integer(other):
             return None
@@ -207,6 +209,7 @@ def _add(reading: Reading, eqn: jex.JaxprEqn, ins: list[Understood]) -> Understo
 
 
 def _sum(one: WrittenBuffer, other: WrittenBuffer) -> WrittenBuffer | None:
+    """A buffer plus zeros that blocks were written to."""
     leaves = [buffer.leaf for buffer in (one, other) if buffer.leaf is not None]
     if len(leaves) > 1:
         return None

@@ -105,6 +105,7 @@ def segments(length: int, slots: int) -> list[tuple[int, int]]:
     """
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
+    # The reach of segment `i` at the rank below, then up to its reach at this rank.
     lengths = [reach(slots - i, rank - 1) for i in range(slots)]
     left_over = length - sum(lengths)
     result: list[tuple[int, int]] = []
@@ -131,6 +132,8 @@ def sweep_advances(length: int, slots: int) -> int:
     rank = _rank_of_sweep(length, slots)
     if rank == 0:
         return 0
+    # All segments at their reach of the rank below: `r n - comb(s + r, s + 1)`, summed
+    # over s = 1..slots with r = rank - 1. Each step that is left over adds its rank.
     at_rank_below = reach(slots, rank) - 1
     left_over = length - at_rank_below
     below = (rank - 1) * at_rank_below - comb(slots + rank, slots + 1) + rank
@@ -153,6 +156,7 @@ def crossings(length: int, slots: int, rank: int) -> int:
     """
     if slots == 1:
         return length - 1
+    # Each split advances over the first step once, and leaves it in the left part.
     count = 0
     while length > 1:
         length, rank, count = split_at(length, slots, rank), rank - 1, count + 1

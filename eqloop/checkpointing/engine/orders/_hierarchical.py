@@ -271,6 +271,8 @@ class _Machine:
             block, carry, far = state
             stop = element(self.pushes, way.push + k)
             carry = self._advanced(carry, block, stop)
+            # If the loop ended before this push, the slot gets the carry of an earlier
+            # block. Leaves that start from it are beyond the end, and reverse nothing.
             is_run = stop < self.blocks
             block = jnp.where(is_run, stop, block)
             return block, carry, far.write(carry, way.row + 1 + k)
@@ -287,6 +289,8 @@ class _Machine:
 
     def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
         """The near slots, the first of which has the carry at the start of the leaf."""
+        # The reach with all near slots, from rank 0 on. The rank of the leaf is the
+        # number of ranks whose reach is too short.
         longest = self.reach[-1, 1:]
         rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)
         table = jnp.zeros((self.chain.last + 1, 2), jnp.int32)

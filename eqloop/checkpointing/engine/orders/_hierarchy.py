@@ -264,6 +264,7 @@ class _Tables:
         self.cells, self.size, self.slots = cells, size, min(far, cells)
         self.write, self.read = write, read
         within = [_binomial.advances(n * size, near) for n in range(1, cells + 1)]
+        # `f`, `P`, `O` and `S` of the formulas at the top, in this order.
         self.leaf = np.array([0.0, *within])
         # A row for each length, and a column for each number of slots.
         self.stored = np.repeat(self.leaf[:, None], self.slots + 1, 1)
@@ -276,6 +277,7 @@ class _Tables:
         self.primal = [np.full(cells + 1, np.inf)]
         self.primal[0][0] = 0.0
         for k in range(1, self.slots + 1):
+            # For all `j` and `n` at once: rows are `j`, and `rest` is `S(n - j, k - 1)`.
             rest = _shifted(self.primal[-1])[1:]
             costs = (write + read + self.stored[1:, k])[:, None] + rest
             self.primal.append(costs.min(0))
@@ -288,6 +290,8 @@ class _Tables:
 
     def leaves(self) -> Leaves:
         """The chain, cut at the least cost."""
+        # The best number of slots for the primal, then the best first part for each.
+        # The tables have only costs, so each `argmin` is found again here.
         slots = min(range(1, self.slots + 1), key=lambda k: self.primal[k][-1])
         starts, start, left = [0], 0, self.cells
         for k in range(slots, 1, -1):

@@ -108,9 +108,12 @@ class Inverted(AbstractSlotOrder):
             read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
             return _compare(names, *map(read, carries))
 
+        # Three carries: before the step, after it, and what the inverse makes of that.
         carries = [list(map(to_words, carry)) for carry in carries]
         told = jax.ShapeDtypeStruct((), jnp.int32)
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
+        # The initial carry depends on the callback, which is pure and would otherwise
+        # be removed, as nothing reads its result.
         return consts, tied(checked, list(init)), xs
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:

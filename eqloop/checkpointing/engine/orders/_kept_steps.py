@@ -207,6 +207,7 @@ class KeptResiduals(AbstractKept):
     def _past(self, position: Index, kept: Arrays, cts: Cotangents) -> Cotangents:
         back = self.sweep.back
         at, x, z = self.sweep.step_at(position)
+        # The carry is not known here. `source` names only consts and leaves of `x`.
         inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]
         own, fixed = iter(kept), iter(self.fixed)
         known = [
@@ -235,6 +236,7 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
     places = _places_in(slots, parts, back.types[1])
     if places is None or rows_of(places) > rows:
         return KeptCarries(sweep)
+    # Residuals that are the same for all steps are computed once, from any carry.
     _, x, _ = sweep.step_at(0)
     ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
     is_fixed = [

@@ -59,6 +59,7 @@ class MixedChain:
         other, and the steps that are left over go to the first ones. Each segment has
         at least one step, so that all slots are in use.
         """
+        # The reach at the rank below the last one; below rank 0, it is one step each.
         *_, below, most = ((1,) * (self.slots + 1), *self.longest)
         lengths = [below[self.slots - i] for i in range(self.slots)]
         left_over = self.length - sum(lengths)
@@ -131,10 +132,13 @@ def _work_of(chain: MixedChain) -> tuple[int, int]:
         if key in known:
             return known[key]
         advances = kept = 0
+        # The right part goes on in this loop, the left part is a call.
         while slots > 1 and (far := _split_at(table, length, slots)):
             before = of_segment(far, slots)
             advances, kept = advances + far + before[0], kept + before[1]
             length, slots = length - far, slots - 1
+        # Rank 0: all but the last step are kept. With a single slot, the chain is run
+        # again from its start for each of its steps.
         if slots > 1:
             kept += length - 1
         else:

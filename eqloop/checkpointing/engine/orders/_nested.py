@@ -155,6 +155,7 @@ class Nested(AbstractSlotOrder):
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
+        # How many levels were left out in all.
         deeper = sum(
             len(nest.levels) - len(small.levels)
             for nest, small in zip(self.nests, nests, strict=True)
@@ -221,6 +222,7 @@ def _reverse_level(
         if within.stride == 1:
             ran, most = _count(within, position, sweep.count), within.length
             return sweep.reversal.rerun(sweep, slots, carry, position, ran, most, cts)
+        # Otherwise store the carries of the next level, and reverse that from them.
         filled = _fill_nest(sweep, slots, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 

@@ -157,6 +157,7 @@ class Chain:
         self, carries: Carries, place: Index, block: Index, low: Index, cts: Cotangents
     ) -> Cotangents:
         """Reverses the blocks from `block` down to `low`, whose carries are stored."""
+        # Consecutive blocks are in consecutive places.
         offset = place - block
 
         def pull(state: tuple[Value, Cotangents]) -> tuple[Value, Cotangents]:
@@ -170,6 +171,7 @@ class Chain:
 
     def drop(self, stack: Stack, low: Index) -> Stack:
         """Frees the last slot if its segment has been reversed, down to `low`."""
+        # `start` and `rank` of the slot that is then the last one are in the table.
         done = stack.start == low
         top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
         start, rank = element(stack.table, top)

@@ -200,5 +200,6 @@ def carries_within(
 ) -> Carries:
     """Runs steps again and stores the carry before each of them, see `rerun`."""
     move = lambda i, carry: sweep.next(carry, start + i)
+    # One move less than steps: the first carry is there. The last step is not run.
     unroll = max(min(sweep.loop.unroll, most - 1), 1)
     return slots.filled(carry, most).run_on(carry, count, move, unroll)

@@ -96,6 +96,7 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
         groups = dict(pick(list(groups.items()), chosen))
     if not groups:
         return None
+    # The step without the equations of each group, in whose place is a single one.
     within = {id(eqn) for group in groups.values() for eqn in group}
     eqns, values = list[jex.JaxprEqn](), list[jex.Var]()
     for eqn in jaxpr.eqns:
@@ -184,6 +185,8 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
     def push(
         primals: Sequence[Value], tangents: Sequence[Value]
     ) -> tuple[Value, Value]:
+        # The tangent of the given value is ignored. That of the product is computed for
+        # factors that have a tangent: zeros for the others would be multiplied, too.
         (value, *factors), (_, *dots) = primals, tangents
         moves = [not isinstance(dot, SymbolicZero) for dot in dots]
         of_moving = lambda *moving: run(program, *put(factors, moves, moving))[0]

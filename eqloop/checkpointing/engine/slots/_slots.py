@@ -286,6 +286,8 @@ class DeviceSlots(AbstractSlots):
         # be kept moves on to the row after that. So the row of any other carry is
         # written again before it is read. A branch around the write would have a GPU
         # wait for the host.
+        # After the last start, the next free row is the extra one, and no position is
+        # that of the end. So `row` stays there.
         starts = constant([*segments.starts, order.length])
         count = len(segments.starts)
         carries = self.filled(pick(init, held), count + 1)
