@@ -226,6 +226,7 @@ def parted(
     decided = {*pick(jaxpr.invars, known)}
     for eqn in jaxpr.eqns:
         inputs = {var for var in eqn.invars if isinstance(var, jex.Var)}
+        # A `free` equation stays in `rest`, and is copied to the first program below.
         if inputs <= free:
             free.update(eqn.outvars)
         elif inputs <= free | decided:
@@ -281,6 +282,8 @@ def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.Closed
         return program
     types = list(program.in_avals)
 
+    # The primals come out as auxiliary outputs of a derivative, whose tangents are then
+    # dead code. What is left are the rules' own primals.
     def primal(*flat: Value) -> list[Value]:
         inputs, tangents = split(flat, len(types))
         marked = pick(inputs, marks)

@@ -133,6 +133,7 @@ class Leftover:
 
     def take(self, formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
         """The outputs that were left for these inputs, if any; they serve once."""
+        # Taken out first: what is in `known` does not change any more.
         known, self._known = self._known, None
         if known is None or known.trace != _trace_state() or known.formula != formula:
             return None
@@ -198,6 +199,7 @@ class TangentSource:
         """Leaves the primal outputs for the equation of the primal."""
         if self.leftover is None or not all(self.doubled.uses):
             return
+        # Under `vmap`, the doubled formula may batch outputs that the primal does not.
         outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
         types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
         if types == [(out.shape, out.dtype) for out in outs]:

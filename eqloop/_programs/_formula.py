@@ -398,7 +398,7 @@ class Selected(Formula):
         formula, args, out_dims = self.formula.batched(axis_data, args, dims)
         source = self.source and self.source.batched(axis_data, *flat)
         if len(formula.in_avals_flat) != len(self.in_avals_flat):
-            source = None  # the inputs are not in the same order
+            source = None  # the inputs are not those of the source, as in a joint loop
         out_dims = pick(out_dims, self.shown)
         return Selected.of(formula, self.shown, source), args, out_dims
 

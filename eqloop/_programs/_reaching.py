@@ -100,6 +100,7 @@ class _Reach:
             return [False] * len(eqn.outvars)
         if self.is_derivative and name in _WITHOUT_TANGENT:
             return [False] * len(eqn.outvars)
+        # What is read from a reference may depend on anything that was written to it.
         if any(map(_is_ref, eqn.invars)):
             return [True] * len(eqn.outvars)
         if name in CALLS:
@@ -139,6 +140,7 @@ class _Reach:
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
             after, ys = split(outs, len(carry))
+            # The least fixed point: marks that a step adds hold for the next one.
             if (more := union(carry, after)) == carry:
                 return [*carry, *ys]
             carry = more

@@ -76,11 +76,13 @@ class Vmapped(Formula):
         def one(inputs: list[Value], cts: list[Value]) -> list[Value]:
             inputs = self.in_tree.unflatten(inputs)
             pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
+            # `vmap` takes no symbolic zeros, but `None` is a tree without leaves.
             return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
 
         pulled = self._vmap(one, self.dims, 0)(
             self.flat_in(inputs), instantiated(self.flat_out(cts))
         )
+        # An input that is not batched has a cotangent for each example: their sum.
         back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
         return self.in_tree.unflatten(
             zero_cotangent(aval) if ct is None else back(ct, dim)

@@ -87,6 +87,8 @@ class ChunkLoop:
         chunks = self.chunks
         if not (chunks.overlap and self.f.uses_visits):
             return None
+        # Only the last chunk has rows before its first new one, and only these rows are
+        # in two chunks: here as the second visit, in the chunk before as the first.
         offsets = jnp.arange(chunks.size, dtype=jnp.int32)
         row = jnp.minimum(first, chunks.last) + offsets
         is_twice = (chunks.last <= row) & (row < chunks.end)

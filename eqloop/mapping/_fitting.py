@@ -35,6 +35,8 @@ def largest_that_fits(
     known = {0: 0}
     low, high, size = 0, length + 1, length
     while low < size < high:
+        # `low` fits, `high` does not. From the fourth try on, every second one bisects:
+        # memory may jump, and then a line is a bad guess again and again.
         is_slow = len(known) > 3 and len(known) % 2 == 0
         known[size] = bytes_of(size)
         if known[size] <= limit:

@@ -168,6 +168,8 @@ class OpenedMap:
         # A backward rule of the user's need not be linear, see `in_exact_chunks`.
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
+        # All rows at once need no loop, and JAX differentiates that as a `vmap`. A bar
+        # needs the loop, even if it has a single chunk.
         if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:

@@ -138,6 +138,8 @@ class PlannedMap(Formula):
             return super().sweep_forward(perturbed, *inputs)
         marks = _flags(map(inexact_only, perturbed, self.in_avals))
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
+        # With a policy, JAX differentiates the loop here, and its residuals, which are
+        # for all rows, go to the backward rule inside of `pull`.
         loop = self.planner.loop_storing(self.f, self.policy, marks)
 
         def run(back: PyTree, *marked: Arrays) -> tuple[PyTree, PyTree]:
@@ -167,6 +169,7 @@ class PlannedMap(Formula):
         marks = _flags(map(inexact_only, perturbed, self.in_avals))
         wanted = _flags(map(inexact_only, nonzero(cts), self.out_aval))
         zeros = self.zero_cts()
+        # A loop whose results are all zeros is not run.
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
         f = pulled_function(self.f, marks, wanted)

@@ -78,6 +78,7 @@ class SplitRows:
             xs = place(xs, self.mesh, self.specs)
         elif AxisType.Explicit in self.mesh.axis_types:
             xs = self._constrained(xs)
+        # Whether there are collectives shows only when `f` is traced for one device.
         with contextlib.suppress(_HasCollectives):
             return self._by_device(rest, whole, xs)
         self._check_collectives()

@@ -90,6 +90,7 @@ def _join_chunks(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
     y = y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])
     if not chunks.overlap:
         return y
+    # Rows from `last` to `end` are there twice, the second time up to `again`.
     last, end, again = chunks.last, chunks.end, chunks.end + chunks.overlap
     before, after = _slice(0, last, y, axis), _slice(again, y.shape[axis], y, axis)
     once, twice = _slice(last, end, y, axis), _slice(end, again, y, axis)

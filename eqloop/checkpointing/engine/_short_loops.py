@@ -148,9 +148,9 @@ def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[
     if name == "select_n" and which is not None:
         return [inputs[1 + which]]
     result = range_of_result(eqn, [value.range for value in inputs])
-    is_number = result is not None and result[0] == result[1]
-    if is_number and _is_writable(eqn.outvars[0].aval):
-        return [_written_down(result[0], eqn.outvars[0].aval)]
+    aval = eqn.outvars[0].aval
+    if result is not None and result[0] == result[1] and _is_writable(aval):
+        return [_written_down(result[0], aval)]
     # A program of this one equation: `eval_jaxpr` knows how to evaluate any primitive,
     # and keeps the source line of the equation.
     pairs = zip(eqn.invars, inputs, strict=True)

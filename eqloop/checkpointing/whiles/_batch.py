@@ -106,6 +106,8 @@ def _joint_problem(
     ) -> tuple[list[Value], list[Value]]:
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
+        # `safe` is what the step is evaluated at: the guards for examples that have
+        # stopped, and buffers of rows as they are.
         where_active = functools.partial(where_leading, is_active)
         safe = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         safe = [*pick(before, is_read), *safe]
@@ -119,6 +121,7 @@ def _joint_problem(
         carry = put(after, is_read, [where_active(*pair) for pair in pairs])
         pairs = zip(y, y_batched, strict=True)
         y = [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
+        # Rows for steps that an example does not run are zeros.
         y = [where_active(e, jnp.zeros_like(e)) for e in y]
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], y

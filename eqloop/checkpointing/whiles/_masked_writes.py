@@ -91,6 +91,8 @@ def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
         place: Which of its inputs the buffer is.
     """
     jaxpr, var = program.jaxpr, program.jaxpr.invars[place]
+    # From one write to the next. Exactly one equation or output may use each version of
+    # the buffer, besides reads of rows that are written again.
     while True:
         users = [eqn for eqn in jaxpr.eqns if _uses(eqn, var) and _is_used(eqn, var)]
         ends = [i for i, atom in enumerate(jaxpr.outvars) if atom is var]

@@ -108,11 +108,14 @@ class Online(AbstractWhileLayout):
             mark(position)
             return (position + 1, next_carry(step, consts)(carry)), carries
 
+        # 1. Until the slots are full, each carry goes to the next row.
         has_room = lambda whole: goes_on(whole[0], most)
         state, carries = lax.while_loop(has_room, fill, (first_state(init), carries))
         spread = jax.tree.map(
             lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
         )
+        # 2. After that, carries are given up for later ones; a single slot has the
+        #    initial carry, and keeps it.
         if self.checkpoints == 1:
             state = run_until(step, consts, state, self.max_steps)
         elif most < self.max_steps:
@@ -136,6 +139,8 @@ class Online(AbstractWhileLayout):
             state, spread, carries = whole
             position, carry = state
             row, spread = move_on(self, spread, position)
+            # If none could be given up, this goes to the row that is no slot: a branch
+            # around the write would copy the slots.
             carries = carries.write(pick(carry[1:], held), row)
             stop = jnp.minimum(spread.stop, self.max_steps)
             return run_until(step, consts, state, stop), spread, carries
@@ -146,6 +151,7 @@ class Online(AbstractWhileLayout):
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
         count, starts, rows, *slots = saved
         reach = constant(self.reach)
+        # The first step is reversed by itself, if it is not like the others.
         later = past_later_steps(sweep)
         first = 0 if later is sweep else 1
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)
@@ -163,6 +169,7 @@ class Online(AbstractWhileLayout):
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
         # For slots that are not in use, these numbers mean nothing, and are not read.
         lengths = appended(starts[1:], count) - starts
+        # The rank of each segment, by its length and its place.
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
         table = jnp.stack([starts, ranks], axis=1)

@@ -71,13 +71,18 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(order, spread, position)
+    # Slots before `place` stay, the later ones move down by one place, and the freed row
+    # comes last. The row that is no slot stays at the end.
     is_kept = jnp.arange(order.rows, dtype=jnp.int32) < place
     row = element(rows, place)
     starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
     moved = appended(appended(rows[1:-1], row), order.checkpoints)
     rows = jnp.where(is_kept, rows, moved)
+    # Nothing was given up: `place` is beyond all slots, and nothing has moved.
     is_full = (place == order.checkpoints).astype(jnp.int32)
     rank = jnp.minimum(rank + is_full, order.ranks)
+    # When the next carry may be stored, by the rule at the top. The last two segments
+    # have 2 slots, whose reach at rank `r` is `(r + 1) (r + 2) / 2`.
     before, last = starts[-2], starts[-1]
     fits_soon = (rank > 2) & (last + rank - before <= (rank + 1) * (rank + 2) // 2)
     grown = jnp.where(rank == 1, 1, jnp.where(fits_soon, rank, rank + 1))

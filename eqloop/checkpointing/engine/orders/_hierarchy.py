@@ -277,7 +277,7 @@ class _Tables:
         self.primal = [np.full(cells + 1, np.inf)]
         self.primal[0][0] = 0.0
         for k in range(1, self.slots + 1):
-            # For all `j` and `n` at once: rows are `j`, and `rest` is `S(n - j, k - 1)`.
+            # For all `j` and `n` at once. The row `j` of `rest` has `S(n - j, k - 1)`.
             rest = _shifted(self.primal[-1])[1:]
             costs = (write + read + self.stored[1:, k])[:, None] + rest
             self.primal.append(costs.min(0))
