@@ -327,8 +327,8 @@ def there_and_back(
 
     z_of_all = list(zs)
     if loop.kept is not None:
-        indices = jnp.arange(loop.length, dtype=jnp.int32)
-        z_of_all = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(indices)
+        all_indices = jnp.arange(loop.length, dtype=jnp.int32)
+        z_of_all = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(all_indices)
     # The order of `xs` and of the rows is that of the steps, or the other way round.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry

@@ -71,8 +71,8 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(order, spread, position)
-    # Slots before `place` stay, the later ones move down by one place, and the freed row
-    # comes last. The row that is no slot stays at the end.
+    # Slots before `place` stay. The later ones move down by one place, and the freed
+    # row comes last. The row that is no slot stays at the end.
     is_kept = jnp.arange(order.rows, dtype=jnp.int32) < place
     row = element(rows, place)
     starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
