@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def kept(self) -> tuple[str, ...] | None:
-        """What of a step is kept where its residuals are stored, by name.
+        """The names of the values that a step keeps, where its residuals are stored.
 
         It is what `policy="auto"` has chosen: names that were given by
         [`eqloop.name`][], and dots, such as `"dot 2 at model.py:31"`. The rest is

@@ -316,7 +316,7 @@ class Pinned(AbstractSchedule):
             )
 
     def layout(self, loop: LoopSpec) -> Layout:
-        """That of the plan."""
+        """The layout of the plan."""
         planned = self.only.order.length
         if loop.length != planned:
             raise ValueError(

@@ -131,7 +131,7 @@ class Layout(AbstractLayout):
 
     @property
     def piece(self) -> Piece:
-        """The unit of which its time is made up: one reversal of so many steps."""
+        """The unit that its time is made up of: one reversal of so many steps."""
         return self.reversal.kind, self.reversal.batch(self.order.block)
 
     def stored_cost(self, cost: StepCost) -> StepCost:

@@ -26,8 +26,8 @@ class Loop:
     """All that describes a loop, except its step and its schedule.
 
     A step has a *position*, which counts in the order of execution, and an *index*,
-    which is its place in `xs`. The *row* is its place in `ys`, if it has one. With six
-    steps in reverse, of which every second is kept (`kept=range(0, 6, 2)`):
+    which is its place in `xs`. The *row* is its place in `ys`, if it has one. For six
+    steps in reverse, every second of which is kept (`kept=range(0, 6, 2)`):
 
         position   0   1   2   3   4   5      (time runs to the right)
         index      5   4   3   2   1   0

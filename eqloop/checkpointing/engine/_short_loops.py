@@ -9,8 +9,8 @@ are known to be taken, all of this is a single sum.
 The steps of the primal are not rewritten. XLA runs them as fast with the loop, and the
 program is smaller.
 
-The program is evaluated equation by equation with `_Value`s: arrays of which it may be
-known what integer they are. So it is known at a branch which side is taken.
+The program is evaluated equation by equation, with arrays that may be known integers
+(`_Value`). So it is known at a branch which side is taken.
 """
 
 import functools
