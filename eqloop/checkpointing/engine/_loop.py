@@ -1,9 +1,8 @@
 """The loop around a step: its length and direction, its axes, and the rows of `ys`.
 
-At the end are the functions by which everything in the engine reads and writes one row
-of an array. They are slices with an index that is known to be in range: XLA updates a
-buffer that a loop carries in place by `dynamic_update_slice`, but not by a scatter or
-within a branch.
+At the end are the functions by which everything in the engine reads and writes rows of
+an array: slices, at an index that is known to be in range. XLA does such a write in
+place if a loop carries the array. A `lax.cond` that returned the array would copy it.
 """
 
 import dataclasses
