@@ -1,12 +1,16 @@
-"""The algebra of traced programs: tangents, cotangents, batches, and what rules leave.
+"""The algebra of traced programs: tangents, cotangents, batches, and custom rules.
 
-A program is a closed jaxpr on a flat list of arrays. It closes over no tracers, so what
-is derived from it depends on nothing else, and is remembered here: those who derive the
-same again get the very same program.
+A program is a closed jaxpr on a flat list of arrays. It closes over no tracers, so a
+derived program depends on nothing else, and is remembered here. Whoever derives the
+same again gets the very same object. Other caches rely on that, since jaxprs are
+compared by identity.
 
-What has tangents or cotangents is marked, and marks come in groups, such as the consts,
-the carry and the `xs` of a step. What is added for the marked ones of a group follows
-upon the group.
+Inputs and outputs with tangents or cotangents are marked. Marks come in groups, such as
+the consts, the carry and the `xs` of a step. The tangents of the marked entries follow
+their group:
+
+    groups  ([w], [h, k], [x])  with  w, h, x marked
+    inputs   w dw  h k dh   x dx
 """
 
 import functools
@@ -47,24 +51,24 @@ def run(program: jex.ClosedJaxpr, *flat: Value) -> list[Value]:
 
 
 def traced(f: Callable[..., Iterable[Value]], types: Sequence[Aval]) -> jex.ClosedJaxpr:
-    """The program of a function, none of whose outputs is weakly typed."""
+    """The program of a function. No output is weakly typed."""
     return jax.make_jaxpr(lambda *flat: list(map(strongly_typed, f(*flat))))(*types)
 
 
 @functools.lru_cache(maxsize=512)
 def called(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program as a single equation, which calls it."""
+    """A program with a single equation, which calls this one."""
     return jax.make_jaxpr(jax.jit(jex.jaxpr_as_fun(program)))(*program.in_avals)
 
 
 @functools.lru_cache(maxsize=512)
 def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.ClosedJaxpr:
-    """A program that computes tangents, too.
+    """The program of the jvp, which also computes the primal.
 
     Args:
         program: The program.
         moves: Which of its inputs have a tangent.
-        gives: Of which outputs it is to give the tangent.
+        gives: Which of its outputs the tangents are returned of.
 
     Returns:
         The program, with tangents behind each group of inputs and of outputs.
@@ -83,16 +87,16 @@ def pushed(program: jex.ClosedJaxpr, moves: Groups, gives: Groups) -> jex.Closed
 
 @functools.lru_cache(maxsize=512)
 def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.ClosedJaxpr:
-    """A program that takes cotangents of outputs back to inputs.
+    """The program of the vjp.
 
     Args:
         program: The program.
-        marks: Which of its inputs are to get a cotangent.
-        wanted: Which of its outputs have one; as many groups as there are of inputs.
+        marks: Which of its inputs get a cotangent.
+        wanted: Which of its outputs have a cotangent, in as many groups as the inputs.
 
     Returns:
-        A program whose outputs are the cotangents of the marked inputs. Behind each
-        group of inputs it takes the cotangents of the outputs of that group.
+        A program that returns the cotangents of the marked inputs. Each group of its
+        inputs is followed by the cotangents of the same group of outputs.
     """
     marked, of_outs = joined(marks), joined(wanted)
     added = tuple(
@@ -118,7 +122,7 @@ def batched(
     in_dims: tuple[int | None, ...],
     out_dims: tuple[int | None, ...],
 ) -> jex.ClosedJaxpr:
-    """The program of a batch, along the axis that a batch rule is called for."""
+    """The program of the vmap, along the axis that a batch rule is called for."""
     types = batched_types(program.in_avals, in_dims, axis_data)
     one = functools.partial(run, program)
     return traced(vmap(one, axis_data, in_dims, list(out_dims)), types)
@@ -127,7 +131,7 @@ def batched(
 def along_axis(
     make: Callable[[], jex.ClosedJaxpr], axis_data: BatchAxis
 ) -> jex.ClosedJaxpr:
-    """A program that is made where the axis of a batch has its name."""
+    """Makes a program in a context where the axis of a batch has a name."""
     made: list[jex.ClosedJaxpr] = []
     axes = [(axis_data.name, axis_data.size)]
     jax.make_jaxpr(lambda: made.append(make()), axis_env=axes)()
@@ -146,8 +150,8 @@ def vmap(
     )
     if axis_data.explicit_mesh_axis is None:
         return jax.vmap(f, in_axes, **settings)
-    # JAX learns how the axis is split from the arrays that are mapped: here from one
-    # that is not used, as there may be no other.
+    # JAX sees how the axis is split over devices by the arrays that are mapped. There
+    # may be none, so here is one that is not used.
     along = zero_array(batch_type(jax.typeof(np.int8(0)), axis_data))
     mapped = jax.vmap(lambda _, *args: f(*args), (0, *in_axes), **settings)
     return functools.partial(mapped, along)
@@ -164,11 +168,15 @@ def batched_types(
 def batched_axes(
     axes: Sequence[int], dims: Sequence[int | None]
 ) -> tuple[tuple[int, ...], list[int | None]]:
-    """Where rows lie in arrays that are batched at `dims`, and where a row is batched.
+    """The axis of rows in a batched array, and the batch axis in one row of it.
+
+    For example, an array of shape `[batch, features, rows]` has its rows along axis 1
+    without the batch, and along axis 2 with it. A row of it is batched along axis 0.
 
     Args:
-        axes: Where rows lie in the arrays of one example.
-        dims: Where the arrays with rows are batched.
+        axes: The axis of the rows in each array of one example.
+        dims: The axis of the batch in each array with rows, `None` if it is not
+            batched.
     """
     pairs = list(zip(axes, dims, strict=True))
     axes = tuple(axis + (dim is not None and dim <= axis) for axis, dim in pairs)
@@ -180,11 +188,11 @@ def batched_axes(
 
 @functools.lru_cache(maxsize=512)
 def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJaxpr:
-    """A program with the same inputs and without what its outputs do not need.
+    """A program with the same inputs, but without equations that no output needs.
 
-    A derivative does not need all of its primal. XLA would find that out, but later,
-    and what nothing needs may even be an error if it were run: the tangents of a
-    `jax.custom_vjp` can only be transposed.
+    A derivative does not need all of its primal. XLA would remove the rest, but later,
+    and running it may even be an error: the tangents of a `jax.custom_vjp` can only be
+    transposed.
 
     Args:
         program: The program.
@@ -199,24 +207,26 @@ def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJax
 def parted(
     program: jex.ClosedJaxpr, known: Flags
 ) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
-    """A program in two: what some inputs alone decide, and the rest.
+    """Divides a program in two: what depends on known inputs only, and the rest.
 
-    What is computed from no input at all, such as zeros of some shape, is cheaper to
-    make again than to hand on, and belongs to both.
+    Values that depend on no input at all, such as zeros of some shape, are computed in
+    both: that is cheaper than to store them.
 
     Args:
-        program: The program, with nothing in it that its outputs do not need.
+        program: The program, without equations that no output needs.
         known: Which of its inputs are known beforehand.
 
     Returns:
-        A program from the known inputs to what the other one needs of them; and one
-        from that, followed by the other inputs, to the outputs.
+        A program from the known inputs to all values that the rest needs of them; and a
+        program from these values, followed by the other inputs, to the outputs.
     """
     jaxpr = program.jaxpr
+    # `free` depends on nothing, `decided` on known inputs only.
     first, rest, free = list[Any](), list[Any](), set(jaxpr.constvars)
     decided = {*pick(jaxpr.invars, known)}
     for eqn in jaxpr.eqns:
         inputs = {var for var in eqn.invars if isinstance(var, jex.Var)}
+        # A `free` equation stays in `rest`, and is copied to the first program below.
         if inputs <= free:
             free.update(eqn.outvars)
         elif inputs <= free | decided:
@@ -243,35 +253,37 @@ def parted(
 
 
 def inputs_read(program: jex.ClosedJaxpr, used: Sequence[bool]) -> list[bool]:
-    """Which inputs some outputs of a program are computed from."""
+    """Which inputs of a program are needed to compute the outputs that are used."""
     _, read = partial_eval.dce_jaxpr(program.jaxpr, list(used), instantiate=False)
     return read
 
 
 @functools.lru_cache(maxsize=512)
 def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.ClosedJaxpr:
-    """A program after it has been differentiated: without custom rules.
+    """A program after it has been differentiated: rules have replaced functions.
 
-    `jax.custom_jvp` and `jax.custom_vjp` let a user say what the derivative of a
-    function is. Such a rule also says what the value is, and where a derivative is
-    taken, JAX runs the rule instead of the function. So a second derivative is one of
-    the rule, and not of the function again: that of a straight-through estimator whose
-    rule returns `jnp.round(x)` is zero. A loop that JAX does not differentiate step by
-    step has to keep to this by itself.
+    With `jax.custom_jvp` and `jax.custom_vjp` a user defines the derivative of a
+    function. Such a rule also computes the value, and where a derivative is taken, JAX
+    runs the rule instead of the function. So a second derivative is one of the rule,
+    and not of the function again. For a straight-through estimator whose rule returns
+    `jnp.round(x)`, it is zero. JAX does not differentiate the steps of this library's
+    loops itself, so the loops have to do the same.
 
     Args:
         program: The program.
-        marks: For which of its inputs it was differentiated.
-        reverse: Whether in reverse mode: `jax.custom_vjp` has no other.
+        marks: The inputs with respect to which it was differentiated.
+        reverse: Whether in reverse mode, the only one that `jax.custom_vjp` has.
 
     Returns:
-        A program of the same signature, with the primals that custom rules give; the
-        same object, if there are no rules.
+        A program of the same signature, with the primals that custom rules compute; the
+        same object if there are no rules.
     """
     if not any(marks) or not has_rules(program):
         return program
     types = list(program.in_avals)
 
+    # The primals come out as auxiliary outputs of a derivative, whose tangents are then
+    # dead code. What is left are the rules' own primals.
     def primal(*flat: Value) -> list[Value]:
         inputs, tangents = split(flat, len(types))
         marked = pick(inputs, marks)
@@ -307,7 +319,7 @@ def has_rules(
 def has_backward_rules(program: AnyJaxpr) -> bool:
     """Whether there is a `jax.custom_vjp` in a program, or in one inside it.
 
-    Its backward rule need not be linear in the cotangent that it is given.
+    Its backward rule need not be linear in the cotangent.
     """
     return has_rules(program, ("custom_vjp_call",))
 
@@ -321,12 +333,12 @@ def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:
 
 
 def joined(groups: Iterable[Flags]) -> Flags:
-    """The marks of all groups."""
+    """The marks of all groups in one tuple."""
     return tuple(mark for group in groups for mark in group)
 
 
 def behind(groups: Groups) -> Flags:
-    """Which entries are added ones, if each group has those of its marked ones behind.
+    """Which entries are added, if an entry for each marked one follows its group.
 
     >>> behind(((True, False), (True,)))
     (False, False, True, False, True)
@@ -335,5 +347,5 @@ def behind(groups: Groups) -> Flags:
 
 
 def apart(flags: Flags, entries: Sequence[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
-    """Two lists of one: the entries without a mark, and those with one."""
+    """Divides a list in two: the entries without a mark, and those with one."""
     return pick(entries, [not flag for flag in flags]), pick(entries, flags)

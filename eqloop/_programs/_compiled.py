@@ -16,10 +16,10 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
         types: The types of its arguments.
 
     Returns:
-        The number, or `None` if it cannot be known: what has a collective, say, cannot
-        be compiled outside of its mesh.
+        The number, or `None` if the program cannot be compiled by itself: one with a
+        collective cannot be compiled outside of its mesh.
     """
-    # Memory is assigned before code is generated, so the code need not be fast.
+    # XLA assigns memory before it generates code, so this code need not be fast.
     options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
     try:
         analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()

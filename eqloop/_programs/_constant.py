@@ -1,8 +1,8 @@
-"""Integers that are part of a program rather than inputs of it.
+"""Tables of integers in a program, as an equation without inputs.
 
-An array that a primitive is expanded with becomes an argument of the program around it,
-and JAX 0.10 loses count of such arguments within `shard_map`. So these are an equation
-without inputs.
+If the expansion of a primitive closes over an array, JAX makes it an argument of the
+program around it. JAX 0.10 loses count of such arguments within `shard_map`. So here
+the numbers are parameters of a primitive.
 """
 
 import jax

@@ -1,14 +1,15 @@
-"""Forward mode of a formula: the one that computes tangents too, and both equations.
+"""Forward mode of a formula: the doubled formula, and how two equations share work.
 
-In forward mode a formula makes an equation for the tangents and one for the primal.
-JAX has to be able to pull them apart: in `jax.checkpoint`, in a `scan` or a `cond` that
-is linearized, the primal is evaluated in one program and the tangents, transposed, in
-another. It has no rule by which a `hijax` primitive could say so of single outputs (JAX
-0.10 to 0.12), so one equation for both will not do.
+In forward mode a formula makes an equation for the tangents and one for the primal. JAX
+has to be able to separate them: in `jax.checkpoint`, and in a `scan` or a `cond` that
+is linearized, it evaluates the primal in one program and transposes the tangents in
+another. A `hijax` primitive has no rule by which it could be split (JAX 0.10 to 0.12),
+so a single equation for both is not possible.
 
-Where they stay together, that of the tangents runs first and computes the primal as
-well; XLA, however, does not see that one loop contains the other. So it leaves the
-primal in a `Leftover` that the two equations share, and nobody else.
+If the two equations stay in one program, the loop would run twice: that of the tangents
+computes the primal as well, and XLA does not see that one loop contains the other. So
+the equation of the tangents, which comes first, leaves the primal in a `Leftover`. Only
+these two equations share it: there is no global cache.
 """
 
 import dataclasses
@@ -35,17 +36,19 @@ if TYPE_CHECKING:
 class Doubled:
     """A formula that computes the outputs of another one along with their tangents.
 
-    Its inputs are, in some order, those of the other one and their tangents; its
-    outputs likewise.
+    Its inputs are those of the original and their tangents, in some order. So are its
+    outputs.
 
     Attributes:
-        formula: The formula. Its class is in `_formula.py`, which needs this file.
-        uses: Which inputs of the other one it takes.
-        takes: Which of them it takes tangents of. These may be more than have one: a
-            leaf of a carry may get its tangent later, and then starts from zeros.
-        ins: Which of its inputs are tangents.
-        gives: Which outputs of the other one it gives tangents of.
-        outs: Which of its outputs are tangents.
+        formula: The doubled formula. (Its class is in `_formula.py`, which needs this
+            file.)
+        uses: The inputs of the original that it takes.
+        takes: The inputs of the original whose tangents it takes. There may be more
+            than have one: a leaf of a carry may only get its tangent at a later step,
+            and then starts from zeros.
+        ins: Which inputs of the doubled formula are tangents.
+        gives: The outputs of the original whose tangents it returns.
+        outs: Which outputs of the doubled formula are tangents.
     """
 
     formula: "Formula"
@@ -57,12 +60,12 @@ class Doubled:
 
     @classmethod
     def of(cls, formula: "Formula", moves: Groups, gives: Groups) -> Self:
-        """The one with tangents behind each group of inputs and of outputs.
+        """For a formula with the tangents behind each group of inputs and of outputs.
 
         Args:
-            formula: The formula.
-            moves: Which inputs of the other one it takes tangents of.
-            gives: Which outputs it gives tangents of.
+            formula: The doubled formula.
+            moves: The inputs of the original whose tangents it takes.
+            gives: The outputs of the original whose tangents it returns.
         """
         takes = joined(moves)
         uses = (True,) * len(takes)
@@ -70,15 +73,15 @@ class Doubled:
         return cls(formula, uses, takes, ins, joined(gives), outs)
 
     def arrange(self, primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
-        """The inputs of the formula, from flat inputs and tangents of the other one."""
+        """The inputs of the formula, from flat inputs and tangents of the original."""
         tangents = instantiated(pick(tangents, self.takes))
         flat = interleave(self.ins, pick(primals, self.uses), tangents)
         return self.formula.in_tree.unflatten(flat)
 
     def primals(self, flat: Sequence[Value]) -> list[Value]:
-        """The entries for the inputs of the other one, from those for the formula's.
+        """From entries for the formula's inputs to entries for those of the original.
 
-        An input that the formula does not take has the entry `None`.
+        The entry is `None` for an input that the formula does not take.
         """
         of_primals = pick(flat, [not is_tangent for is_tangent in self.ins])
         return put([None] * len(self.uses), self.uses, of_primals)
@@ -94,13 +97,14 @@ class _Known:
 
 
 class Leftover:
-    """What the equation of the tangents leaves for that of the primal.
+    """The place where the equation of the tangents leaves outputs for the primal's.
 
-    Without `jit` both are evaluated while the formula is differentiated, and when that
-    is over, nothing is left. In a program that is compiled they are expanded later, and
-    as often as the program is lowered, maybe in several threads at once. Then each
-    finds what is its own trace's, or nothing and computes the primal again: what is
-    left is replaced as a whole, and never changed.
+    Without `jit`, both equations are evaluated while the formula is differentiated, and
+    after that nothing may be left. Under `jit`, they are expanded when the program is
+    lowered: later, maybe more than once, and in several threads at the same time. Then
+    each takes what its own trace has left. If another one has replaced that, it
+    computes the primal again. No lock is needed for this, as an entry is replaced as a
+    whole and never changed.
     """
 
     def __init__(self) -> None:
@@ -122,13 +126,14 @@ class Leftover:
             refer = _refer_to
             kept = [_refer_to(x) if _is_tracer(x) else _hold(x) for x in leaves]
         else:
-            return  # arrays, which nothing would let go of if no primal follows
+            return  # nobody would free these arrays, should no primal follow
         self._known = _Known(
             formula, list(map(refer, inputs)), _trace_state(), kept, tree
         )
 
     def take(self, formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
         """The outputs that were left for these inputs, if any; they serve once."""
+        # Taken out first: what is in `known` does not change any more.
         known, self._known = self._known, None
         if known is None or known.trace != _trace_state() or known.formula != formula:
             return None
@@ -150,16 +155,16 @@ def recall(formula: "Formula", inputs: Sequence[Value]) -> PyTree | None:
 
 @dataclasses.dataclass(frozen=True)
 class TangentSource:
-    """Whose tangents they are that a `Selected` computes.
+    """The formula whose tangents a `Selected` computes.
 
     Attributes:
         formula: The formula that was differentiated.
-        primal: What is left of it, and computes the primal.
+        primal: The settled formula, which computes the primal.
         doubled: The formula that computes both.
-        leftover: Where to leave the primal for an equation that computes it, if there
-            is one.
-        is_transposed: Whether the reverse mode of the formula is the transpose of the
-            tangents. It is not where tangents are batched and their primals are not.
+        leftover: Where to leave the primal, if an equation follows that computes it.
+        is_transposed: Whether the reverse mode of `formula` is the transpose of these
+            tangents. It is not if tangents are batched but their primals are not: then
+            `formula` is one example, and the tangents are those of many.
     """
 
     formula: "Formula" = dataclasses.field(repr=False)
@@ -169,7 +174,7 @@ class TangentSource:
     is_transposed: bool = True
 
     def may_pull(self, marks: Sequence[bool]) -> bool:
-        """Whether these are tangents only, and `pull` can be had."""
+        """Whether only tangents are marked, so that `pull` can transpose them."""
         return self.is_transposed and not any(
             mark and not is_tangent
             for mark, is_tangent in zip(marks, self.doubled.ins, strict=True)
@@ -178,8 +183,8 @@ class TangentSource:
     def pull(self, inputs: Sequence[Value], cts: Sequence[Value]) -> list[Value]:
         """The cotangents of all tangents that the doubled formula takes.
 
-        It would be right to differentiate the doubled formula, but that carries
-        tangents along, which nobody needs to transpose a linear map.
+        The reverse mode of the doubled formula would be right, too, but slower: it runs
+        the tangents along with the primal, and a transpose does not depend on them.
         """
         formula, doubled = self.formula, self.doubled
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
@@ -191,9 +196,10 @@ class TangentSource:
         return pick(formula.flat_in(pulled), doubled.takes)
 
     def leave(self, inputs: Sequence[Value], outs: Sequence[Value]) -> None:
-        """Leaves primal outputs behind for the equation of the primal."""
+        """Leaves the primal outputs for the equation of the primal."""
         if self.leftover is None or not all(self.doubled.uses):
             return
+        # Under `vmap`, the doubled formula may batch outputs that the primal does not.
         outs = pick(outs, [not is_tangent for is_tangent in self.doubled.outs])
         types = [(aval.shape, aval.dtype) for aval in self.primal.out_avals_flat]
         if types == [(out.shape, out.dtype) for out in outs]:
@@ -238,7 +244,10 @@ def _refer_to(x: object) -> Callable[[], object]:
 
 
 def _is_same_input(mine: Value, kept: Value) -> bool:
-    """Whether two inputs are one. A number is made anew each time that it is read."""
+    """Whether two inputs are the same object.
+
+    Numbers are compared by their bits, as JAX makes a new array each time it reads one.
+    """
     if not (_is_number(mine) and _is_number(kept)):
         return mine is kept
     return mine.dtype == kept.dtype and mine.tobytes() == kept.tobytes()

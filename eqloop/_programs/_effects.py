@@ -1,9 +1,9 @@
-"""What a step does besides computing: references, callbacks with effects, checks.
+"""Effects of a step: references, callbacks, and checks.
 
-A loop that recomputes runs a step more often than the user wrote. What only computes
-may be run again. A reference becomes a part of the carry, so that it is updated once.
-What else has effects is refused where it would be repeated, as by `jax.checkpoint`;
-`jax.debug` is not, which JAX too lets be repeated.
+A loop that recomputes runs steps more often than the user wrote. That makes no
+difference to pure computations. A reference becomes a leaf of the carry, so it is
+updated once. Any other effect is an error where it would be repeated, as it is in
+`jax.checkpoint`. Only `jax.debug` is allowed, which JAX repeats as well.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ from jax import lax
 from .._types import AnyJaxpr, PyTree
 from ._equations import equations
 
-# JAX gives these classes no public name.
+# Compared by name, since JAX does not export these classes.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
 
 
 def is_ref(x: object) -> bool:
-    """Whether something is a reference, or a type of one: `jax.new_ref` makes them."""
+    """Whether something is a reference (`jax.new_ref`) or the type of one."""
     if isinstance(x, jax.ref.AbstractRef):
         return True
     is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
@@ -32,7 +32,7 @@ def is_ref(x: object) -> bool:
 
 
 def without_derivatives(tree: PyTree) -> PyTree:
-    """The arrays as constants of a derivative; references stay what they are."""
+    """A tree whose arrays have no derivative; references stay as they are."""
     return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
 
 
@@ -80,7 +80,7 @@ def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> 
 
     Args:
         effects: The effects of a step.
-        when: What would repeat them, as the error message begins.
+        when: The beginning of the message: what would repeat them.
         instead: What to do instead.
 
     Raises:
@@ -95,9 +95,9 @@ def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> 
 
 
 def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
-    """Checks that no backward rule of a user's writes to a reference.
+    """Checks that no backward rule of the user writes to a reference.
 
-    It would write to the step's own reference, which is gone when the rule runs.
+    The rule would write to the step's own reference, which is gone when it runs.
 
     Args:
         program: A step.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._formula import Formula
 
 Rewrite: TypeAlias = Callable[[jex.ClosedJaxpr], jex.ClosedJaxpr]
-# From an equation to the programs in it that count.
+# From an equation to the programs in it that a walk enters.
 Inside: TypeAlias = Callable[[Any], Sequence[Any]]
 
 # The primitives whose jaxprs are programs like the one around them, so that another
@@ -82,30 +82,30 @@ def equations_of(
 
 def formula_of(eqn: jex.JaxprEqn) -> "Formula | None":
     """The primitive of this library that an equation is, if it is one."""
-    # Told by its methods, since the file of its class imports this one.
+    # Recognised by a method, since the file of the class imports this one.
     primitive = eqn.params.get("_prim")
     return primitive if hasattr(primitive, "rewritten") else None
 
 
 def aval_of(atom: jax.core.Atom) -> Aval:
-    """The type of what a variable or a literal stands for."""
-    return atom.aval  # of which JAX's annotation has neither shape nor dtype
+    """The type of a variable or a literal."""
+    return atom.aval  # annotated by JAX as a type without shape and dtype
 
 
 def map_equations(
     program: jex.ClosedJaxpr, change: Callable[[jex.JaxprEqn], jex.JaxprEqn]
 ) -> jex.ClosedJaxpr:
-    """A program with its equations changed, the inner programs of equations first.
+    """A program with its equations changed, those of inner programs first.
 
-    Rules that a program only holds as a Python function, as for a `jax.custom_vjp`,
-    stay what they are.
+    Custom rules that are Python functions, as those of a `jax.custom_vjp`, stay as they
+    are.
 
     Args:
         program: The program.
-        change: From an equation to the one to have in its place.
+        change: From an equation to the one that replaces it.
 
     Returns:
-        The program with these; the very same object if they all are the same.
+        The program with the new equations; the very same object if none changed.
     """
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
@@ -121,12 +121,12 @@ def with_equations(
     eqns: Sequence[jex.JaxprEqn],
     outvars: Sequence[jax.core.Atom] | None = None,
 ) -> jex.ClosedJaxpr:
-    """A program with other equations; the very same object if they all are the same.
+    """A program with other equations; the very same object if none of them changed.
 
     Args:
         program: The program.
-        eqns: The equations.
-        outvars: What is computed, if that has changed with the equations.
+        eqns: The new equations.
+        outvars: The new outputs, if they have changed with the equations.
     """
     jaxpr = program.jaxpr
     if len(eqns) == len(jaxpr.eqns) and _same(eqns, jaxpr.eqns):
@@ -137,34 +137,36 @@ def with_equations(
 
 
 def renamed(atom: jax.core.Atom, names: Mapping[Any, Any]) -> Any:
-    """What stands for a variable or a literal, where some variables have new names."""
+    """The new name of a variable, if it has one; a literal stays the same."""
     return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
 
 
 def computed_from(
     eqns: Sequence[jex.JaxprEqn], variables: Iterable[jax.core.Atom]
 ) -> set[jax.core.Atom]:
-    """Some variables, and all those that they are computed from by equations."""
-    found = set(variables)
+    """Some variables, and all variables that they are computed from by equations."""
+    needed = set(variables)
     for eqn in reversed(eqns):
-        if not found.isdisjoint(eqn.outvars):
-            found.update(x for x in eqn.invars if isinstance(x, jex.Var))
-    return found
+        if not needed.isdisjoint(eqn.outvars):
+            needed.update(x for x in eqn.invars if isinstance(x, jex.Var))
+    return needed
 
 
 def rewrite_everywhere(
     level: Callable[[jex.ClosedJaxpr, Rewrite], jex.ClosedJaxpr],
     program: jex.ClosedJaxpr,
 ) -> jex.ClosedJaxpr:
-    """Rewrites a program and those inside of it.
+    """Rewrites a program and the programs in its equations.
 
     A program that is called in several places is rewritten once, and stays shared.
 
     Args:
-        level: Rewrites one level; it is also given the function for those below.
+        level: Rewrites one level of a program. Its second argument rewrites the
+            programs below, and is called by `level` for those that it wants rewritten.
         program: The program.
     """
-    # The program is kept with its result, so that its id cannot become another's.
+    # By identity. Each program is kept with its result, so that it is not freed, and no
+    # other object gets its id.
     done: dict[int, tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]] = {}
 
     def rewrite(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -176,14 +178,14 @@ def rewrite_everywhere(
 
 
 def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
-    """The equation with other programs, where any of the same meaning will do.
+    """An equation with its programs rewritten, where any of the same meaning will do.
 
     Args:
         eqn: The equation.
         rewrite: From a program to one of the same meaning and signature.
 
     Returns:
-        The equation with these; the very same object if they all are the same.
+        The new equation; the very same object if nothing changed.
     """
     if (formula := formula_of(eqn)) is not None:
         new = formula.rewritten(rewrite)
@@ -194,7 +196,7 @@ def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
 
 
 def map_params(eqn: jex.JaxprEqn, change: Callable[[object], object]) -> jex.JaxprEqn:
-    """An equation with its parameters changed; the very same if they all are."""
+    """An equation with its parameters changed; the very same object if none is."""
     params = {name: change(value) for name, value in eqn.params.items()}
     if all(params[name] is value for name, value in eqn.params.items()):
         return eqn

@@ -1,19 +1,25 @@
 """Primitives whose derivatives depend on nothing but their inputs.
 
-JAX lets a primitive say for itself how it is evaluated, batched and differentiated
-(`jax.experimental.hijax`). A `Formula` says it in three functions, `expand`, `doubled`
-and `pull`, and all that JAX asks for is derived from them here.
+JAX lets a primitive decide how it is evaluated, batched and differentiated
+(`jax.experimental.hijax`). A subclass of `Formula` defines this by three methods, and
+everything that JAX asks for is derived from them here:
 
-In forward mode a formula makes two equations, not one: the tangents, which are
-`Selected` outputs of the `doubled` formula, and the primal. Inside `jax.checkpoint` JAX
-evaluates the second and transposes the first, so it has to be able to tell them apart.
+- `expand` evaluates it,
+- `doubled` is the formula that computes the tangents as well,
+- `pull` takes cotangents of its outputs to those of its inputs.
+
+In forward mode a formula makes two equations. One is for the tangents: `Selected`
+outputs of the doubled formula. The other is for the primal. They have to be two, since
+inside `jax.checkpoint` JAX evaluates the second one and transposes the first.
+
+    y = f(x)    under jvp    dy = Selected(doubled f)(x, dx);  y = settled f(x)
 
 The primal is not always the formula itself. A custom rule (`jax.custom_jvp`,
-`jax.custom_vjp`) gives a primal of its own, and what is differentiated a second time is
-that. The formula in which rules have been replaced so is the `settled` one.
+`jax.custom_vjp`) computes a primal of its own, and a second derivative is a derivative
+of that. The formula in which rules have replaced functions is the `settled` one.
 
-`Selected`, and a formula under `vmap` (see `_vmapped.py`), are formulas again, so
-derivatives and batching nest in any order.
+`Selected` and a formula under `vmap` (`_vmapped.py`) are formulas again. So derivatives
+and batching nest in any order.
 """
 
 import copy
@@ -46,10 +52,10 @@ class Formula(HiPrimitive):
     """A primitive on nested lists and tuples of arrays.
 
     Attributes:
-        leftover: Where its tangents may leave its outputs; no parameter, since it does
-            not matter to what the formula means.
-        unit: What it repeats, as an error names it ("iteration", "row"); `None` if it
-            is no loop.
+        leftover: Where the equation of the tangents may have left its outputs. It is
+            not a parameter, since it makes no difference to what the formula means.
+        unit: The name, for errors, of what it repeats ("iteration", "row"); `None` if
+            it is not a loop.
         is_backward: Whether it is a loop that takes cotangents back.
     """
 
@@ -58,22 +64,26 @@ class Formula(HiPrimitive):
     is_backward: bool = False
 
     def doubled(self, moves: Flags) -> Doubled:
-        """The formula that computes tangents as well, if these inputs have one."""
+        """The formula that computes tangents as well, if these inputs have tangents."""
         raise AssertionError("abstract: each formula has its own")
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
-        """Reverse mode: cotangents of the perturbed inputs, zeros for the others."""
+        """Reverse mode: cotangents of the perturbed inputs, and zeros for the others.
+
+        It is given the inputs alone, so it has to run the formula again if it needs
+        anything else. `sweep_forward` may store more.
+        """
         raise AssertionError("abstract: each formula has its own")
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
-        """What is left of the formula when it has been differentiated once.
+        """The formula after it has been differentiated once.
 
         Args:
-            moves: Which inputs, in flat order, it was differentiated for.
+            moves: The inputs, in flat order, with respect to which it was.
             reverse: Whether in reverse mode.
 
         Returns:
-            The same with the primals that custom rules give.
+            The same with the primals that custom rules compute.
         """
         return self
 
@@ -87,8 +97,8 @@ class Formula(HiPrimitive):
             inputs: The inputs.
 
         Returns:
-            The outputs, the residuals that `vjp_bwd_retval` is to get, and which of the
-            outputs have a tangent.
+            The outputs, the residuals for `vjp_bwd_retval`, and which of the outputs
+            have a tangent.
         """
         marks = self._marks(perturbed)
         primal = self.settled(marks, reverse=True)
@@ -100,16 +110,19 @@ class Formula(HiPrimitive):
         return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        """Which outputs depend on marked inputs, see `reached`, both in flat order."""
+        """Which outputs depend on marked inputs, both in flat order; see `reached`."""
         return [True] * len(self.out_avals_flat)
 
     @property
     def reads(self) -> Flags:
-        """Which inputs, in flat order, matter if it is not differentiated."""
+        """Which inputs, in flat order, it reads if it is not differentiated."""
         return (True,) * len(self.in_avals_flat)
 
     def leaner(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
-        """What is left of it if only some outputs are used, and is not differentiated.
+        """A smaller formula for some of the outputs, which is not differentiated.
+
+        Args:
+            used: Which outputs are used, in flat order.
 
         Returns:
             A formula, which inputs of this one it takes, and which outputs it gives,
@@ -122,13 +135,13 @@ class Formula(HiPrimitive):
     ) -> tuple["Formula", PyTree, list[int | None]]:
         """The formula under `vmap`, its inputs, and where its outputs are batched.
 
-        The outputs are the same in number and in order, and need not be so nested.
+        It has as many outputs, in the same order. They may be nested in another way.
         """
         raise AssertionError("abstract: each formula has its own")
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        """The programs that it runs, for those who look for something in them."""
+        """The programs that it runs, for code that looks for something in them."""
         return []
 
     def with_bars(self, change: Any) -> Self:
@@ -136,16 +149,16 @@ class Formula(HiPrimitive):
         return self
 
     def rewritten(self, rewrite: Rewrite) -> Self:
-        """The same running other jaxprs, where it is free to: of the same meaning.
+        """The same with rewritten programs, where any of the same meaning will do.
 
         Args:
-            rewrite: From a closed jaxpr to one of the same signature.
+            rewrite: From a closed jaxpr to one of the same meaning and signature.
         """
         return self
 
     @property
     def expanded(self) -> jex.ClosedJaxpr:
-        """What it does, in primitives of JAX and on flat inputs and outputs."""
+        """The program of `expand`, on flat inputs and outputs."""
 
         def run(*flat: Value) -> list[Value]:
             return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
@@ -153,16 +166,20 @@ class Formula(HiPrimitive):
         return jax.make_jaxpr(run)(*self.in_avals_flat)
 
     def with_params(self, **params: Any) -> Self:
-        """The same with other parameters, for inputs and outputs of the same types."""
+        """The same with other parameters; inputs and outputs keep their types."""
         if all(value is self.params[name] for name, value in params.items()):
             return self
+        # The base class of JAX sets up everything else in `__init__`, from the types.
         new = copy.copy(self)
         new.params = {**self.params, **params}
         new.__dict__.update(params)
         return new
 
     def apply(self, *inputs: PyTree) -> PyTree:
-        """The outputs, for those who differentiate what they make of them."""
+        """Calls the formula, so that JAX knows which outputs have no tangent.
+
+        On JAX 0.10 it would not, see `with_symbolic_zeros`.
+        """
         moves_out = lambda flags: self.moves_out(
             self._marks(self.in_tree.unflatten(flags))
         )
@@ -200,7 +217,9 @@ class Formula(HiPrimitive):
         return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
 
     def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
-        # The inputs that it is linear in come as accumulators of their cotangents.
+        # JAX transposes a formula that is linear in some inputs, such as the tangents
+        # of another one. In place of these inputs it passes accumulators of their
+        # cotangents. Their values do not matter, so zeros will do for `pull`.
         flat = self.flat_in(args)
         is_linear = [hasattr(arg, "accum") for arg in flat]
         inputs = [
@@ -216,7 +235,8 @@ class Formula(HiPrimitive):
             accumulator.accum(ct)
 
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
-        # JAX asks for a batch rule also where nothing is batched.
+        # JAX also asks for a batch rule if no input is batched. Then the formula stays
+        # as it is, unless there is a collective over the axis in it.
         names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
         if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
@@ -224,7 +244,7 @@ class Formula(HiPrimitive):
         formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
         return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
-    # For those who work with flat inputs and outputs.
+    # Conversions between nested and flat inputs and outputs.
 
     def flat_in(self, tree: PyTree) -> list[Value]:
         return self.in_tree.flatten_up_to(tree)
@@ -237,7 +257,7 @@ class Formula(HiPrimitive):
         return jax.tree.map(zero_cotangent, self.in_avals)
 
     def _marks(self, perturbed: PyTree) -> Flags:
-        """Which of the inputs that are marked can have a tangent."""
+        """Which inputs are marked and can have a tangent, in flat order."""
         return tuple(
             bool(mark) and is_inexact(aval)
             for mark, aval in zip(
@@ -250,7 +270,7 @@ class Formula(HiPrimitive):
         return self._marks(self.in_tree.unflatten(marks))
 
     def _given(self, leftover: Leftover | None) -> Self:
-        """The same, whose outputs may have been left there."""
+        """The same, with a place where its outputs may have been left."""
         new = copy.copy(self)
         new.leftover = leftover
         return new
@@ -268,7 +288,7 @@ class Formula(HiPrimitive):
             moves: Which inputs have a tangent.
             primals: The inputs.
             tangents: Their tangents.
-            leftover: Where to leave the primal outputs, if they will be asked for.
+            leftover: Where to leave the primal outputs, if they will be needed.
         """
         zeros = [zero_tangent(aval) for aval in self.out_avals_flat]
         if any(self.moves_out(moves)):
@@ -285,8 +305,10 @@ class Selected(Formula):
     """Some of the outputs of a formula, in a list.
 
     Attributes:
-        shown: Which of them.
-        source: The formula whose tangents they are, as long as that is known.
+        formula: The formula.
+        shown: Which of its outputs.
+        source: If they are tangents, the formula that they are tangents of, as long as
+            it is known. Then they can be transposed by its `pull`.
     """
 
     formula: Formula
@@ -319,15 +341,16 @@ class Selected(Formula):
         return pick(outs, self.shown)
 
     def doubled(self, moves: Flags) -> Doubled:
-        all_of_it = self.formula.doubled(moves)
-        gives = tuple(pick(all_of_it.gives, self.shown))
-        of_tangents = pick(self.shown, all_of_it.gives)
-        shown = tuple(interleave(all_of_it.outs, self.shown, of_tangents))
+        doubled = self.formula.doubled(moves)
+        gives = tuple(pick(doubled.gives, self.shown))
+        # Of the doubled outputs: the shown primals, and the tangents of shown ones.
+        of_tangents = pick(self.shown, doubled.gives)
+        shown = tuple(interleave(doubled.outs, self.shown, of_tangents))
         return dataclasses.replace(
-            all_of_it,
-            formula=Selected.of(all_of_it.formula, shown),
+            doubled,
+            formula=Selected.of(doubled.formula, shown),
             gives=gives,
-            outs=tuple(pick(all_of_it.outs, shown)),
+            outs=tuple(pick(doubled.outs, shown)),
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
@@ -375,7 +398,7 @@ class Selected(Formula):
         formula, args, out_dims = self.formula.batched(axis_data, args, dims)
         source = self.source and self.source.batched(axis_data, *flat)
         if len(formula.in_avals_flat) != len(self.in_avals_flat):
-            source = None  # the inputs are not in the same order
+            source = None  # the inputs are not those of the source, as in a joint loop
         out_dims = pick(out_dims, self.shown)
         return Selected.of(formula, self.shown, source), args, out_dims
 
@@ -387,7 +410,7 @@ class Selected(Formula):
         return self.with_params(formula=self.formula.with_bars(change))
 
     def _among_zeros(self, cts: Sequence[Value]) -> PyTree:
-        """Cotangents of all outputs of the formula, zeros for those not shown."""
+        """Cotangents of all outputs of the formula: zeros for those not shown."""
         formula = self.formula
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
@@ -396,6 +419,6 @@ class Selected(Formula):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """Hands what is not an array from a forward to a backward rule."""
+    """Passes a value that is not an array from a forward to a backward rule."""
 
     value: object

@@ -1,8 +1,8 @@
-"""Tells a debugger, if one is watching, which loop is run and which of its steps.
+"""Tells a debugger, if one is watching, which loop runs and which of its steps.
 
-The loops of this library run their steps in loops of their own making, of which the
-user knows nothing. So before each step, or each block of steps, they say which of the
-user's steps it is. Unless they are traced to be watched, that leaves nothing behind.
+The loops of this library run the user's steps in loops of their own. So before each
+step, or each block of steps, they mark which of the user's steps it is. A mark is an
+equation, but only in programs that are traced to be watched (`DebugNonFinite`).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _is_watched: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def mark(index: object, count: int = 1) -> None:
-    """Says which steps are run next.
+    """Marks which steps are run next.
 
     Args:
         index: The smallest index among them: their place in the inputs of the loop.
@@ -35,12 +35,12 @@ def mark(index: object, count: int = 1) -> None:
 
 
 def loop_scope(name: str) -> Any:
-    """The scope to run the loop of a transform in; profiles show it, too."""
+    """The scope for the loop of a transform; it also shows in profiles."""
     return jax.named_scope(f"eqloop.{name}")
 
 
 def loop_name(name_stack: Any) -> str | None:
-    """The transform whose loop an equation is, if it is that of a transform.
+    """The transform whose loop an equation is, from its scope; `None` if it is none.
 
     >>> loop_name("train/transpose(jvp(eqloop.Scan))/jvp()")
     'Scan'
@@ -57,7 +57,7 @@ def is_watched() -> bool:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Has the loops that are traced in this context say which steps they are at."""
+    """Has loops that are traced in this context mark their steps."""
     token = _is_watched.set(True)
     try:
         yield
@@ -65,7 +65,7 @@ def watched() -> Iterator[None]:
         _is_watched.reset(token)
 
 
-# For whoever reads the jaxpr; it compiles to nothing.
+# For those who read the jaxpr; it compiles to nothing.
 position_p = jex.Primitive("position")
 position_p.multiple_results = True
 position_p.def_abstract_eval(lambda index, count: [])

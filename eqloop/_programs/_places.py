@@ -1,4 +1,4 @@
-"""Where in the user's program an operation was asked for."""
+"""Finds the line of the user's program that an operation comes from."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ JAX_FILES = os.path.dirname(jax.__file__) + os.sep
 
 @functools.cache
 def folders_of(*packages: str) -> tuple[str, ...]:
-    """Where the files of packages are, of those that are installed."""
+    """The folders of packages, or their files; without those that are not installed."""
     specs = [importlib.util.find_spec(name) for name in packages]
     origins = [spec.origin for spec in specs if spec is not None and spec.origin]
     is_package = lambda path: os.path.basename(path) == "__init__.py"
@@ -24,7 +24,7 @@ def folders_of(*packages: str) -> tuple[str, ...]:
     )
 
 
-# What stands between the user's line and the operation that it asked for.
+# Frames of the stack between the user's line and the operation.
 _OTHERS = folders_of("equinox", "jaxtyping", "beartype", "functools", "contextlib")
 _BETWEEN = (OUR_FILES, JAX_FILES, *_OTHERS, "<frozen ", "<@beartype")
 
@@ -42,16 +42,16 @@ class Place:
 
     @property
     def text(self) -> str:
-        """What the line says, as far as it can be read."""
+        """The text of the line, empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
 
 def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
-    """The innermost line of the user's that led to an equation, if that is known.
+    """The innermost line of the user's program that led to an equation, if known.
 
     Args:
-        source_info: That of the equation.
-        through: Folders of other packages that count as what stands between.
+        source_info: The source info of the equation.
+        through: More folders whose frames are not the user's.
     """
     for frame in frames_of(source_info):
         if not frame.file_name.startswith(_BETWEEN + through):
@@ -61,6 +61,6 @@ def place_of(source_info: Any, through: tuple[str, ...] = ()) -> Place | None:
 
 
 def frames_of(source_info: Any) -> Any:
-    """The lines that led to an equation, the innermost first."""
+    """The frames of the stack that led to an equation, the innermost first."""
     traceback = source_info.traceback
     return () if traceback is None else traceback.frames

@@ -1,7 +1,7 @@
-"""Between which integers the values in a program lie, whatever its inputs are.
+"""Interval arithmetic: between which integers the values in a program lie.
 
-A range holds for all entries of an array of integers or booleans, where `False` is 0
-and `True` is 1. `None` is for what nothing is known about.
+A range holds for all entries of an array of integers or booleans (0 and 1), whatever
+the inputs of the program are. `None` means that nothing is known.
 """
 
 import operator
@@ -19,8 +19,8 @@ from ._equations import aval_of
 Range: TypeAlias = tuple[int, int]
 
 _EITHER = (0, 1)
-# The entries of the result are among those of the operand. The last three are of
-# Equinox: they take an operand out of a `vmap`, or say that it is out of it.
+# Every entry of the result is an entry of the operand. The last three are primitives of
+# Equinox, which reduce over the axis of a `vmap`, or assert that there is none.
 _OF_THE_SAME_RANGE = frozenset(
     {
         "broadcast_in_dim",
@@ -38,14 +38,14 @@ _OF_THE_SAME_RANGE = frozenset(
 
 
 def range_of_literal(value: object) -> Range | None:
-    """That of a number which is known."""
+    """The range of a number that is known while tracing."""
     number = np.asarray(value)
     is_counted = number.ndim == 0 and number.dtype.kind in "biu"
     return (int(number), int(number)) if is_counted else None
 
 
 def range_of_result(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range | None:
-    """That of the result of an equation, given those of its operands."""
+    """The range of the result of an equation, given the ranges of its operands."""
     if len(eqn.outvars) != 1:
         return None
     aval = aval_of(eqn.outvars[0])
@@ -59,7 +59,7 @@ def range_of_result(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range 
 
 
 def _has(aval: Aval, kind: Any) -> bool:
-    """Whether an array is of this kind of numbers, and not empty."""
+    """Whether an array has this kind of dtype, and is not empty."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, kind):
         return False
@@ -132,7 +132,7 @@ _COMPARED_RANGES: dict[str, Callable[[Range, Range], Range]] = {
     "eq": _is_equal,
     "ne": lambda one, other: _opposite(_is_equal(one, other)),
 }
-# What is greatest and least at ends of the ranges of its operands.
+# Functions of two numbers that are greatest and least at ends of the ranges of these.
 _MONOTONIC: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,

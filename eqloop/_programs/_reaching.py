@@ -1,8 +1,9 @@
 """Which outputs of a program depend on which of its inputs, and on an axis of `vmap`.
 
-Saying that too much depends costs work, and correctness only where a rule takes no
-tangent, as `equinox.internal.nondifferentiable` does. So for an equation that is not
-known, each output depends on all inputs.
+If an output is said to depend on an input though it does not, this costs time and
+memory. It is wrong only if a rule refuses tangents, as that of
+`equinox.internal.nondifferentiable` does. So for an equation that is not known, each
+output depends on all inputs.
 """
 
 import dataclasses
@@ -40,9 +41,10 @@ def reached(
     Args:
         program: A jaxpr.
         inputs: A mark for every input.
-        is_derivative: Whether what depends on integers does not count, nor what has
-            no tangent in JAX, such as the result of `jax.lax.stop_gradient`.
-        axis_name: Mark whatever knows its place along this axis, too.
+        is_derivative: Whether to follow tangents only. Integers have none, nor has the
+            result of `jax.lax.stop_gradient`.
+        axis_name: Also mark values that depend on the place along this axis, such as
+            `jax.lax.axis_index`.
     """
     return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
 
@@ -72,14 +74,17 @@ class _Reach:
             before = len(marked)
             for eqn in jaxpr.eqns:
                 self._pass(eqn, marked)
-            # In a loop, a reference may have been read before it is written.
+            # A reference may be read before it is written, in the body of a loop. What
+            # is written then reaches what was read, one iteration later.
             if len(marked) == before or not any(map(_is_ref, jaxpr.invars)):
                 return [_is_marked(atom, marked) for atom in jaxpr.outvars]
 
     def _pass(self, eqn: jex.JaxprEqn, marked: set[Any]) -> None:
+        """Follows the marks through one equation."""
         inputs = [_is_marked(atom, marked) for atom in eqn.invars]
         outs = self._equation(eqn, inputs)
         pairs = list(zip(eqn.outvars, outs, strict=True))
+        # An equation may write to its references.
         if any(inputs):
             pairs += [(var, True) for var in eqn.invars if _is_ref(var)]
         marked.update(var for var, mark in pairs if mark and self._passes(var.aval))
@@ -95,6 +100,7 @@ class _Reach:
             return [False] * len(eqn.outvars)
         if self.is_derivative and name in _WITHOUT_TANGENT:
             return [False] * len(eqn.outvars)
+        # What is read from a reference may depend on anything that was written to it.
         if any(map(_is_ref, eqn.invars)):
             return [True] * len(eqn.outvars)
         if name in CALLS:
@@ -134,6 +140,7 @@ class _Reach:
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
             after, ys = split(outs, len(carry))
+            # The least fixed point: marks that a step adds hold for the next one.
             if (more := union(carry, after)) == carry:
                 return [*carry, *ys]
             carry = more
@@ -144,7 +151,7 @@ class _Reach:
         while True:
             goes_on = self.outputs(params["cond_jaxpr"], [*of_cond, *carry])
             after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
-            # An example that runs longer ends with another carry.
+            # If examples run differently long, all leaves of the carry differ.
             more = [True] * len(carry) if any(goes_on) else union(carry, after)
             if more == carry:
                 return carry
@@ -165,10 +172,11 @@ def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
 
 
 def _is_foreign(eqn: jex.JaxprEqn) -> bool:
-    """Whether somebody else than JAX says what becomes of it in a batch: anything."""
+    """Whether a rule of another library batches the equation: it may do anything."""
     if eqn.primitive.name == "custom_vmap_call":
         return True
-    # JAX does not expose batching rules, but it does say who made the primitive.
+    # JAX does not expose batching rules. The module of the implementation tells which
+    # library the primitive comes from.
     made = eqn.primitive.impl
     if (hijax := eqn.params.get("_prim")) is not None:
         made = type(hijax)

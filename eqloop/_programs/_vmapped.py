@@ -1,7 +1,7 @@
-"""A formula under `vmap` as it is: the whole of it is batched, each time that it runs.
+"""A formula under `vmap`, for those that have no better rule.
 
-A formula that can tell how a batch of it is computed as one says so in `batched`. This
-is for those that cannot.
+It applies `jax.vmap` to all that the formula does, whenever it is evaluated or
+differentiated. A formula that can compute a batch in a better way does so in `batched`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from ._formula import Formula
 def mapped(
     formula: Formula, axis_data: BatchAxis, args: PyTree, dims: PyTree
 ) -> tuple[Formula, PyTree, list[int | None]]:
-    """A formula under `vmap` as it is, see `Formula.batched`."""
+    """A formula under `vmap`, as a rule for `Formula.batched`."""
     batched = Vmapped(formula, axis_data, tuple(formula.flat_in(dims)), args)
     return batched, args, [0] * len(formula.out_avals_flat)
 
@@ -76,11 +76,13 @@ class Vmapped(Formula):
         def one(inputs: list[Value], cts: list[Value]) -> list[Value]:
             inputs = self.in_tree.unflatten(inputs)
             pulled = self.formula.pull(perturbed, inputs, self.out_tree.unflatten(cts))
+            # `vmap` takes no symbolic zeros, but `None` is a tree without leaves.
             return [None if is_zero(ct) else ct for ct in self.flat_in(pulled)]
 
         pulled = self._vmap(one, self.dims, 0)(
             self.flat_in(inputs), instantiated(self.flat_out(cts))
         )
+        # An input that is not batched has a cotangent for each example: their sum.
         back = lambda ct, dim: ct.sum(0) if dim is None else jnp.moveaxis(ct, 0, dim)
         return self.in_tree.unflatten(
             zero_cotangent(aval) if ct is None else back(ct, dim)

@@ -166,27 +166,28 @@ class Budget(AbstractSchedule):
         """The fastest layout that fits."""
         problem, active = loop.problem, loop.active
         _refuse_symbolic_sizes(loop)
-        # What a step keeps has the names of its own lines.
+        # Steps that print alike share what was measured, except if the policy is to be
+        # chosen: the names of dots have lines of this very step in them.
         problem = problem if self._chooses_policy else alike(problem, active)
-        # In another place there may be carries for which there is no room here.
+        # With a second place, plans count that do not fit into the first one alone.
         within = self.nbytes if self._second is None else None
         times = paces(problem, active, self.measure, self._chooses_policy, within)
-        found = [best(problem, active, self.nbytes, times)]
+        candidates = [best(problem, active, self.nbytes, times)]
         if self._second is not None:
             places = self.nbytes, self._second
-            found += [fastest_in_two_places(problem, active, *places, times.base)]
-        layouts = [layout for layout in found if layout is not None]
+            candidates += [fastest_in_two_places(problem, active, *places, times.base)]
+        layouts = [layout for layout in candidates if layout is not None]
         if layouts:
             return min(layouts, key=times.duration)
         self._refuse(problem, active, times)
 
     def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
-        """Says that no plan fits: how much would be enough, and for which plan."""
-        found = [smallest(problem, active, times)]
+        """Raises an error that says which budget would be enough, for which plan."""
+        candidates = [smallest(problem, active, times)]
         if self._second is not None:
             second = self._second
-            found += [smallest_in_two_places(problem, active, second, times.base)]
-        layouts = [layout for layout in found if layout is not None]
+            candidates += [smallest_in_two_places(problem, active, second, times.base)]
+        layouts = [layout for layout in candidates if layout is not None]
         takes = functools.partial(device_bytes, problem, active)
         smaller = min(layouts, key=takes)
         size = takes(smaller)
@@ -201,7 +202,7 @@ class Budget(AbstractSchedule):
 
 
 def refuse_second_place(owner: str, budget: Budget) -> None:
-    """Checks that a budget is of one place, where no carries are stored."""
+    """Checks that a budget has no second place, which is for carries alone."""
     if budget._second is not None:
         raise ValueError(
             f"{owner}: the budget of a map is for memory in one place, and {budget!r} "
@@ -211,7 +212,7 @@ def refuse_second_place(owner: str, budget: Budget) -> None:
 
 
 def is_budget(setting: object) -> TypeGuard[Budget]:
-    """Whether a setting that may be a number of something is a budget instead."""
+    """Whether a setting, such as a `chunk_size`, is a budget and not a number."""
     return isinstance(setting, Budget)
 
 
@@ -227,7 +228,7 @@ def _directory_for(disk: int | None, directory: object) -> str | None:
 
 
 def _second_place(budget: Budget) -> SecondPlace | None:
-    """Where carries may be stored besides the device."""
+    """The second place where carries may be stored, if there is one."""
     if budget.host is not None and budget.disk is not None:
         raise ValueError(
             "Budget: carries are stored on the device and in one other place. Pass "
@@ -243,7 +244,7 @@ def _second_place(budget: Budget) -> SecondPlace | None:
 
 
 def _refuse_symbolic_sizes(loop: LoopSpec) -> None:
-    """Checks that the bytes of a loop are known."""
+    """Checks that no size in a loop is symbolic, so that its bytes are known."""
     jaxpr = loop.problem.step.jaxpr
     shapes = [aval.shape for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
     instead = "Use a schedule that does not ask for bytes, such as Recursive"

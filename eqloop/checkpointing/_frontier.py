@@ -73,6 +73,7 @@ def frontier_of(
         only = plan(step, loop, schedule, policy)
         return Frontier((only,), only)
     problem, active, layout = planned(step, loop, schedule, policy)
+    # As `Budget` does it: the plans are to be those that it would find.
     chooses = chooses_policy(schedule)
     known = problem if chooses else alike(problem, active)
     times = paces(known, active, measure=True, chooses=chooses)

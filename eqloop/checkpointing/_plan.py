@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def kept(self) -> tuple[str, ...] | None:
-        """What of a step is kept where its residuals are stored, by name.
+        """The names of the values that a step keeps, where its residuals are stored.
 
         It is what `policy="auto"` has chosen: names that were given by
         [`eqloop.name`][], and dots, such as `"dot 2 at model.py:31"`. The rest is
@@ -194,7 +194,7 @@ class Plan:
 
 
 def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> Plan:
-    """The plan that a loop runs by when all of its inputs are differentiated."""
+    """The plan of a loop all of whose inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
     how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
     return plan_of(problem, active, layout, how_long)
@@ -203,9 +203,9 @@ def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> 
 def planned(
     step: Step, loop: Loop, schedule: Planner, policy: Saveable
 ) -> tuple[Problem, Active, Layout]:
-    """A loop of which all inputs are differentiated, and its layout.
+    """A loop all of whose inputs are differentiated, and its layout.
 
-    That of a loop which may stop is made for all of its steps.
+    A loop that may end early is planned as if it ran all of its steps.
     """
     repetition = Ending() if loop.stops else Counted()
     problem = Problem(step, loop, policy, schedule, repetition)
@@ -220,15 +220,14 @@ def plan_of(
     how_long: AbstractPace,
     size: int | None = None,
 ) -> Plan:
-    """The plan that is made of a layout, and of what it takes if that is known.
+    """The plan of a layout.
 
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: The layout.
-        how_long: How long the pieces of a gradient take that keeps what its policy
-            says.
-        size: The bytes that it takes.
+        how_long: The pace of the loop under its own policy.
+        size: The bytes that the gradient takes, if they are known.
     """
     everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
     if layout.kept is not None:
@@ -255,7 +254,7 @@ def plan_of(
 def _leaves(
     problem: Problem, active: Active, layout: Layout
 ) -> dict[str, tuple[Any, ...]]:
-    """What a plan says of the leaves of the carry."""
+    """The entries of a plan about the leaves of the carry."""
     paths = problem.loop.carry_paths
     if layout.stores_residuals or len(paths) != problem.step.num_carry:
         return {}

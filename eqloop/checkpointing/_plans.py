@@ -43,11 +43,11 @@ class LoopPlan:
     Attributes:
         name: The transform that the loop is of.
         place: Where it is called, if that is known.
-        plan: Its plan: for the whole batch, if it is batched. That of a while loop has
-            no `relative_time`, and its `length` and `evaluations` are those of all the
-            steps that it may run, or `None` if there is no bound.
+        plan: Its plan, for the whole batch if it is batched. The plan of a while loop
+            has no `relative_time`. Its `length` and `evaluations` are for the greatest
+            number of steps that it may run, and `None` if there is no bound.
         batch: How many examples run in it side by side.
-        depth: In how many other loops of these it is.
+        depth: How many of the other loops it is inside of.
     """
 
     name: str
@@ -59,13 +59,13 @@ class LoopPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plans(Sequence[LoopPlan]):
-    """The loops of a function, those within other ones after these.
+    """The loops of a function. An inner loop follows the loop that it is in.
 
     Attributes:
         loops: The loops.
         peak_bytes: The bytes that their gradients allocate at once, if each takes as
-            much as its plan says from its forward pass to its backward pass. Those of
-            a loop within another one are among those of the outer one.
+            much as its plan says from its forward pass to its backward pass. The bytes
+            of a loop within another one are included in those of the outer one.
     """
 
     loops: tuple[LoopPlan, ...]
@@ -151,8 +151,9 @@ class _Finder:
     """Finds loops in programs.
 
     Attributes:
-        known: The layouts in these programs, by the identity of what stands for them.
-        decided: The list to which those are added that are decided on the way.
+        known: The layouts in these programs, by the identity of their stand-ins, see
+            `engine/_listing.py`.
+        decided: The list to which layouts are added while programs are traced.
     """
 
     known: dict[int, Decided]
@@ -165,8 +166,8 @@ class _Finder:
 
         Args:
             program: The program.
-            depth: In how many loops it is.
-            around: Where it is called.
+            depth: How many loops it is inside of.
+            around: The place where it is called.
         """
         jaxpr = getattr(program, "jaxpr", program)
         loops: list[LoopPlan] = []
@@ -185,9 +186,10 @@ class _Finder:
     def _of_equation(
         self, eqn: jex.JaxprEqn, depth: int, around: Place | None
     ) -> tuple[list[LoopPlan], int, list[Value] | None]:
-        """The loops in an equation, their bytes, and its slots if it is such a loop."""
-        # Diffrax runs the loops of our adjoint, and the user knows who called Diffrax.
-        # JAX keeps so few frames that this may be known of the compiled call alone.
+        """The loops in an equation, their bytes, and its slots if it is one itself."""
+        # Diffrax calls the loops of our adjoint; the user's line is the one that calls
+        # Diffrax. JAX keeps only a few frames for each equation, so that line may only
+        # be known for the call around it.
         place = place_of(eqn.source_info, through=folders_of("diffrax")) or around
         formula = formula_of(eqn)
         loop, maps = _unwrapped(formula)
@@ -201,7 +203,7 @@ class _Finder:
             return [LoopPlan(name, place, plan, batch, depth)], 0, slots
         loops: list[LoopPlan] = []
         if formula is not None:
-            # What it runs is traced here, and inner loops are planned as it is.
+            # This traces the formula, which decides on the layouts of inner loops.
             if _has_loops(formula):
                 program = formula.expanded
                 self.known.update({id(d.stands_for_it): d for d in self.decided})
@@ -217,7 +219,8 @@ class _Finder:
         """The plan of a loop, and how many examples run in it."""
         problem, saves = loop.problem, loop.saves
         assert saves is not None
-        # Some derivatives of derivatives decide for all of their inputs.
+        # A layout that is not listed is that of a second derivative, which is planned
+        # for all of its inputs.
         of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
         decided = self.known.get(id(saves.layout), of_all)
         active = _fitting(decided.active, problem)
@@ -229,7 +232,7 @@ class _Finder:
 
 
 def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
-    """What a formula is of, without a selection, and the `vmap`s of it."""
+    """The formula within selections and `vmap`s, and these `vmap`s."""
     maps: Maps = ()
     while (inner := getattr(formula, "formula", None)) is not None:
         if isinstance(formula, Vmapped):
@@ -252,10 +255,11 @@ def _plan_of(
 
 
 def _fitting(active: Active, problem: Problem) -> Active:
-    """The marks for what has become of a loop since they were decided.
+    """The marks of a loop that was changed since its layout was decided.
 
-    A joint loop has more consts, and a leaf before the carry. Others have lost leaves
-    of the carry of which nothing is read: those that are left count as differentiated.
+    A joint loop of a batch has more consts, and one more leaf at the start of its
+    carry. Another loop may have lost leaves of the carry that nothing reads; then all
+    leaves that are left count as differentiated.
     """
     step = problem.step
     more = step.num_consts - len(active.consts)
@@ -278,7 +282,7 @@ def _still_fitting(still: Flags, problem: Problem) -> Flags:
 
 
 def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
-    """The last equation that reads slots; the last of all, if they are handed out."""
+    """The last equation that reads slots; beyond the last one if they are outputs."""
     held = set(map(id, slots))
     if any(id(var) in held for var in jaxpr.outvars):
         return len(jaxpr.eqns)
@@ -291,7 +295,7 @@ def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
 
 
 def _has_loops(formula: Formula) -> bool:
-    """Whether there are loops of this library in what a formula runs."""
+    """Whether there are loops of this library in the programs of a formula."""
     return any(
         formula_of(eqn) is not None
         for program in formula.jaxprs

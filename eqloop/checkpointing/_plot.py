@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ._frontier import Frontier
     from ._plan import Plan
 
-# With more, nothing could be told apart.
+# With more events, the points could not be told apart.
 _MOST_EVENTS = 20_000
 _COLOURS = {"primal": "tab:green", "again": "tab:orange", "reversal": "tab:blue"}
 _LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}
 
 
 def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
-    """Draws the bytes in use as a gradient proceeds, and which step is at work."""
+    """Draws the bytes in use during a gradient, and which step is run."""
     events = list(itertools.islice(plan.layout.order.history(), _MOST_EVENTS + 1))
     if not 0 < len(events) <= _MOST_EVENTS:
         raise ValueError(
@@ -35,7 +35,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     far = far if layout.is_elsewhere else []
     if far and not layout.slots.take_device_memory:
         stored = [size - there for size, there in zip(stored, far, strict=True)]
-    # What does not depend on the place in the sweep: buffers that come and go.
+    # The rest of the peak does not depend on the place in the sweep.
     rest = max(plan.peak_bytes - max(stored), 0)
     sizes = [size + rest for size in stored]
     ax.fill_between(range(len(sizes)), sizes, step="post", color="0.85")
@@ -47,7 +47,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
         ax.step(range(len(far)), far, linewidth=1, label=layout.slots.place, **style)
         ax.legend(loc="upper left", frameon=False)
     ax.set(xlim=(0, len(events)), ylim=(0, 1.05 * highest))
-    # Ticks at powers of two, of which there are about five.
+    # About five ticks, at multiples of a power of two.
     tick = 2 ** math.ceil(math.log2(max(highest, 1) / 6))
     ax.set_yticks(range(0, highest + 1, tick))
     ax.yaxis.set_major_formatter(_format)
@@ -57,7 +57,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
 
 
 def _plot_positions(ax: "Axes", events: list[Event]) -> None:
-    """Which step is at work, against an axis of its own on the right."""
+    """Draws which step is run, with an axis of its own on the right."""
     steps = ax.twinx()
     for kind, colour in _COLOURS.items():
         points = [(i, e.position) for i, e in enumerate(events) if e.kind == kind]

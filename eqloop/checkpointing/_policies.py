@@ -1,10 +1,10 @@
 """Policies: which intermediate values a rematerialised function keeps.
 
-A policy is asked about each operation of the function and answers whether its result
-is kept for the backward pass, or moved to another memory, or else computed again.
-They all do what their counterparts in `jax.checkpoint_policies` do, and are values as
-well: equal when they are the same, hashable, and readable when printed. So a policy
-can be the setting of a module under `jax.jit` without being a reason to recompile.
+A policy is asked about each operation of the function. It answers whether the result is
+kept for the backward pass, moved to another memory, or computed again. These policies
+do what their counterparts in `jax.checkpoint_policies` do. But they are also values:
+hashable, readable when printed, and equal if they were made in the same way. So a
+policy can be the setting of a module under `jax.jit` without causing a recompilation.
 """
 
 import difflib
@@ -300,7 +300,7 @@ AUTO = "auto"
 def as_loop_policy(
     policy: "Policy | Callable[..., Any] | str | None",
 ) -> "Policy | Callable[..., Any] | str | None":
-    """The policy of a loop: as for others, or `"auto"` where a budget is to choose."""
+    """The policy of a loop: as elsewhere, or `"auto"` if a budget is to choose it."""
     return AUTO if isinstance(policy, str) and policy == AUTO else as_policy(policy)
 
 
@@ -317,7 +317,7 @@ _VALUES: dict[str, Policy] = {
     "checkpoint_dots_with_no_batch_dims": save_dots_without_batch,
 }
 
-# What must be called to get a policy: ours by name, and JAX's with the one of ours.
+# Functions that make policies: ours by name, and JAX's with our counterpart.
 _MAKERS: dict[str, Callable[..., Any]] = {
     call.__name__: call for call in (save_names, save_any_except, offload_names, either)
 }
@@ -332,7 +332,7 @@ _JAX_MAKERS = {
 
 
 def _maker(policy: Any) -> str | None:
-    """The name of the maker of policies that was given, if it is one, uncalled."""
+    """The name of the function that makes policies, if one was given without a call."""
     for text, call in _MAKERS.items():
         if policy == text or policy is call:
             return text
@@ -379,7 +379,7 @@ def _required(where: str, policy: Any) -> "Policy | Callable[..., Any]":
 
 
 def _checked(where: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, each once and sorted: their order does not make another policy."""
+    """The names, each once and sorted, as their order makes no difference."""
     for each in names:
         if not isinstance(each, str):
             raise TypeError(f"`{where}` takes names, which are strings, not {each!r}.")

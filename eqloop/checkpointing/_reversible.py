@@ -90,7 +90,7 @@ class Reversible(AbstractSchedule):
 
     @property
     def undo(self) -> Callable[..., PyTree]:
-        """What undoes a step."""
+        """The function that undoes a step."""
         return self.inverse
 
     def layout(self, loop: LoopSpec) -> Layout:

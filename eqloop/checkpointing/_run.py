@@ -1,7 +1,7 @@
-"""Runs loops: what the loops of the library call.
+"""Runs loops: the entrance to this room for the loops of the library.
 
-A loop is brought into its normal form, and becomes a primitive that its schedule plans
-when it is differentiated.
+A loop is brought into its normal form and becomes a primitive. Its schedule makes a
+plan only when the primitive is differentiated.
 """
 
 import dataclasses
@@ -42,25 +42,28 @@ def run_loop(
 
     Args:
         step: The step.
-        consts: What the step gets each time.
+        consts: The consts of the step.
         init: The initial carry.
-        xs: What the step gets one element at a time of, along `loop.x_axes`.
+        xs: The arrays of which each step gets one element, along `loop.x_axes`.
         loop: The length and the direction of the loop.
-        schedule: How it is to be differentiated.
-        policy: Which residuals of a step may be stored, as `jax.checkpoint` has it.
+        schedule: How the loop is differentiated.
+        policy: Which residuals of a step may be stored, as for `jax.checkpoint`.
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
     """
     if loop.length == 0:
         return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
-    # To cut `xs` up, as a derivative of JAX's own must, would copy them in the primal.
+    # Under `StoreAll`, a plain loop is a `lax.scan`: JAX differentiates it without this
+    # library. Not if only some rows of `ys` are kept: to do that, a scan would have to
+    # cut up its `xs`, and so copy them even if it is not differentiated.
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     is_by_jax = schedule._by_jax and is_plain
-    # Where plans are listed, it has one like any other loop.
+    # While plans are listed, such a loop is a primitive as well, or it would have none.
     if is_by_jax and (not is_listing() or has_checks(step.jaxpr.effects)):
         return stored(step, loop, policy, consts, init, xs)
-    # The number of a bar and its own count come before the count.
+    # The place in the carry of the number of steps. A bar has two leaves of its own
+    # before it, see `_counting`.
     count_at = 3 if loop.meter.is_shown else 1
     repetition = Ending(count_at=count_at) if loop.stops else Counted()
     problem = Problem(step, loop, policy, schedule, repetition)
@@ -79,10 +82,10 @@ def run_while(
 
     Args:
         step: The step; it has neither `x` nor `y`.
-        consts: What it gets each time.
-        init: The initial carry. Its first leaf, a boolean, says whether there is a
-            first step; what each step makes of it, whether there is another.
-        starts: The numbers that its leaves are, as far as they are known.
+        consts: The consts of the step.
+        init: The initial carry. Its first leaf, a boolean, says whether the first step
+            is run. After each step, it says whether to run another.
+        starts: The integers that leaves of `init` are, as far as they are known.
         planner: How many steps there may be, and how they are differentiated.
         meter: Its progress bars.
 
@@ -101,7 +104,8 @@ def _run_planned(
 ) -> tuple[list[Value], list[Value]]:
     """Runs a loop as a primitive, in its normal form."""
     has_bars = problem.loop.meter.is_shown
-    # Where the carry says whether there is another step, a bar has to count the steps.
+    # A loop that stops has no position that is known from outside, so a bar counts the
+    # steps by itself.
     counts = has_bars and problem.repetition.lead > 0
     if counts:
         problem, init = _counting(problem, init)
@@ -118,9 +122,9 @@ def _run_planned(
 
 
 def _counting(problem: Problem, init: Arrays) -> tuple[Problem, list[Value]]:
-    """The loop with two more leaves of the carry: the number of its bar, and a count.
+    """A loop that counts its steps for a bar.
 
-    They come behind the first leaf.
+    Two leaves follow the first leaf of its carry: the number of the bar, and the count.
     """
     step, loop, init = problem.step, problem.loop, with_count(init)
     types = step.const_types, list(map(jax.typeof, init)), step.x_types

@@ -43,17 +43,17 @@ class AbstractSchedule(abc.ABC):
         (503, 2998)
     """
 
-    # Whether `lax.scan` as JAX differentiates it does what the schedule asks for.
+    # Whether a plain `lax.scan`, differentiated by JAX, does what the schedule asks.
     _by_jax: ClassVar[bool] = False
 
     @property
     def undo(self) -> Callable[..., PyTree] | None:
-        """What undoes a step, `(carry, x) -> carry`, if that is to be used."""
+        """The function that undoes a step, `(carry, x) -> carry`, if one is used."""
         return None
 
     @property
     def with_policy(self) -> "AbstractSchedule | None":
-        """The same, choosing what a step keeps as well; `None` if it cannot."""
+        """The same, which also chooses the policy of the loop; `None` if it cannot."""
         return None
 
     @abc.abstractmethod
@@ -316,7 +316,7 @@ class Pinned(AbstractSchedule):
             )
 
     def layout(self, loop: LoopSpec) -> Layout:
-        """That of the plan."""
+        """The layout of the plan."""
         planned = self.only.order.length
         if loop.length != planned:
             raise ValueError(

@@ -28,12 +28,12 @@ class AbstractStored(AbstractSchedule):
 
     @property
     def undo(self) -> Callable[..., PyTree] | None:
-        """That of the schedule."""
+        """The function that undoes a step, if the schedule uses one."""
         return self.schedule.undo
 
     @property
     def measure(self) -> bool:
-        """Whether the schedule decides by what it measures."""
+        """Whether the schedule decides by measured times."""
         return measures(self.schedule)
 
     @property
@@ -47,7 +47,7 @@ class AbstractStored(AbstractSchedule):
         return chooses_policy(self.schedule)
 
     def layout(self, loop: LoopSpec) -> Layout:
-        """The layout of the schedule, with its carries stored otherwise."""
+        """The layout of the schedule, with other slots."""
         layout = self.schedule.layout(loop)
         if layout.stores_residuals:
             return layout
@@ -55,7 +55,7 @@ class AbstractStored(AbstractSchedule):
 
     @abc.abstractmethod
     def _slots(self, slots: AbstractSlots) -> AbstractSlots:
-        """The slots in place of those of the schedule."""
+        """The slots to use instead of those of the schedule."""
 
     def _refuse_moved(self, slots: AbstractSlots) -> None:
         if slots != slots.near:

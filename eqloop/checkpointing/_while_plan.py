@@ -87,7 +87,7 @@ def while_plan_of(
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: Which carries are stored.
-        maps: The `vmap`s around its gradient, in which each example is reversed by
+        maps: The `vmap`s around its gradient, in which every example is reversed by
             itself.
     """
     batch = math.prod(axis_data.size for axis_data, _ in maps)

@@ -1,9 +1,16 @@
-"""The carry: which of its leaves vary, and whether it comes out as it went in.
+"""The carry: which of its leaves are dynamic, and whether its types stay the same.
 
-The initial carry is not enough to tell. A Python number in it is static if `f` returns
-the very same number and an array otherwise, and a weakly typed array may have to be
-promoted; both show only when `f` has been traced. So `Carry.settle` compares what
-came in with what came out, and says with which carry to trace again.
+The initial carry alone does not tell. A Python number in it is static if `f` returns
+the very same number, and otherwise becomes an array. A weakly typed array may have to
+be promoted. Both show only when `f` has been traced. So `f` is traced, `Carry.settle`
+compares the carry that came out with the one that came in, and if need be, `f` is
+traced again with another carry (`trace_settled`):
+
+    init     f returns    next try
+    0        0            static, done
+    0        array        array(0)
+    1.0w     f32          promoted to f32    (w: weakly typed)
+    f32      i32          an error that names the leaf
 """
 
 import dataclasses
@@ -43,7 +50,7 @@ from ..checkpointing import Step, trace_step
 
 
 def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> str:
-    """The call of a step, and its arguments."""
+    """A text that shows the call of a step and its arguments."""
     call = ", ".join(["carry", "x", *(f"{name}={name}" for name in keywords)])
     return (
         f"`f({call})` with\n"
@@ -53,16 +60,16 @@ def step_call(carry: PyTree, x: PyTree, keywords: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """The words of a loop for error messages.
+    """The words for the parts of a loop in error messages.
 
     Attributes:
-        carry: What its carry is called.
-        path: The same where paths of its leaves start.
-        f: What is called at each step.
-        step: What comes one after the other.
+        carry: The word for the carry.
+        path: The beginning of the paths of its leaves.
+        f: The word for the function that is called at each step.
+        step: The word for a step.
         call: From the arguments of a call of `f`, `(carry, x, keywords)`, to a text
             that shows them.
-        length: What the number of steps is called where it is given.
+        length: The word for the number of steps, in the user's call.
     """
 
     carry: str
@@ -78,12 +85,12 @@ OF_A_SCAN = Words("the carry", "carry", "f", "step", step_call)
 
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """An initial carry, with the leaves that vary as arrays.
+    """An initial carry, whose dynamic leaves are arrays.
 
     Attributes:
         owner: The name of the transform, for error messages.
         tree: The carry; its arrays are JAX arrays.
-        words: What it is called, for error messages.
+        words: The words for error messages.
     """
 
     owner: str
@@ -106,17 +113,19 @@ class Carry:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """The leaves that vary."""
+        """The dynamic leaves."""
         return partition(self.tree)[0]
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of the leaves that vary."""
+        """The paths of the dynamic leaves."""
         names = paths(self.tree, self.words.path)
         return tuple(pick(names, list(map(is_dynamic, flatten(self.tree)[0]))))
 
     def starts(self, init: PyTree) -> tuple[int | None, ...]:
-        """For the leaves that vary the numbers of Python that they were at first.
+        """The Python integers that dynamic leaves were in the user's call.
+
+        Only such numbers are known while tracing. `Loop.starts` says what they are for.
 
         Args:
             init: The carry before numbers became arrays.
@@ -129,15 +138,18 @@ class Carry:
         )
 
     def join(self, arrays: list[Value]) -> PyTree:
-        """A carry of this structure, and with these static leaves."""
+        """A carry with the structure and the static leaves of this one."""
         return partition(self.tree)[1].join(arrays)
 
     def final(self, arrays: list[Value], out: PyTree) -> PyTree:
         """The carry after the last step, with weak types where every carry has them.
 
+        The engine works with strong types (`engine/_normal_form.py`), so a leaf that
+        was weakly typed, before and after a step, is made so again.
+
         Args:
-            arrays: Its leaves that vary.
-            out: The carry that came out of a step, as `types_of` gives it.
+            arrays: Its dynamic leaves.
+            out: The types of the carry that came out of a step, see `types_of`.
         """
         before, after = flatten(self.tree)[0], flatten(out)[0]
         pairs = zip(before, after, strict=True)
@@ -145,9 +157,10 @@ class Carry:
         return self.join(with_weak_types(arrays, weak))
 
     def take(self, out: PyTree) -> list[jax.Array]:
-        """The leaves that vary of the carry that `f` made of this one.
+        """The dynamic leaves of the carry that `f` has made of this one.
 
-        Leaves that do not fit are left out; `settle` deals with them.
+        Leaves that do not fit are left out. Then the step that is traced is wrong, but
+        it is thrown away: `settle` raises an error, or has it traced again.
         """
         before, treedef = flatten(self.tree)
         after, after_treedef = flatten(out)
@@ -163,10 +176,10 @@ class Carry:
         """Compares this carry with the one that `f` made of it.
 
         Args:
-            out: The carry that came out, as `types_of` gives it.
+            out: The types of the carry that came out, see `types_of`.
 
         Returns:
-            This object, if the two fit; otherwise the carry to try instead.
+            This object, if the two fit; otherwise the carry to try next.
 
         Raises:
             TypeError: If shapes, dtypes or structure changed.
@@ -219,7 +232,7 @@ class Settled(Generic[_Extra]):
         consts: The arrays that it closes over.
         carry: The carry that it was traced with.
         new_carry: The types of the carry that came out.
-        kept: What else is known of what was returned.
+        kept: Everything else about the result of `f`, such as the structure of `y`.
     """
 
     step: Step
@@ -229,7 +242,7 @@ class Settled(Generic[_Extra]):
     kept: _Extra
 
     def final(self, arrays: list[Value]) -> PyTree:
-        """The carry after the last step, from its leaves that vary."""
+        """The carry after the last step, from its dynamic leaves."""
         return self.carry.final(arrays, self.new_carry)
 
 
@@ -239,23 +252,25 @@ def trace_settled(
     carry: Carry,
     x_types: Sequence[Aval],
 ) -> Settled[_Extra]:
-    """Traces a step with this carry, or with one whose types do not change.
+    """Traces a step with a carry whose types it does not change.
 
     Args:
-        call: The step of the user, on a carry and the arrays of `x`.
-        take: From what that returns to the new carry, the arrays of `y`, and what is to
-            be kept.
+        call: The user's step, on a carry and the arrays of `x`.
+        take: From the result of that to the new carry, the arrays of `y`, and anything
+            else to keep.
         carry: The carry to try first.
         x_types: The types of the arrays of `x`.
     """
+    # This ends: each new try makes a number an array, promotes a leaf, or has it vary
+    # along more axes, and none of these is ever undone.
     while True:
         body = _open_body(call, take, carry)
         carry_types = [jax.typeof(x) for x in carry.arrays]
         try:
             step, consts = trace_step(body.on_arrays, carry_types, x_types)
         except Exception:
-            # `f` may fail on a Python number, which has no `.astype`, where it would
-            # accept an array: if there are numbers, they may have to be arrays.
+            # `f` may fail on a Python number, say by `.astype`, where it would accept
+            # an array. So if there are any numbers, it is tried again with arrays.
             if body.has_returned or not carry.has_scalars:
                 raise
             carry = carry.varying()
@@ -278,7 +293,7 @@ def _open_body(
 
 
 def _promote(before: PyTree, after: PyTree) -> PyTree:
-    """The leaf to start with instead, or `before` itself."""
+    """The leaf to start from instead, or `before` itself if it fits."""
     if not (is_type(after) or is_scalar(after)):
         return before
     if is_scalar(before):
@@ -290,29 +305,29 @@ def _promote(before: PyTree, after: PyTree) -> PyTree:
         try:
             dtype = jnp.result_type(before, after)
         except jax.dtypes.TypePromotionError:
-            return before  # so strict is the promotion: `settle` says that they differ
+            return before  # strict promotion: `settle` reports that the types differ
         if dtype != before.dtype:
             return lax.convert_element_type(before, dtype)
-    # What starts the same on all devices may come to be split over them, or to differ
-    # inside `jax.shard_map`.
+    # A leaf that starts the same on all devices may be split over them after a step, or
+    # differ between them inside `jax.shard_map`.
     if is_type(after) and jnp.shape(after) == before.shape:
         before = placed_as(before, after)
     return vary(before, axes_of(after))
 
 
-# How the carry that came out differs from the one that came in: a line for each place.
+# How the carry that came out differs from the one that came in, in a line per leaf.
 
 # The path of a leaf, what came in, and what came out.
 Change = tuple[str, Any, Any]
 
 
 def type_changes(leaves: Sequence[Change]) -> list[str]:
-    """The leaves whose type changed, or that are arrays only before or only after."""
+    """A line for each leaf whose type changed, or that is not an array both times."""
     return [line for leaf in leaves if (line := _type_change(*leaf))]
 
 
 def static_changes(leaves: Sequence[Change]) -> list[str]:
-    """The leaves that are not arrays, and that have changed."""
+    """A line for each static leaf that has changed."""
     return [
         _line(name, before, after)
         for name, before, after in leaves
@@ -321,7 +336,7 @@ def static_changes(leaves: Sequence[Change]) -> list[str]:
 
 
 def structure_changes(before: PyTree, after: PyTree, name: str) -> list[str]:
-    """Where two trees of different structure differ, from the top down."""
+    """A line for each place where the structures of two trees differ."""
     differences = structure_differences(before, after, name)
     return [_structure_change(d.path, d.one, d.other) for d in differences]
 

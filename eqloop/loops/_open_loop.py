@@ -1,8 +1,9 @@
-"""Opens the call of a loop of known length: to a step on arrays, and back.
+"""Opens the call of a loop of known length: from the user's trees to arrays, and back.
 
 `LoopOpener.open` finds out which axes are scanned and how long they are, splits the
-keys, traces `f` into a step, and checks that the carry keeps its type. The result holds
-what `run_loop` needs, and puts the arrays that it returns into their places.
+keys, traces `f` into a step, and checks that the carry keeps its type. The result, an
+`OpenedLoop`, has all arguments of `run_loop`, and turns the arrays that this returns
+back into the user's trees.
 """
 
 import dataclasses
@@ -56,13 +57,13 @@ class OpenedLoop:
     Attributes:
         step: The traced `f`.
         consts: The arrays that are the same for every step.
-        init: The leaves of the carry that vary.
-        xs: The leaves that are scanned.
+        init: The dynamic leaves of the initial carry.
+        xs: The arrays that are scanned: leaves of `f` and of `xs`, and keys.
         loop: How `step` is repeated.
-        close: Turns `(carry, ys)`, each a list of arrays, into what the user gets.
-        carry: The initial carry, as the user knows it.
-        label: Makes what is written before a progress bar of the user's function.
-        head: How many steps come before all that has a derivative.
+        close: Turns `(carry, ys)`, each a list of arrays, into the user's result.
+        carry: The initial carry, as a tree.
+        label: Makes the text before a progress bar from the user's function.
+        head: How many steps at the start have no derivative at all, because of a cut.
     """
 
     step: Step
@@ -83,7 +84,7 @@ class OpenedLoop:
         policy: PyTree,
         progress: ProgressBar | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Runs the loop: the last carry and the outputs."""
+        """Runs the loop. Returns the final carry and the outputs, as trees."""
         length = None if self.loop.stops else self.loop.length
         meter = make_meter(name, progress, length, self.label)
         with loop_scope(name):
@@ -100,18 +101,24 @@ class OpenedLoop:
         return self.close(carry, ys)
 
     def at_reversal(self, meter: Meter = NO_BARS) -> "OpenedLoop":
-        """What is left of the loop when it comes to steps that may be reversed."""
+        """Runs the steps of the `head`. Returns the rest of the loop.
+
+        With `Truncate`, nothing before the last cut that matters has a derivative. So
+        these steps are a loop of their own, whose carries no gradient stores.
+        """
         if not self.head:
             return self
         loop, rest = self.loop.cut_at(self.head)
         arrays = without_derivatives((self.consts, self.init, self.xs))
-        # Under a schedule that plans, `xs` are read where they are.
+        # Any schedule but `StoreAll` will do, under which a scan would cut up `xs`:
+        # a planned loop indexes into them where they are, by the `base` of the loop.
         init, _ = run_loop(
             self.step,
             *arrays,
             loop=dataclasses.replace(loop, meter=meter),
             schedule=Recursive(),
         )
+        # The rest may be differentiated, so it gets `xs` of its own, and has no `base`.
         first = rest.base
         xs = [
             lax.slice_in_dim(x, first, first + rest.length, axis=axis)
@@ -122,7 +129,11 @@ class OpenedLoop:
 
 
 def open_abstractly(open_call: Callable[..., OpenedLoop], *args: PyTree) -> OpenedLoop:
-    """Opens a call when only the types of the arrays are known."""
+    """Opens a call when only the types of the arrays are known.
+
+    An `OpenedLoop` cannot be the result of an abstract evaluation, so it is kept on the
+    side. Its arrays are tracers that are good for nothing but their types.
+    """
     opened: list[OpenedLoop] = []
     eqx.filter_eval_shape(lambda *args: opened.append(open_call(*args)), *args)
     return opened[0]
@@ -139,12 +150,12 @@ class LoopOpener:
         f_axes: A prefix tree of axes for `f`.
         f_transform: Applied to `f` in the body, before `f` is called.
         split_keys: Whether each step gets a key of its own.
-        reverse: Whether the last step comes first.
+        reverse: Whether the last element of `xs` comes first.
         unroll: How many steps one iteration runs; `True` for all of them.
         kept: Which of the `ys` are kept; `None` for all of them.
-        words: What it calls its parts, for error messages.
+        words: The words for the parts of the loop in error messages.
         backward: What happens to the cotangent of the carry before each step.
-        undo: What undoes a step, if its schedule uses that.
+        undo: The function that undoes a step, if the schedule uses one.
     """
 
     name: str
@@ -193,7 +204,8 @@ class LoopOpener:
             self.reverse,
             max(unroll, 1),
             inputs.axes,
-            # Without outputs there are no rows that a slice could keep.
+            # A step without outputs has no rows to keep some of. With `kept`, the loop
+            # would be cut up into segments for nothing.
             kept_indices(inputs.length, self.kept) if step.y_types else None,
             carry_paths=carry.paths,
             starts=carry.starts(init),
@@ -213,7 +225,8 @@ class LoopOpener:
 
     def _refuse_cuts(self) -> None:
         if isinstance(self.backward, Truncate):
-            # Tangents are zero behind a cut, whatever they were before it.
+            # An inverse of the jvp would have to recover tangents from before the cut,
+            # which are zero after it.
             raise ValueError(
                 f"{self.name}: `backward={self.backward!r}` cuts the derivative of a "
                 f"step, which the inverse of `Reversible` cannot undo. Use another "
@@ -223,7 +236,7 @@ class LoopOpener:
     def _with_inverse(
         self, step: Step, consts: list[Value], carry: Carry, inputs: AlongAxes
     ) -> tuple[Step, list[Value]]:
-        """The step with what undoes it, and the consts of both."""
+        """The step with its inverse, and the consts that the two share."""
         after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
         inverse = trace_settled(
             lambda carry, x: self._undo(carry, *inputs.rest.join(x)[1:3]),
@@ -248,7 +261,7 @@ class LoopOpener:
     def _inputs(
         self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None
     ) -> AlongAxes:
-        """What is scanned of `(f, xs, key)`, and all else that `f` is called with."""
+        """Divides `(f, xs, key)` and cuts into arrays to scan, and everything else."""
         f_axes = resolve_axes(
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
@@ -268,8 +281,8 @@ class LoopOpener:
                 key, key_axis = jax.random.split(key, length), 0
         cuts, cut_axis = None, None
         if isinstance(self.backward, Truncate):
-            # Of a length that is known they are a constant, for which no program has
-            # to make room while it runs.
+            # A NumPy array if the length is known: it is a constant of the program, and
+            # takes no memory while that runs.
             xp = jnp if is_symbolic(length) else np
             cuts, cut_axis = xp.arange(length) % self.backward.every == 0, 0
             cuts = xp.flip(cuts) if self.reverse else cuts
@@ -279,12 +292,16 @@ class LoopOpener:
         return AlongAxes.of((f, xs, key, cuts), axes, length)
 
     def _steps_before_reversal(self, loop: Loop, step: Step) -> int:
-        """How many steps, up to a cut, come before all that has a derivative."""
+        """How many steps come before the last cut that precedes all derivatives.
+
+        Outputs are differentiated back to the cut before their step, and so is the
+        final carry.
+        """
         is_known = not is_symbolic(loop.length) and loop.length > 0
         if not (isinstance(self.backward, Truncate) and is_known):
             return 0
         if has_checks(step.jaxpr.effects):
-            return 0  # the loop of these steps would be one that plans its gradient
+            return 0  # a loop of its own would be planned, which refuses checks
         before, _, _ = loop.gaps
         needed = before if step.y_types else loop.length - 1
         return min(needed, loop.length - 1) // self.backward.every * self.backward.every
@@ -300,7 +317,7 @@ class LoopOpener:
         key: PRNGKey | None,
         is_cut: PyTree,
     ) -> PyTree:
-        """Calls `f` as the user knows it."""
+        """Calls the user's `f` for one step."""
         if is_cut is not None:
             carry = cut_before(carry, is_cut)
         elif callable(self.backward):
@@ -312,7 +329,7 @@ class LoopOpener:
             return enforce_annotations(f)(carry, x, **keywords)
 
     def _take(self, out: PyTree) -> tuple[PyTree, list[Value], Outputs]:
-        """The new carry and the arrays of `y`, and what else there is to `y`."""
+        """Takes the result of `f` apart: carry, arrays of `y`, and the rest of `y`."""
         carry, y = _pair(self.name, out)
         arrays, outputs = Outputs.of(
             self.name, y, self.out_axes, name="ys", scalars=True
@@ -328,7 +345,7 @@ _OF_AN_INVERSE = dataclasses.replace(
 
 
 def kept_indices(length: int, kept: slice | None) -> range | None:
-    """The indices that a slice keeps of a loop of so many steps.
+    """The indices that a slice keeps, in a loop of so many steps.
 
     Args:
         length: The number of steps.

@@ -1,4 +1,4 @@
-"""What maps share: their function, and the axes of its arguments and results."""
+"""The base classes of maps: the function, and the axes of arguments and results."""
 
 import inspect
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """The derivatives of the function on a chunk, and the function under `vmap`.
 
-All are chunk functions again. A row that is in two chunks must count once. Leaving
-out the cotangent of one of the two would give NaN where the derivative is infinite, as
-zero times infinity is. So each of the two gets half of the cotangent, and whatever is
-linear in the halves adds up.
+All of them are chunk functions again. A row that is in two chunks must count once. It
+would not do to make the cotangent of one of the two zero: where a derivative is
+infinite, zero times infinity is NaN. So each of the two gets half of the cotangent. The
+results are linear in the cotangent, so their sum is right.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ MarkPair = tuple[Flags, Flags]
 
 @functools.lru_cache(maxsize=128)
 def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFunction:
-    """The outputs, and the tangents of some of them, from inputs and their tangents."""
+    """The jvp: the outputs and their tangents, from inputs and their tangents."""
 
     def push(_: ChunkFunction, size: int, has_visits: bool) -> jex.ClosedJaxpr:
         program = f.program(size, has_visits)
@@ -60,7 +60,11 @@ def pushed_function(f: ChunkFunction, moves: MarkPair, out: MarkPair) -> ChunkFu
 def pulled_function(
     f: ChunkFunction, marks: MarkPair, wanted: MarkPair
 ) -> ChunkFunction:
-    """The cotangents of marked inputs, from the inputs and cotangents of outputs."""
+    """The vjp: the cotangents of marked inputs, from inputs and cotangents of outputs.
+
+    The cotangents of consts are sums, and those of `xs` are `ys`, of which the two
+    chunks of a row each give a share.
+    """
     axes, shares = pick(f.y_axes, wanted[1]), pick(f.shares, wanted[1])
     again = f.with_bars(Again())
 
@@ -99,7 +103,7 @@ def pulled_function(
 
 @functools.lru_cache(maxsize=128)
 def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkFunction:
-    """What is left of the function when it has been differentiated, see `settled`."""
+    """The function after it has been differentiated once, see `settled`."""
     if not has_rules(f.program(*f.probe)):
         return f
 
@@ -114,10 +118,11 @@ def settled_function(f: ChunkFunction, marks: MarkPair, reverse: bool) -> ChunkF
 def batched_function(
     f: ChunkFunction, axis_data: BatchAxis, dims: PyTree
 ) -> tuple[ChunkFunction, MarkPair]:
-    """The function under `vmap`, with which outputs it batches: along their first axis.
+    """The function under `vmap`, and which of its outputs are batched.
 
-    To batch what is done to a chunk, and not the loop over them, leaves one accumulator
-    to the cotangent of an unbatched const. Inputs stay as they lie.
+    The function is batched, not the loop over chunks. So the cotangent of a const that
+    is not batched is one sum. Inputs stay as they are; outputs are batched along their
+    first axis.
     """
     const_dims, x_dims = map(tuple, dims)
     is_batched = [[dim is not None for dim in group] for group in dims]
@@ -143,10 +148,10 @@ def batched_function(
 
 
 def halved(y: Value, visits: PyTree, axis: int) -> Value:
-    """Rows, and half of those that are in two chunks."""
+    """Rows, where those that are in two chunks are divided by two."""
     return jnp.where(along(visits > 0, (axis,), y), y / 2, y)
 
 
 def in_front(flags: Flags) -> list[int | None]:
-    """Where outputs are batched."""
+    """The batch axis of each output: the first one, if it is batched."""
     return [0 if flag else None for flag in flags]

@@ -19,27 +19,35 @@ from ..progress import NO_BARS, BarChange, Meter
 class ChunkFunction:
     """`(visits, consts, xs) -> (sums, ys)`, for any number of rows.
 
-    `visits` is a vector with an entry for each of them: 0 if only this chunk has the
-    row, 1 if it is in the next chunk as well, and 2 if it has been in the last. It is
-    left out if no row is in two.
+    The last chunk may overlap the one before it, so that all chunks have one size. Then
+    some rows are in two chunks, and must not count twice. `visits` tells which, with an
+    entry for each row: 0 if the row is only in this chunk, 1 if it is also in the next
+    one, and 2 if it was also in the one before:
+
+        chunks        [0 0 0 1 1]
+                            [2 2 0 0 0]
+
+    It is left out if no row is in two chunks.
 
     Attributes:
-        trace: What traces it, given this object, a number of rows, and whether
-            there are `visits`: `[*visits, *consts, *xs] -> [*sums, *ys]`.
+        trace: A function that traces the chunk function, given this object, a number
+            of rows, and whether there are `visits`. The program is
+            `[*visits, *consts, *xs] -> [*sums, *ys]`.
         length: How many rows there are in all.
         const_types: The types of `consts`, which are the same for every row.
         x_types: The types of `xs`, of one row.
         x_axes: For each of the `xs`, the axis along which its rows lie.
         y_axes: The same for each of the `ys`.
-        shares: For each of the `ys`, whether a row that is in two chunks gets a share
-            of its value from both. Otherwise both give it the same value.
+        shares: For each of the `ys`, whether the two chunks of a row each compute a
+            share of its value, and the shares are added. Otherwise both compute the
+            whole value, and one of them is written over.
         num_sums: How many of its outputs are sums.
         uses_visits: Whether the function depends on `visits`.
-        probe: The size of a chunk, and whether it has `visits`, for which to trace
-            in order to find out what is returned.
-        mesh_axis: The explicit axes of the mesh that rows are split over, if they are.
+        probe: A size of chunk, and whether it has `visits`, to trace the function with
+            when only the types of its outputs are needed.
+        mesh_axis: The explicit axes of a mesh that the rows are split over, if any.
         meter: The progress bars of the map.
-        changes: What becomes of bars in the function.
+        changes: The changes of progress bars within the function.
     """
 
     trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
@@ -64,19 +72,19 @@ class ChunkFunction:
         )
 
     def program(self, size: int, has_visits: bool) -> jex.ClosedJaxpr:
-        """The function on so many rows: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
+        """The program for a chunk: `[*visits, *consts, *xs] -> [*sums, *ys]`."""
         return _chunk_program(self, size, has_visits and self.uses_visits)
 
     def __call__(
         self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
     ) -> tuple[list[Value], list[Value]]:
-        """The sums and the `ys` of so many rows; no `visits` are `None`."""
+        """The sums and the `ys` of a chunk; `visits` may be `None`."""
         program = self.program(size, visits is not None)
         visits = [visits] * self.num_visits(visits is not None)
         return split(run(program, *visits, *consts, *xs), self.num_sums)
 
     def num_visits(self, has_visits: bool) -> int:
-        """How many `visits` its program takes: one, or none."""
+        """How many inputs of its program are `visits`: one or none."""
         return int(has_visits and self.uses_visits)
 
     def marks(self, has_visits: bool, consts: Flags, xs: Flags) -> tuple[Flags, Flags]:
@@ -108,7 +116,7 @@ class ChunkFunction:
     def stacked(
         self, types: Sequence[Aval], size: int, axes: Sequence[int]
     ) -> list[Aval]:
-        """The types of so many rows, from those of one."""
+        """The types of arrays with so many rows, from the types of one row."""
         return [
             stack_type(aval, size, axis, self.mesh_axis)
             for aval, axis in zip(types, axes, strict=True)

@@ -1,7 +1,8 @@
 """Runs a function on all rows, chunk by chunk.
 
-Plain JAX on lists of arrays. JAX differentiates nothing here: the derivatives of such a
-loop are loops over chunks again, of the functions in `_chunk_derivatives.py`.
+This is plain JAX on lists of arrays, and JAX does not differentiate it: the derivatives
+of such a loop are loops over chunks again, of the functions in
+`_chunk_derivatives.py`.
 """
 
 import dataclasses
@@ -32,12 +33,12 @@ _State = tuple[list[Any], list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class ChunkLoop:
-    """A function, evaluated on all rows with the memory of one chunk.
+    """A function that is evaluated on all rows with the memory of one chunk.
 
     Attributes:
         f: The function.
-        chunks: How the rows are cut.
-        unroll: How many chunks one iteration of the compiled loop has.
+        chunks: How the rows are cut into chunks.
+        unroll: How many chunks one iteration of the compiled loop runs.
     """
 
     f: ChunkFunction
@@ -45,10 +46,10 @@ class ChunkLoop:
     unroll: int = 1
 
     def run(self, consts: Arrays, xs: Arrays) -> tuple[list[Value], list[Value]]:
-        """The sums over all rows, and the `ys` of all rows.
+        """Runs the loop. Returns the sums over all rows, and the `ys` of all rows.
 
-        Arrays are sliced and written where they lie, whatever their axes: to cut them
-        into chunks beforehand would copy them.
+        A chunk is sliced out of the arrays, and its results are written into them,
+        along whatever axis the rows are. Reshaping arrays into chunks would copy them.
         """
         chunks, number = self.chunks, self.f.meter.here.open([*consts, *xs])
         if chunks.size == chunks.length:
@@ -76,7 +77,7 @@ class ChunkLoop:
     # The bar, if there is one. A chunk is named by its first new row.
 
     def report(self, number: Index, first: Index, size: int, state: _State) -> PyTree:
-        """Has the bar move by a chunk."""
+        """Reports a chunk to the bar, if there is one."""
         sums, ys = state
         done = jnp.minimum(first + size, self.chunks.length)
         return self.f.meter.here.report_if_due(number, done, size, [*sums, *ys])
@@ -86,6 +87,8 @@ class ChunkLoop:
         chunks = self.chunks
         if not (chunks.overlap and self.f.uses_visits):
             return None
+        # Only the last chunk has rows before its first new one, and only these rows are
+        # in two chunks: here as the second visit, in the chunk before as the first.
         offsets = jnp.arange(chunks.size, dtype=jnp.int32)
         row = jnp.minimum(first, chunks.last) + offsets
         is_twice = (chunks.last <= row) & (row < chunks.end)
@@ -95,7 +98,16 @@ class ChunkLoop:
     def _visit(
         self, first: Index, size: int, state: _State, consts: Arrays, xs: Arrays
     ) -> _State:
-        """Adds what the chunk whose first new row is this one gives."""
+        """Runs one chunk, and adds its results to the state.
+
+        Args:
+            first: The first row that no chunk before has had. The last chunk may start
+                at an earlier row.
+            size: The size of the chunk.
+            state: The sums and the `ys` so far.
+            consts: The consts.
+            xs: The `xs` of all rows.
+        """
         sums, ys = state
         visits = self.visits(first)
         start = jnp.minimum(first, self.chunks.length - size)
@@ -114,19 +126,19 @@ class ChunkLoop:
 
 
 def _buffer(aval: Aval) -> jax.Array:
-    """Room for rows, all of which will be written."""
+    """An array whose rows will all be written; until then there is anything in it."""
     empty = lax.empty(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
-    # Where it is traced, the type of what is empty has no mesh.
+    # `lax.empty` gives a type without the mesh when it is traced.
     return vary(placed_as(empty, aval), axes_of(aval))
 
 
 def _repeat(
     count: int, body: Callable[[PyTree, PyTree], PyTree], state: PyTree, unroll: int
 ) -> PyTree:
-    """`lax.fori_loop`, but for what nobody differentiates.
+    """A `lax.fori_loop` that JAX does not differentiate.
 
-    JAX makes a `scan` of a `fori_loop`, in case that it is, which takes XLA longer to
-    compile than a plain loop.
+    JAX turns a `fori_loop` with a static trip count into a `scan`, so that it can be
+    differentiated. XLA takes longer to compile that than a `while_loop`.
     """
     if unroll > 1:
         return lax.fori_loop(0, count, body, state, unroll=unroll)

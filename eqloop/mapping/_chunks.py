@@ -5,17 +5,21 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """Chunks of equal size that cover rows from the first to the last.
+    """Chunks of equal size that cover all rows.
 
-    Where their sizes add up to more than there are rows, the last chunk overlaps the
-    one before it: it ends with the last row, and starts where it must. Where they add
-    up to less, there is one more chunk, which is shorter.
+    If their sizes add up to more than the number of rows, the last chunk overlaps the
+    one before it, and ends with the last row. If they add up to less, there is one more
+    chunk, which is shorter.
+
+        11 rows, 3 chunks of 4     [0 1 2 3][4 5 6 7]
+                                                  [7 8 9 10]
+        11 rows, 2 of 4 and a rest [0 1 2 3][4 5 6 7][8 9 10]
 
     Attributes:
         length: How many rows there are.
-        size: How many of them are in each chunk.
-        count: How many chunks there are of that size.
-        rest: How many rows are in the shorter one.
+        size: How many rows are in each chunk.
+        count: How many chunks of this size there are.
+        rest: How many rows are in the shorter chunk, 0 if there is none.
     """
 
     length: int
@@ -25,7 +29,7 @@ class Chunks:
 
     @property
     def overlap(self) -> int:
-        """How many rows are in the last chunk and in the one before it as well."""
+        """How many rows are both in the last chunk and in the one before it."""
         return self.count * self.size + self.rest - self.length
 
     @property
@@ -35,16 +39,17 @@ class Chunks:
 
     @property
     def end(self) -> int:
-        """The row after those of the last full chunk but one."""
+        """The row after the second to last full chunk."""
         return self.last + self.overlap
 
 
 def equal_chunks(length: int, at_most: int, *, exact: bool = False) -> Chunks:
-    """The fewest chunks of at most so many rows, and of those the smallest ones.
+    """The fewest chunks of at most so many rows, with the smallest size.
 
-    The fewest, since every chunk has its overhead. The smallest, since they take the
-    least memory and overlap the least: by fewer rows than there are chunks. So of 1000
-    rows or more, in chunks of 100 or more, no more than one in a hundred is in two.
+    The fewest, since every chunk has some overhead. The smallest size, since it takes
+    the least memory and overlaps the least, by fewer rows than there are chunks. So
+    with 1000 rows or more, in chunks of 100 or more, at most one row in a hundred is in
+    two chunks.
 
     Args:
         length: How many rows there are.

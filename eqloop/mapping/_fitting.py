@@ -11,19 +11,20 @@ _FULL = 0.8
 def largest_that_fits(
     length: int, limit: int, bytes_of: Callable[[int], int]
 ) -> tuple[int, int]:
-    """The size of the largest of equal chunks that take no more than a limit.
+    """The largest size of equal chunks that take no more bytes than a limit.
 
-    Sizes are tried where a straight line through the last findings meets the limit,
-    and where that leads nowhere, halfway between what fits and what does not; until one
-    is found that is nearly full, or next to one that is too large.
+    Each size that is tried is a program to compile. The next size is where a straight
+    line through two known ones meets the limit; if this is slow, it is halfway between
+    one that fits and one that does not. The search ends with a size that nearly uses up
+    the limit, or whose next larger one is too large.
 
     Args:
         length: How many rows there are, at least 1.
-        limit: How many bytes there are.
-        bytes_of: How many bytes chunks of a size take. The more, the more rows.
+        limit: The limit in bytes.
+        bytes_of: The bytes that chunks of a size take, which increase with the size.
 
     Returns:
-        The size, and how many bytes it takes; or 0, and how many a single row does.
+        The size and its bytes; or 0 and the bytes of a single row, if that is too much.
 
     Examples:
         >>> largest_that_fits(1000, 5000, lambda size: 100 + 20 * size)
@@ -34,6 +35,8 @@ def largest_that_fits(
     known = {0: 0}
     low, high, size = 0, length + 1, length
     while low < size < high:
+        # `low` fits, `high` does not. From the fourth try on, every second one bisects:
+        # memory may jump, and then a line is a bad guess again and again.
         is_slow = len(known) > 3 and len(known) % 2 == 0
         known[size] = bytes_of(size)
         if known[size] <= limit:
@@ -50,7 +53,10 @@ def largest_that_fits(
 
 
 def _crossing(limit: int, low: int, high: int, known: dict[int, int]) -> int:
-    """Where the line through two findings, one on each side if there are, meets it."""
+    """The size at which a line through two known sizes meets the limit.
+
+    One of them is below the limit and one above, if both are known.
+    """
     larger = sorted(size for size in known if size >= high)
     first, second = (low, high) if low or len(larger) < 2 else larger[:2]
     rise = (known[second] - known[first]) / (second - first)

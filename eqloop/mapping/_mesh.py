@@ -1,4 +1,4 @@
-"""Meshes: which one a map runs on, which of its axes, and where arrays have to be."""
+"""Meshes: which one a map runs on, along which axes, and where arrays have to be."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -13,7 +13,7 @@ SomeMesh = Mesh | AbstractMesh
 
 
 def check_mesh(name: str, mesh: object) -> None:
-    """Checks that the setting `mesh` is one, or `None`."""
+    """Checks that the setting `mesh` is a mesh or `None`."""
     if not isinstance(mesh, SomeMesh | None):
         raise TypeError(
             f"{name}: `mesh` must be a jax.sharding.Mesh, or None for that of "
@@ -28,7 +28,7 @@ def current_mesh() -> AbstractMesh | None:
 
 
 def free_axes(mesh: SomeMesh) -> tuple[Hashable, ...]:
-    """The axes that no `shard_map` around us has split already."""
+    """The axes of a mesh that no enclosing `shard_map` has split already."""
     mapped = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(name for name in mesh.axis_names if name not in mapped)
 
@@ -36,18 +36,19 @@ def free_axes(mesh: SomeMesh) -> tuple[Hashable, ...]:
 def place(leaves: Sequence[Value], mesh: SomeMesh, specs: Specs) -> list[Value]:
     """Puts arrays where a map over all axes of a mesh reads them.
 
-    JAX moves what was computed on the default device, but not what was put on another,
-    nor what the types of an explicit mesh say to be elsewhere.
+    JAX itself moves arrays that were computed on the default device. It does not move
+    arrays that were put on another device, or whose types, in an explicit mesh, say
+    that they are elsewhere.
     """
     if set(free_axes(mesh)) != set(mesh.axis_names):
-        return list(leaves)  # there is a map around us, which has placed them
+        return list(leaves)  # an enclosing map has placed them
     return [_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
 
 
 def are_movable(mesh: SomeMesh | None, tree: PyTree) -> bool:
-    """Whether a program on a mesh may be given the arrays of a tree where they are.
+    """Whether a program on a mesh can take the arrays of a tree from where they are.
 
-    JAX moves those that nobody has put on some device.
+    JAX moves an array unless it was put on a device explicitly (`committed`).
     """
     return mesh is not None and all(
         _is_movable(leaf, mesh)

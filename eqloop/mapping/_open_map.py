@@ -1,4 +1,4 @@
-"""Opens the call of a map: to a function of rows on arrays, and back."""
+"""Opens the call of a map: from the user's trees to a function of rows, and back."""
 
 import dataclasses
 import math
@@ -45,13 +45,13 @@ VARYING = (
 
 @dataclasses.dataclass(frozen=True)
 class Vectorised:
-    """A function of one row, on many.
+    """A function of one row, applied to many.
 
     Attributes:
-        row: `f`, traced on one row: a step that has no carry.
-        x_axes: The axes along which rows lie in its arguments.
-        y_axes: The axes along which they are to lie in its results.
-        reductions: How each of its results is reduced.
+        row: `f`, traced on one row: a step without a carry.
+        x_axes: The axis of the rows in each argument.
+        y_axes: The axis of the rows in each result.
+        reductions: How each result is reduced, `None` for those that are stacked.
     """
 
     row: Step
@@ -63,7 +63,7 @@ class Vectorised:
         """The results for some rows, all at once."""
         one = lambda *x: self.row(consts, [], x)[1]
         if xs[0].shape[self.x_axes[0]] == 1:
-            # No `vmap`, under which a `cond` would run both of its branches.
+            # Without `vmap`, so that a `cond` runs only one of its branches.
             ys = one(*map(jnp.squeeze, xs, self.x_axes))
             return list(map(jnp.expand_dims, ys, self.y_axes))
         return jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
@@ -71,7 +71,7 @@ class Vectorised:
     def __call__(
         self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
     ) -> tuple[list[Value], list[Value]]:
-        """The results for a chunk: sums, and the others. See `ChunkFunction`."""
+        """The sums and the other results for a chunk, see `ChunkFunction`."""
         results = zip(
             self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
         )
@@ -86,14 +86,14 @@ class Vectorised:
     def chunk_function(
         self, name: str, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
     ) -> ChunkFunction:
-        """It as a map takes it, for chunks of any size.
+        """The chunk function, for chunks of any size.
 
         Args:
             name: The name of the transform, for error messages.
-            consts: What is the same for every row.
-            xs: What has rows.
+            consts: The arrays that are the same for every row.
+            xs: The arrays that have rows.
             size: How many rows there are.
-            planner: How they are cut.
+            planner: How the rows are cut.
         """
         const_types, x_types = (
             [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
@@ -127,8 +127,8 @@ class OpenedMap:
         consts: The arrays that are the same for every row.
         xs: The arrays that are mapped.
         size: How many rows there are.
-        outputs: What the user gets, without its arrays.
-        same: Those of them that are the same for every row.
+        outputs: The user's result without its arrays.
+        same: The arrays of the result that are the same for every row.
         name: The name of the transform, for error messages.
     """
 
@@ -146,12 +146,12 @@ class OpenedMap:
         policy: Saveable = None,
         progress: ProgressBar | None = None,
     ) -> PyTree:
-        """Runs the call in chunks, and gives what the user gets.
+        """Runs the call in chunks. Returns the user's result.
 
         Args:
             planner: How the rows are cut.
-            policy: What is stored of all rows for the backward pass.
-            progress: The progress bar, if there is to be one.
+            policy: Which values of all rows are stored for the backward pass.
+            progress: The progress bar, if there is one.
         """
         meter = make_meter(self.name, progress, self.size)
         return self.outputs.join(self.results(planner, policy, meter), self.same)
@@ -165,8 +165,11 @@ class OpenedMap:
             need = "to cut rows into chunks"
             instead = "Map one row at a time (`el.Map`), or all at once (`el.Vmap`)"
             refuse_symbolic(self.name, self.size, need, instead)
+        # A backward rule of the user's need not be linear, see `in_exact_chunks`.
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
+        # All rows at once need no loop, and JAX differentiates that as a `vmap`. A bar
+        # needs the loop, even if it has a single chunk.
         if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:
@@ -193,9 +196,9 @@ def _mesh_axis(
 
     Args:
         name: The name of the transform, for error messages.
-        x_types: The types of what has rows.
-        axes: Where the rows lie.
-        size: How many of them are in a chunk.
+        x_types: The types of the arrays that have rows.
+        axes: The axis of the rows in each of them.
+        size: How many rows are in a chunk.
     """
     found = list(map(mesh_axis_of, x_types, axes))
     mesh_axis = found[0]
@@ -236,17 +239,17 @@ def open_map(
         f: The function that is mapped. Its own arrays are the same for every row.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        in_axes: As `eqx.filter_vmap` has it, see `open_arguments`.
-        out_axes: A prefix tree of axes for what `f` returns.
-        reduce: A prefix tree of reductions for it.
+        in_axes: As in `eqx.filter_vmap`, see `open_arguments`.
+        out_axes: A prefix tree of axes for the result of `f`.
+        reduce: A prefix tree of reductions for the result of `f`.
     """
     arguments = open_arguments(name, f, args, kwargs, in_axes=in_axes)
     row = open_row(name, f, arguments.rest, out_axes, reduce)
     return trace_call(name, row, arguments)
 
 
-# A call of `f` on one row. It keeps the result without its arrays, and how each of them
-# is reduced.
+# A call of `f` on one row. When it is traced, it keeps the result without its arrays,
+# and the reduction of each array.
 OpenedRow = OpenedCall[list[Any], tuple[Outputs, list[Reduction]]]
 
 
@@ -257,7 +260,7 @@ def open_row(
     out_axes: PyTree,
     reduce: PyTree = None,
 ) -> OpenedRow:
-    """`f`, whose arguments these are without arrays that are mapped, on one row."""
+    """`f` on one row; `arguments` are all arguments without the mapped arrays."""
 
     def call(args: tuple[PyTree, ...], kwargs: dict[str, Any]) -> PyTree:
         what = f"f on one row, with\n  {eqx.tree_pformat((args, kwargs))}"
@@ -290,7 +293,7 @@ def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     return OpenedMap(mapped, consts, xs, length, outputs, same, name)
 
 
-# Arguments: which of their arrays are mapped, and along which axes.
+# Which arrays of the arguments are mapped, and along which axes.
 
 
 def open_arguments(
@@ -302,15 +305,15 @@ def open_arguments(
     in_axes: PyTree,
     size: int | None = None,
 ) -> AlongAxes:
-    """Takes the arguments of the call `f(*args, **kwargs)` of a map apart.
+    """Divides the arguments of a map into mapped arrays and everything else.
 
     Args:
         name: The name of the transform, for error messages.
         f: The function that is mapped.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        in_axes: As `eqx.filter_vmap` has it, see `_argument_axes`.
-        size: How many rows there are, if that was asked for.
+        in_axes: As in `eqx.filter_vmap`, see `_argument_axes`.
+        size: The number of rows, if the user gave it.
     """
     args, kwargs = as_arrays((args, kwargs))
     names = argument_names(f, args)
@@ -339,7 +342,7 @@ def open_arguments(
 def _is_split(
     argument: str, value: Value, kwargs: dict[str, Any], specs: dict[str, Any]
 ) -> bool:
-    """Whether an argument is one key, of which every row is to get one of its own."""
+    """Whether an argument is one key, which is split to give each row its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
         return False
     is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -364,10 +367,10 @@ def _split(name: str, key: jax.Array, size: int) -> jax.Array:
 def _argument_axes(
     name: str, names: list[str], kwargs: dict[str, Any], in_axes: PyTree
 ) -> dict[str, tuple[Any, str]]:
-    """For every argument the prefix tree of its axes, and what that is called.
+    """The prefix tree of axes for each argument, and its name for error messages.
 
-    A dictionary has the axes of arguments by name, a tuple or list those of the
-    positional arguments in turn; arguments that neither mentions have the default.
+    A dictionary has the axes of arguments by name, and a tuple or list has those of the
+    positional arguments in order. Arguments that it does not mention have the default.
     Anything else holds for all arguments.
     """
     known = [*names, *kwargs]

@@ -1,8 +1,8 @@
-"""Pads rows to a number that the devices divide: the last row again, counted once.
+"""Pads rows with copies of the last one, to a multiple of the number of devices.
 
-A row that is there several times must count once. Dropping the others would give them
-zero cotangents, and zero times an infinite derivative is NaN: so each gets an equal
-share of the cotangent.
+A row that is there several times must count once. If the copies were just dropped, they
+would get zero cotangents, and zero times an infinite derivative is NaN. So each of them
+gets an equal share of the cotangent.
 """
 
 import jax

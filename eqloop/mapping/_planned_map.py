@@ -1,14 +1,18 @@
 """A map over rows as a primitive of its own, whose derivatives are maps over rows.
 
-A map takes `consts`, which are the same for every row, and `xs`, which have rows, to
-`sums` over the rows and to `ys`, which have rows. Its derivative in forward mode is one
-of these: with a tangent for each input and output. So is its derivative in reverse
-mode: the cotangents of `consts` are sums over the rows, and those of `xs` have rows.
-So derivatives of any order take the memory of one chunk, with one accumulator for each
-const, and nothing is stored for the way back but the inputs.
+A map has `consts`, which are the same for every row, and `xs`, which have rows. It
+returns `sums` over the rows, and `ys`, which have rows. Its derivatives are such maps:
 
-How the rows are cut is planned where the map is run, after it has been differentiated
-and batched.
+    map     (consts, xs)            -> (sums, ys)
+    jvp     (consts, dc, xs, dx)    -> (sums, ds, ys, dy)
+    vjp     (consts, cs, xs, cy)    -> (cotangents of consts, cotangents of xs)
+
+The cotangents of consts are sums over the rows, and those of `xs` have rows. So
+derivatives of any order take the memory of one chunk, with one accumulator for each
+const, and nothing is stored for the backward pass but the inputs.
+
+How the rows are cut into chunks is planned where the map is run, after it has been
+differentiated and batched.
 """
 
 from collections.abc import Sequence
@@ -66,11 +70,11 @@ def planned_map(
 
     Args:
         f: The function.
-        consts: What is the same for every row.
-        xs: What has rows.
+        consts: The arrays that are the same for every row.
+        xs: The arrays that have rows.
         planner: How the rows are cut.
-        policy: What is stored of all rows for the backward pass, as `jax.checkpoint`
-            has it; `None` for nothing but the inputs.
+        policy: Which values of all rows are stored for the backward pass, as for
+            `jax.checkpoint`; `None` for nothing but the inputs.
 
     Returns:
         The sums over all rows, and the `ys` of all rows.
@@ -86,8 +90,10 @@ class PlannedMap(Formula):
     """`(consts, xs) -> (sums, ys)`, by a loop over chunks.
 
     Attributes:
-        policy: What to store of all rows for the backward pass; `None` where nothing
-            is to be stored but the inputs.
+        f: The function.
+        planner: How the rows are cut.
+        policy: Which values of all rows to store for the backward pass; `None` for
+            nothing but the inputs.
     """
 
     f: ChunkFunction
@@ -132,6 +138,8 @@ class PlannedMap(Formula):
             return super().sweep_forward(perturbed, *inputs)
         marks = _flags(map(inexact_only, perturbed, self.in_avals))
         moving = tuple([is_inexact(aval) for aval in group] for group in self.out_aval)
+        # With a policy, JAX differentiates the loop here, and its residuals, which are
+        # for all rows, go to the backward rule inside of `pull`.
         loop = self.planner.loop_storing(self.f, self.policy, marks)
 
         def run(back: PyTree, *marked: Arrays) -> tuple[PyTree, PyTree]:
@@ -161,6 +169,7 @@ class PlannedMap(Formula):
         marks = _flags(map(inexact_only, perturbed, self.in_avals))
         wanted = _flags(map(inexact_only, nonzero(cts), self.out_aval))
         zeros = self.zero_cts()
+        # A loop whose results are all zeros is not run.
         if not any(map(any, marks)) or not any(map(any, wanted)):
             return zeros
         f = pulled_function(self.f, marks, wanted)
@@ -188,8 +197,8 @@ class PlannedMap(Formula):
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        # That of one size of chunk; others are traced later. If there is a collective,
-        # that must be under the `vmap` that it is for.
+        # The program for one size of chunk. Others are traced later, and if there is a
+        # collective in `f`, then under the `vmap` that it is for.
         return [self.f.program(*self.f.probe)]
 
     def with_bars(self, change: BarChange) -> Self:
@@ -205,7 +214,7 @@ class PlannedMap(Formula):
 def _with(
     values: Sequence[Value], more: Sequence[Value], flags: Sequence[bool]
 ) -> list:
-    """Values, followed by those of some more that are marked."""
+    """Values, followed by the marked ones among some more."""
     return [*values, *instantiated(pick(more, flags))]
 
 

@@ -1,4 +1,4 @@
-"""How the rows of a map are cut: as it was asked for, or so that they fit."""
+"""How the rows of a map are cut into chunks: of a given size, or by a budget."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from ._stored import run_stored
 
 
 class ChunkPlanner(Protocol):
-    """What a map needs to know in order to be run."""
+    """What a map asks of its `chunk_size`."""
 
     @property
     def takes_any_length(self) -> bool:
@@ -39,17 +39,17 @@ class ChunkPlanner(Protocol):
     def in_exact_chunks(self) -> "ChunkPlanner":
         """The same with each row in one chunk only.
 
-        A row that is in two has half of its cotangent in each, which is for what is
-        linear in it.
+        A row in two chunks has half of its cotangent in each. A custom backward rule
+        that is not linear in the cotangent would not add up.
         """
         ...
 
     def is_whole(self, length: int) -> bool:
-        """Whether it is certain that so many rows are mapped at once."""
+        """Whether so many rows are certainly mapped at once."""
         ...
 
     def probe(self, length: int) -> tuple[int, bool]:
-        """A size of chunk, and whether it has `visits`, see `ChunkFunction`."""
+        """The `probe` of a `ChunkFunction`."""
         ...
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
@@ -59,7 +59,7 @@ class ChunkPlanner(Protocol):
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
     ) -> ChunkLoop:
-        """The same, for the gradient of the marked inputs, where a policy stores."""
+        """The same for a gradient of the marked inputs, under a policy."""
         ...
 
 
@@ -184,7 +184,11 @@ _Measured = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Functions of rows that print alike are alike, as far as memory goes."""
+    """A search for the largest size of chunk, as a key of a cache.
+
+    Functions that print alike take the same memory, so they share the result, and `f`
+    and `program` are not compared.
+    """
 
     text: str
     layout: tuple[Aval, ...]
@@ -196,7 +200,7 @@ class _Search:
 
 @functools.lru_cache(maxsize=512)
 def _found(search: _Search) -> tuple[int, int]:
-    """The largest size that fits, or 0, and the bytes that it or the least takes."""
+    """The largest size that fits, or 0, and the bytes of that or of the least size."""
 
     def bytes_of(size: int) -> int:
         loop = search.within.in_chunks_of(size, search.f)
@@ -211,7 +215,10 @@ def _found(search: _Search) -> tuple[int, int]:
 
 
 def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
-    """The bytes of all that a program computes, as if nothing were ever freed."""
+    """The bytes of all values in a program, as if nothing were ever freed.
+
+    It is for programs that cannot be compiled by themselves.
+    """
     inside = lambda eqn: list(jex.jaxprs_in_params(eqn.params))
     return sum(
         math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize

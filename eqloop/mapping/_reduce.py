@@ -34,16 +34,16 @@ def check_reduce(name: str, spec: object) -> None:
 def resolve_reductions(
     name: str, out: PyTree, spec: PyTree
 ) -> tuple[PyTree, list[Reduction]]:
-    """How what `f` returned is reduced.
+    """Finds the reduction of each array that `f` returned.
 
     Args:
         name: The name of the transform, for error messages.
-        out: What it returned.
+        out: The result of `f`.
         spec: A prefix tree of reductions.
 
     Returns:
-        The same, with Python numbers that are reduced as arrays; and the reduction of
-        each of its arrays.
+        The result, in which Python numbers that are reduced have become arrays; and the
+        reduction of each of its arrays.
     """
     leaves, treedef = flatten(out)
     specs = broadcast_prefix(name, spec, out, "out", "reduce", noun="reduction")
@@ -69,10 +69,10 @@ def _check_adds_up(name: str, path: str, leaf: Value, how: Reduction) -> None:
 
 
 def total(y: Value, visits: PyTree, axis: int) -> Value:
-    """The sum over the rows of a chunk, in which rows of two chunks are halves.
+    """The sum over the rows of a chunk, where a row in two chunks counts half in each.
 
-    Numbers of 16 bits are added up in 32. Those that have no halves count at the second
-    visit.
+    Integers cannot be halved, and count only in the second of the two chunks. Floats of
+    16 bits are added up in 32 bits.
     """
     if visits is not None and is_inexact(y):
         y = halved(y, visits, axis)
@@ -82,7 +82,7 @@ def total(y: Value, visits: PyTree, axis: int) -> Value:
 
 
 def finish(how: Reduction, total: Value, length: int, dtype: np.dtype) -> Value:
-    """What was asked for, from the sum over all rows; `dtype` is that of a row."""
+    """The reduction, from the sum over all rows; `dtype` is that of one row."""
     if how == "mean":
         total = total / length
     return total.astype(dtype) if dtype in _HALF else total

@@ -28,9 +28,9 @@ def resolve_specs(
     Args:
         tree: Any PyTree. Leaves that are not arrays are left out.
         specs: A prefix tree of `jax.sharding.PartitionSpec`.
-        axes: The axes of the mesh that they may name.
-        tree_name: What the tree is called in error messages.
-        spec_name: What the prefix tree is called.
+        axes: The axes of the mesh that specifications may name.
+        tree_name: The name of the tree in error messages.
+        spec_name: The name of the prefix tree.
 
     Raises:
         TypeError: If the prefix tree has anything else for an array.
@@ -51,7 +51,7 @@ def resolve_specs(
 
 
 def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
-    """Checks that the devices divide every axis that is split over them."""
+    """Checks that axes that are split over devices are multiples of their number."""
     uneven = []
     for path, (leaf, spec) in resolved.items():
         for axis, entry in enumerate(spec):
@@ -72,7 +72,7 @@ def check_even(resolved: Resolved, mesh: SomeMesh) -> None:
 
 
 def check_replicated(resolved: Resolved, axes: Collection[Hashable]) -> None:
-    """Checks that what differs between devices is split over them."""
+    """Checks that results that may differ between devices are split over them."""
     wrong = []
     for path, (leaf, spec) in resolved.items():
         varying = jax.typeof(leaf).mat.varying & set(axes)

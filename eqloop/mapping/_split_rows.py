@@ -1,9 +1,10 @@
-"""Rows on the devices of a mesh: each device has its share of them.
+"""Rows on the devices of a mesh, each of which has its share of the rows.
 
-A function without collectives has a program for one device, which all of them run. With
-collectives, which involve all rows, that works if each device has one row. If it has
-several, there is one program for all rows, as for `jax.vmap`, in which a collective is
-a reduction over them; the compiler splits it into collectives of the devices.
+If the function has no collectives, there is a program for one device, which all of them
+run (`jax.shard_map`). Collectives are over all rows. The same program will do if each
+device has one row. If it has several, there is one program for all rows, as under
+`jax.vmap`: in it a collective is a reduction over the rows, which the compiler divides
+among the devices.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ class SplitRows:
 
     @property
     def missing(self) -> int:
-        """How many rows there are too few for the devices to have equally many."""
+        """How many rows have to be added so that each device has equally many."""
         return -self.arguments.length % self.mesh.shape[self.axis]
 
     @property
@@ -63,11 +64,11 @@ class SplitRows:
 
     @property
     def specs(self) -> list[PartitionSpec]:
-        """How the arrays that are mapped are split."""
+        """How the mapped arrays are split over the mesh."""
         return [PartitionSpec(*[None] * at, self.axis) for at in self.arguments.axes]
 
     def run(self) -> PyTree:
-        """What the user gets."""
+        """Runs the map. Returns the user's result."""
         whole, rest = partition((self.f, self.arguments.rest.leaves))
         xs, axes = self.arguments.arrays, self.arguments.axes
         if self.missing:
@@ -77,6 +78,7 @@ class SplitRows:
             xs = place(xs, self.mesh, self.specs)
         elif AxisType.Explicit in self.mesh.axis_types:
             xs = self._constrained(xs)
+        # Whether there are collectives shows only when `f` is traced for one device.
         with contextlib.suppress(_HasCollectives):
             return self._by_device(rest, whole, xs)
         self._check_collectives()
@@ -97,14 +99,14 @@ class SplitRows:
         )
         stacked, same = jax.jit(run)(whole, xs)
         if self.missing:
-            # In an explicit mesh they cannot be sliced where they are.
+            # JAX does not slice along an axis that is split over an explicit mesh.
             everywhere = PartitionSpec()
             stacked = [constrained(y, self.mesh, everywhere) for y in stacked]
             stacked = [without_padding(y, self.missing) for y in stacked]
         return on_device.kept.join_stacked(stacked, same)
 
     def _on_device(self, rest: Rest) -> OpenedCall[tuple[Arrays, Arrays], Outputs]:
-        """The rows of one device."""
+        """The call for the rows of one device, as a function of arrays."""
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., PyTree], AlongAxes]:
             f, arguments = _join_whole(self.arguments, rest, whole)
@@ -122,10 +124,11 @@ class SplitRows:
         return OpenedCall(join, call, take)
 
     def _without_collectives(self, row: OpenedRow) -> OpenedRow:
-        """`f` on one row; raises if it speaks to others that a device has as well."""
+        """`f` on one row; raises if it has collectives over the rows of a device."""
 
         def call(x: Arrays) -> list[Value]:
-            # Traced alone to see its collectives, as one of so many rows, not devices.
+            # Traced by itself to see its collectives. The axis has the size that the
+            # user sees, the number of rows, and not that of devices.
             axis_env = [(self.axis, self.arguments.length)]
             closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
             names = {getattr(effect, "name", None) for effect in closed.effects}
@@ -176,13 +179,13 @@ class SplitRows:
 
 
 class _HasCollectives(Exception):
-    """Raised where a device has several rows and `f` speaks to all of them."""
+    """Raised if a device has several rows, and `f` has collectives over rows."""
 
 
 def _join_whole(
     arguments: AlongAxes, rest: Rest, whole: Arrays
 ) -> tuple[Callable[..., PyTree], AlongAxes]:
-    """`f` and the arguments, with other arrays for those that are not mapped."""
+    """`f` and the arguments, with new arrays in place of those that are not mapped."""
     f, leaves = rest.join(whole)
     unmapped = dataclasses.replace(arguments.rest, leaves=leaves)
     return f, dataclasses.replace(arguments, rest=unmapped)

@@ -1,8 +1,8 @@
-"""A map over rows for which a policy has some of its residuals stored, for all rows.
+"""A map over rows with a policy, which stores some residuals for all rows.
 
-Plain JAX, with JAX's own derivatives. Storing something of every row means
-holding arrays of all rows anyway, so the rows are cut into chunks first, which copies
-them.
+This is plain JAX, with JAX's own derivatives. The rows are cut into chunks beforehand,
+which copies them. But there are arrays with something of all rows anyway, as that is
+what the policy stores.
 """
 
 import functools
@@ -21,22 +21,22 @@ from ._chunks import Chunks
 def run_stored(
     loop: ChunkLoop, policy: Saveable, consts: Arrays, xs: Arrays, back: PyTree = None
 ) -> tuple[tuple[list[Value], list[Value]], PyTree, PyTree]:
-    """Runs a loop over chunks, and stores what a policy says.
+    """Runs a loop over chunks for JAX to differentiate, under a policy.
 
     Args:
         loop: The loop over the chunks.
         policy: Which residuals of a chunk may be stored.
-        consts: What is the same for every row.
-        xs: What has rows.
-        back: A number whose cotangent is that of the bar of the backward sweep, if
-            there is to be one; it comes out again.
+        consts: The arrays that are the same for every row.
+        xs: The arrays that have rows.
+        back: A number that is passed through. On the way back, its cotangent moves the
+            bar of the backward sweep, if there is one.
 
     Returns:
         The sums and the `ys`, that number, and the number of the loop's own bar.
     """
     f, chunks = loop.f, loop.chunks
 
-    # In the body of a loop there is nothing that XLA could merge it with.
+    # In the body of a loop, XLA cannot merge the second evaluation with the first.
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def evaluate(visits: PyTree, consts: Arrays, parts: Arrays) -> tuple[list, list]:
         size = parts[0].shape[f.x_axes[0]]
@@ -85,11 +85,12 @@ def _cut_into_chunks(x: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
 
 
 def _join_chunks(y: jax.Array, axis: int, chunks: Chunks) -> jax.Array:
-    """The rows, from chunks along a leading axis."""
+    """The array of all rows, from chunks along a leading axis."""
     y = jnp.moveaxis(y, 0, axis)
     y = y.reshape(*y.shape[:axis], chunks.count * chunks.size, *y.shape[axis + 2 :])
     if not chunks.overlap:
         return y
+    # Rows from `last` to `end` are there twice, the second time up to `again`.
     last, end, again = chunks.last, chunks.end, chunks.end + chunks.overlap
     before, after = _slice(0, last, y, axis), _slice(again, y.shape[axis], y, axis)
     once, twice = _slice(last, end, y, axis), _slice(end, again, y, axis)

@@ -1,7 +1,9 @@
-"""Runs a loop forward by segments: from each carry that is stored to the next one.
+"""Runs a loop forward in segments: from each carry that is stored to the next one.
 
-Between two of them nothing but the step is run. So storing a carry takes time once for
-each segment, and not at every step.
+    store h0, run 4 steps | store h4, run 4 steps | store h8, run 2 steps
+
+Within a segment only the step is run, so a carry is written once for each segment. A
+loop over single steps would have to write one, or select whether to, at every step.
 """
 
 import dataclasses
@@ -23,18 +25,19 @@ from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 from .orders._order import AbstractSlotOrder
 
-# A program that has the step in it more often takes longer to compile.
+# How often the step may be in the program, for loops with static trip counts. With more
+# groups one loop with a dynamic trip count runs all segments: it compiles faster.
 _MOST_GROUPS = 2
 
 
 class Reached(NamedTuple):
-    """How far a loop has come.
+    """The state of a loop between two steps.
 
     Attributes:
-        number: That of its bar.
+        number: What the last report to the bar returned; `None` without a bar.
         position: The position of the next step.
-        carry: The carry before it.
-        ys: The outputs, so far.
+        carry: The carry before that step.
+        ys: The outputs so far, as whole arrays.
     """
 
     number: Index
@@ -44,12 +47,13 @@ class Reached(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Segments that follow one another, and are equally long.
+    """Consecutive segments that one loop of the program runs.
 
     Attributes:
-        first: The number of the first of them.
-        size: How many there are.
-        stride: How many steps each of them has; `None` if they are not equally long.
+        first: The number of the first segment.
+        size: How many segments there are.
+        stride: How many steps each of them has; `None` if this is looked up in a table,
+            since they are not equally long.
     """
 
     first: int
@@ -59,14 +63,14 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BySegments:
-    """A loop in segments, between the carries that an order starts from.
+    """A loop in segments, which begin at the `starts` of an order.
 
     Attributes:
         step: The step.
         loop: The loop.
         order: Which carries are stored.
-        consts: What each step gets.
-        xs: What the steps get one element at a time of.
+        consts: The consts of the step.
+        xs: The `xs` of the loop.
     """
 
     step: Step
@@ -76,7 +80,7 @@ class BySegments:
     xs: Arrays
 
     def opaque(self) -> "BySegments":
-        """The same for loops in loops: what they read is not known to be repeated."""
+        """The same for nested loops, see `opaque` in `_loop.py`."""
         return dataclasses.replace(self, consts=opaque(self.consts), xs=opaque(self.xs))
 
     @functools.cached_property
@@ -86,13 +90,15 @@ class BySegments:
 
     @property
     def groups(self) -> list[Group]:
-        """All segments. For each group the step is in the program once."""
+        """All segments, in groups. The program has the step once for each group."""
         ends = (*self.starts[1:], self.loop.length)
         sizes = [end - start for start, end in zip(self.starts, ends, strict=True)]
         groups, first = list[Group](), 0
         for stride, equal in itertools.groupby(sizes):
             groups.append(Group(first, len(list(equal)), stride))
             first += groups[-1].size
+        # A bar cuts segments where it reports, and a loop may stop within one. Then no
+        # trip count is static in any case.
         has_bar = self.loop.meter.here.is_shown
         if has_bar or self.loop.stops or len(groups) > _MOST_GROUPS:
             return [Group(0, len(sizes), None)]
@@ -104,13 +110,15 @@ class BySegments:
         return all(group.stride is not None for group in self.groups)
 
     def start(self, init: Arrays) -> Reached:
-        """Before the first step."""
+        """The state before the first step."""
         loop = self.loop
         ys = [zero_array(stack_type(y, loop.rows)) for y in self.step.y_types]
         number = loop.meter.here.open([*self.consts, *init, *self.xs])
         reached = Reached(number, zero(), list(init), ys)
         if not loop.stops:
             return reached
+        # Within `shard_map`, each device may run another number of steps. Then all that
+        # the loop carries differs between devices, and must have such a type.
         return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
 
     def each(
@@ -118,22 +126,24 @@ class BySegments:
     ) -> PyTree:
         """Calls `body(segment, stride, state)` for each segment.
 
-        Segments behind the end of a loop that stops have no steps, and the last carry.
+        If the loop stops early, the segments after that have no steps, and their carry
+        is the last one.
 
         Args:
-            body: What is done for one. It returns the state, of the same types.
-            state: What the first one gets. It starts with what has been `Reached`.
+            body: What is done for one segment. It returns the new state.
+            state: The state for the first segment: a `Reached`, and more.
         """
         if self.loop.stops:
             axes = axes_of(state[0].carry[0])
             state = jax.tree.map(lambda x: vary(x, axes), state)
         for first, size, stride in self.groups:
+            # Bound as defaults, as a lambda sees the last values of loop variables.
             run = lambda i, state, at=first, of=stride: body(at + i, of, state)
             state = lax.fori_loop(0, size, run, state)
         return state
 
     def run(self, reached: Reached, segment: Index, stride: int | None) -> Reached:
-        """Runs a segment, from where the one before it has ended."""
+        """Runs a segment, from where the one before it ended."""
         if stride is None:
             ends = constant([*self.starts[1:], self.loop.length])
             return self.run_to(reached, element(ends, segment))
@@ -144,8 +154,8 @@ class BySegments:
         return lax.fori_loop(0, stride, body, reached, unroll=unroll)
 
     def run_to(self, reached: Reached, stop: Index) -> Reached:
-        """Runs steps up to a position, unless the loop ends before."""
-        # The position comes first for a bar, and the carry second.
+        """Runs steps up to a position, or until the loop ends."""
+        # `run_with_bar` expects the position first in the state, and the carry second.
         number, *state = reached
         run = lambda state, stop: self._moves(Reached(number, *state), stop)[1:]
         gauge, last_y = self.loop.meter.here, self._last_y
@@ -169,6 +179,8 @@ class BySegments:
         if not self.loop.rows:
             return list(ys)
         row, is_kept = self.loop.row(self.loop.index(position))
+        # `True` itself if all rows are kept. Otherwise a step that is not kept writes
+        # what the row has already: a write in a branch would copy all of `ys`.
         if is_kept is not True:
             before = [element(b, row) for b in ys]
             y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]

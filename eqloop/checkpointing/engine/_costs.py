@@ -1,7 +1,7 @@
-"""What a step costs, and how long the pieces of a gradient take.
+"""The cost of a step, and the time that the pieces of a gradient take.
 
-Orders add these numbers up. `planning` finds them out, from the traced step and the
-backend in use.
+`planning` finds these numbers, from the traced step and the backend in use. Orders and
+reversals add them up to the memory and the time of a whole gradient.
 """
 
 import abc
@@ -16,34 +16,36 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """What one step costs when the loop is differentiated.
+    """The cost of one step of a loop that is differentiated.
+
+    Bytes first. Work is in nanoseconds, at the rates of the backend.
 
     Attributes:
         carry: Bytes of a carry.
-        read: Bytes of those leaves of a carry that the reversal of one step reads.
-        held: Bytes of the leaves that a slot holds: of those that are read, and of
-            those that must be known to get to such leaves of later carries.
-        held_types: The types of those leaves.
+        read: Bytes of the leaves of a carry that the reversal of a single step reads.
+        held: Bytes of the leaves that a slot holds: those that are read, and those that
+            are needed to compute such leaves of later carries.
+        held_types: The types of the leaves that a slot holds.
         x: Bytes of one element of `xs`.
-        ct_x: Bytes of its cotangent.
-        ct_y: Bytes of the cotangents of its outputs.
-        ct_consts: Bytes of the cotangents of what all steps share.
-        products: Bytes of what a batch of steps adds to these, of which a large product
-            is made part by part.
-        known: Bytes of the products of a step that are kept if it is run again before
-            it is reversed together with others.
+        ct_x: Bytes of the cotangent of `x`.
+        ct_y: Bytes of the cotangents of the outputs of a step.
+        ct_consts: Bytes of the cotangents of the consts.
+        products: Bytes that a batch of steps holds at once of what it adds to the
+            cotangents of the consts. Large products are made and added part by part.
+        known: Bytes of a step's products, kept from when it is run again until it is
+            reversed together with others.
         maps: Bytes of the linear map by which the cotangent of the carry goes back past
             a step that is reversed together with others.
         residuals: Bytes that one step adds to the residuals of a block.
-        rows: How many slots can hold the residuals of a step, in the place of carries;
-            `None` if they have not the types for it.
+        rows: How many slots the residuals of a step take if they are stored in place of
+            carries; `None` if they do not have the types of leaves of a carry.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
         reversal: The work of taking cotangents back, given the residuals.
-        started_once: The part of both that it takes to start those operations, of
-            whatever size, that a batch of steps has once: all but the ones by which the
-            cotangent of the carry goes back step by step.
-        dots_once: How many of these are dots.
+        started_once: The part of `evaluation` and `reversal` that a batch of steps has
+            only once: starting those operations that do not run step by step. Those
+            that take the cotangent of the carry back do.
+        dots_once: How many of the operations that are started once are dots.
         reads: Entries of outer products that are computed from stored residuals.
     """
 
@@ -70,7 +72,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What single operations take on a backend, in nanoseconds.
+    """The time of single operations on a backend, in nanoseconds.
 
     Attributes:
         flop: One multiplication or addition of a contraction.
@@ -84,14 +86,14 @@ class Rates:
         byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
         dynamic_iteration: One iteration of a loop whose trip count is not.
-        run: To find out which steps of a binomial sweep come next, and to enter the
-            loops that run them.
+        run: One run of consecutive steps in a binomial sweep: finding out which steps
+            come next, and entering the loops that run them.
         byte_to_host: One byte of a carry that is sent to the host, or fetched from it.
         byte_to_file: One byte of a carry that is written to a file, or read from one.
-        callback: To call a function on the host.
-        entry_of_reads: One entry of an outer product of what was read from stored
-            residuals. XLA may fuse the reads into the product, and what is computed
-            from them, and then repeats both for every entry.
+        callback: One call of a function on the host.
+        entry_of_reads: One entry of an outer product whose factors are computed from
+            stored residuals. XLA may fuse the reads and these computations into the
+            product, and then repeats both for every entry.
     """
 
     flop: float
@@ -112,12 +114,12 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractPace(abc.ABC):
-    """What orders add up to the time of a gradient, in nanoseconds.
+    """The times that orders add up to that of a gradient, in nanoseconds.
 
     Attributes:
-        cost: What a step costs.
-        rate: What single operations take on the backend in use.
-        of_known: The same for steps whose products are known, if these can be.
+        cost: The cost of a step.
+        rate: The time of single operations on the backend in use.
+        of_known: The pace of steps whose products are known; `None` if none can be.
     """
 
     cost: StepCost
@@ -127,55 +129,55 @@ class AbstractPace(abc.ABC):
     @property
     @abc.abstractmethod
     def is_measured(self) -> bool:
-        """Whether that was found by running pieces of this very step."""
+        """Whether the times were measured by running pieces of this very step."""
 
     @property
     @abc.abstractmethod
     def advance(self) -> float:
-        """One step that is run, by the primal or again."""
+        """The time of running one step, by the primal or again."""
 
     @property
     @abc.abstractmethod
     def everything(self) -> float:
-        """One step, run and taken back, of a loop whose residuals are all stored."""
+        """The time per step of a loop that stores all residuals, both ways."""
 
     @abc.abstractmethod
     def block(self, reversal: "AbstractReversal", count: int) -> float:
-        """A block of so many steps, taken back from the carry before it."""
+        """The time of reversing a block of so many steps from the carry before it."""
 
     @abc.abstractmethod
     def recomputing(self, cost: StepCost, again: float) -> Self:
-        """The same for a step that keeps something else, as a guess.
+        """A guess for a step with another policy.
 
         Args:
-            cost: What that step costs.
-            again: How much more it computes again, as work.
+            cost: The cost of that step.
+            again: How much more work it repeats when it is reversed.
         """
 
     @abc.abstractmethod
     def with_known_products(self, cost: StepCost) -> Self:
-        """The same for a step whose products are known, as a guess.
+        """A guess for a step whose products are known.
 
         Args:
-            cost: What that step costs.
+            cost: The cost of that step.
         """
 
     @abc.abstractmethod
     def beside(self, other: "AbstractPace") -> Self:
-        """The same at a moment when the step was run as fast as in another pace.
+        """The same, scaled so that an evaluation takes as long as in another pace.
 
-        What was measured at two times may differ by how busy the machine was.
+        The machine may have been busier when one of the two was measured.
         """
 
     @property
     def slot(self) -> float:
-        """A carry, written to a slot and read from it."""
+        """The time of writing a carry to a slot and reading it from there."""
         return 2 * self.cost.held * self.rate.byte + 2 * self.rate.iteration
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimated(AbstractPace):
-    """What the work of a step takes at the rates of the backend."""
+    """Times that are estimated from the work of a step and the rates of the backend."""
 
     @property
     def is_measured(self) -> bool:
@@ -204,11 +206,11 @@ class Estimated(AbstractPace):
 
 
 def reversal_time(cost: StepCost, rate: Rates) -> float:
-    """What it takes to take a step back, given its residuals."""
-    # The cotangents of what all steps share are a sum, which every step adds to.
+    """The time of reversing a step, given its residuals."""
+    # Every step reads and writes the sums of the consts' cotangents.
     return cost.reversal + rate.iteration + 2 * cost.ct_consts * rate.byte_of_sums
 
 
 def residuals_time(cost: StepCost, rate: Rates) -> float:
-    """What it takes to store the residuals of a step and to read them."""
+    """The time of storing the residuals of a step and of reading them."""
     return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads

@@ -1,15 +1,21 @@
-"""The backward step, differentiated: a forward and a reverse loop.
+"""The derivatives of a backward step, which need a forward and a reverse loop again.
 
-- In forward mode, the forward loop carries the tangents of the carry along, and the
-  reverse loop the tangents of what is carried back.
-- In reverse mode, what is carried back has cotangents, which are taken through the
-  steps from the first to the last. The forward loop carries them along, since they do
-  not depend on what is carried back: a reversal is linear in that, unless a custom
-  rule of the user is not. The reverse loop is that of before, and carries the
-  cotangents of the carry as well.
+Let a step be `h1 = f(h)`, and its backward step `c = J^T c1`, where `J` is the Jacobian
+of `f` at `h`, and `c` and `c1` are the cotangents of `h` and `h1`.
 
-The symmetry of second derivatives would make this shorter, but the derivatives that
-custom rules define need not have it.
+- Forward mode (`Pushed`). The forward loop carries `(h, dh)`. The backward step is
+  given both, and carries back `(c, dc)`.
+- Reverse mode (`onward` and `Pulled`). `c` has a cotangent `b`, and that of `c1` is
+  `b1 = J b`: it goes from the first step to the last, so the forward loop carries
+  `(h, b)`. It needs no `c`, since the backward step is linear in `c1`, unless a custom
+  rule of the user is not. Then the reverse loop is given `h` and `b`. It carries back
+  `c`, as before, and the cotangent `g` of `h`, to which the second derivative of `f`
+  contributes at each step:
+
+      g = J^T g1  +  d/dh <b, J^T c1>
+
+If second derivatives were symmetric, this could be shorter. But derivatives that custom
+rules define need not be.
 """
 
 import dataclasses
@@ -41,8 +47,8 @@ from ._backward_step import (
     Inputs,
     Taken,
     indices,
-    take_one,
     single,
+    take_one,
 )
 from ._forward import Active
 from ._loop import Loop
@@ -50,16 +56,16 @@ from ._step import Step, make_step
 
 
 class NotLinearError(Exception):
-    """A backward step is not linear in what it carries back."""
+    """A backward step is not linear in `carried` and `z`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Derived(Around):
-    """A backward step that is derived from another one.
+    """A backward step that is derived from another one, `inner`.
 
     Attributes:
-        forward: The step of the other one's forward loop, without outputs.
-        active: Which of the inputs of that loop are differentiated.
+        forward: The step of the forward loop of `inner`, without outputs.
+        active: Which inputs of that loop are differentiated.
     """
 
     forward: Step
@@ -73,19 +79,26 @@ class Derived(Around):
     def _open(
         self, loop: Loop, inputs: Inputs
     ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
-        """The loop and the inputs of the other one, and what comes behind these."""
-        pairs = [split(x, len(t)) for x, t in zip(inputs, self.inner.types, strict=True)]
-        own, more = ([pair[i] for pair in pairs] for i in (0, 1))
-        of_other = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
-        return of_other, own, more
+        """Takes the inputs apart.
+
+        Returns:
+            The loop for `inner`, the inputs of `inner`, and in the same three groups
+            the inputs that follow these.
+        """
+        types = self.inner.types
+        pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
+        own, added = ([pair[i] for pair in pairs] for i in (0, 1))
+        inner_loop = dataclasses.replace(loop, x_axes=loop.x_axes[: len(own[2])])
+        return inner_loop, own, added
 
 
 @dataclasses.dataclass(frozen=True)
 class Pushed(Derived):
-    """The other one, and its tangents.
+    """A backward step with its tangents.
 
-    Behind the consts, the carry and `xs` are the tangents of those that are active.
-    Behind all that is carried back, and all that is given, are their tangents.
+    The tangents of the active consts, leaves of the carry and `xs` follow these. The
+    tangents of `carried`, of `z` and of all results follow them, too; every entry has
+    one, which may be zero.
     """
 
     @property
@@ -125,6 +138,8 @@ class Pushed(Derived):
         def run(marked: list[Value], ends: list[Value]) -> Taken:
             return take(loop, list(map(put, inputs, self.active, marked)), ends)
 
+        # All of `ends` have tangents, which may be zeros: nobody knows here which of
+        # them are. Of the inputs, only the active ones do.
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
         return Taken(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))
@@ -132,11 +147,12 @@ class Pushed(Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Pulled(Derived):
-    """The cotangents of the inputs of another one, beside what that carries back.
+    """The reverse mode of a backward step, for the active inputs of its forward loop.
 
-    Consts, carry and `xs` have behind them the cotangents of the `sums`, of what is
-    carried back, and of the `xs` that are given. What is carried back is that of the
-    other one, and behind it the cotangents of the active carry.
+    Consts, carry and `xs` are followed by the cotangents of the `sums`, of `carried`,
+    and of the `xs` that `inner` returns. The `carried` of `inner` is followed by the
+    cotangents of the active carry. The sums and `xs` of `inner` itself are not
+    computed: the gradient has done so.
     """
 
     @property
@@ -161,6 +177,9 @@ class Pulled(Derived):
         carried, z = ends
         carried, ct_carry = split(carried, len(self.inner.end_types[0]))
 
+        # Two functions of the carry before the step: the carry after it, whose
+        # cotangent is `g1`, and what the backward step returns, whose cotangents are
+        # `cts`. One `vjp` of both adds up the two terms of `g`.
         def run(*marked: Arrays) -> tuple[Value, list[Value]]:
             merged = list(map(put, inputs, self.active, marked))
             last, _ = single(self.forward, loop, None, *merged)
@@ -175,10 +194,10 @@ class Pulled(Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Left(Derived):
-    """What is left of another one when it has been differentiated, see `settled`.
+    """A backward step after it has been differentiated once, see `settled`.
 
     Attributes:
-        reverse: Whether in reverse mode.
+        reverse: Whether it was differentiated in reverse mode.
     """
 
     reverse: bool
@@ -200,7 +219,10 @@ class Left(Derived):
 def left_of(
     back: BackwardStep, forward: Step, active: Active, reverse: bool
 ) -> BackwardStep:
-    """What is left of a backward step when it has been differentiated."""
+    """A backward step after it has been differentiated once.
+
+    It is the very same if nothing is active or if its step has no custom rules.
+    """
     if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
         return back
     return Left(back, forward, active, reverse)
@@ -208,19 +230,21 @@ def left_of(
 
 @functools.lru_cache(maxsize=128)
 def onward(back: BackwardStep, step: Step) -> Step:
-    """The step of a forward loop that takes the cotangents of a way back along.
+    """The step of the forward loop in the reverse mode of a reverse sweep.
+
+    Its carry is `(h, b)` in the terms of this file's docstring.
 
     Args:
         back: The backward step.
-        step: The step of its forward loop. If its carry has more leaves, the way back
-            is not given the first ones.
+        step: The step of its forward loop. If its carry has more leaves than that of
+            the backward step, these are the first ones, see `lead`.
 
     Returns:
-        A step for consts, carry and `xs` as `Pulled` has them. Its `y` are the
-        cotangents of what the steps of the way back get besides.
+        A step whose consts, carry and `xs` are those of `Pulled`. Its `y` are the
+        cotangents of the `z` of the backward step.
 
     Raises:
-        NotLinearError: If that cannot be done without knowing what is carried back.
+        NotLinearError: If the cotangents depend on `carried` or on `z`.
     """
     types = step.const_types, step.carry_types, step.x_types
     lead = len(types[1]) - len(back.types[1])
@@ -231,6 +255,7 @@ def onward(back: BackwardStep, step: Step) -> Step:
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
         reverse = lambda *ends: take_one(back, (consts, carry[lead:], x), ends)
+        # Linear in `ends`, so its transpose is the same wherever it is taken.
         _, pull = jax.vjp(reverse, *ends)
         ct_carried, ct_z = pull(Taken(*cts))
         return [*after, *ct_carried], ct_z
@@ -238,13 +263,18 @@ def onward(back: BackwardStep, step: Step) -> Step:
     ends = tuple(back.end_types)
     jaxpr = jax.make_jaxpr(run)(ends, grown)
     read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
+    # Linear means here that the program of the transpose does not read `ends`.
     if any(read[: sum(map(len, ends))]):
         raise NotLinearError
     return make_step(lambda *inputs: run(_zeros(ends), inputs), *grown)
 
 
 def _given(back: BackwardStep) -> tuple[list[Aval], list[Aval], list[Aval]]:
-    """The types of what a backward step gives, by what they come behind in `Pulled`."""
+    """The types of the results of a backward step, in the groups of `Pulled`.
+
+    The cotangents of `sums` follow the consts, those of `carried` the carry, and those
+    of the returned `xs` the `xs`.
+    """
     consts, _, xs = back.types
     sums = [consts[i] for i in back.const_of]
     return sums, back.end_types[0], [xs[i] for i in back.x_of]
@@ -262,17 +292,20 @@ def _zeros(types: PyTree) -> PyTree:
 def there_and_back(
     back: BackwardStep, step: Step, loop: Loop, inputs: Inputs, ends: Ends
 ) -> Taken:
-    """What a way back gives in the end: two loops for JAX to differentiate.
+    """A forward and a reverse sweep as two scans, for JAX to differentiate.
 
-    It takes memory for every carry, and so it is for what cannot be had otherwise: the
-    cotangents of a backward step that is not linear in what it carries back.
+    This stores every carry. It is for the reverse mode of a backward step that is not
+    linear in `carried`, which is not possible otherwise.
 
     Args:
-        back: What the way back does to a step.
+        back: The backward step.
         step: The step of the forward loop.
         loop: The loop.
         inputs: Consts, the initial carry and `xs`.
-        ends: What is carried back from the end, and what the steps get besides.
+        ends: The `carried` at the end of the loop, and the `z` of all steps.
+
+    Returns:
+        What the reverse sweep returns for the whole loop.
     """
     (consts, init, xs), (carried, zs) = inputs, ends
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
@@ -292,10 +325,10 @@ def there_and_back(
         sums = [a + b for a, b in zip(sums, taken.sums, strict=True)]
         return (taken.carried, sums), given
 
-    every_z = list(zs)
+    z_of_all = list(zs)
     if loop.kept is not None:
-        every = jnp.arange(loop.length, dtype=jnp.int32)
-        every_z = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(every)
+        all_indices = jnp.arange(loop.length, dtype=jnp.int32)
+        z_of_all = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(all_indices)
     # The order of `xs` and of the rows is that of the steps, or the other way round.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry
@@ -303,7 +336,7 @@ def there_and_back(
     (carried, sums), given = lax.scan(
         take,
         (list(carried), sums),
-        (carries, xs, every_z),
+        (carries, xs, z_of_all),
         loop.length,
         reverse=not loop.reverse,
     )

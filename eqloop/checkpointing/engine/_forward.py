@@ -1,9 +1,9 @@
-"""Runs a loop forward and saves nothing of it.
+"""Runs a loop forward without storing carries.
 
-Plain JAX on lists of arrays. `stored` is what JAX differentiates if all residuals are
-to be stored; it differentiates nothing else here. A gradient that is planned runs two
-other loops: a forward sweep, which also leaves carries in slots (`_by_segments.py` and
-`_slots.py`), and a reverse sweep (`_sweep.py`).
+This is plain JAX on lists of arrays. `primal` is for loops whose way back, if there is
+one, needs no carries. `stored` is for JAX to differentiate: it stores the residuals.
+A planned gradient runs two other loops: a forward sweep, which leaves carries in slots
+(`_by_segments.py`, `slots/_slots.py`), and a reverse sweep (`_sweep.py`).
 """
 
 import functools
@@ -20,12 +20,17 @@ from ._kept_rows import scan
 from ._loop import Loop, zero
 from ._step import Step
 
-# What a rematerialization saves, as `jax.checkpoint` takes it; without one, nothing.
+# A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
+# a block stores all of its residuals.
 Saveable = Callable[..., Any] | None
 
 
 class Active(NamedTuple):
-    """Which inputs are differentiated, and so which leaves of the carry vary."""
+    """Which inputs of a loop are differentiated.
+
+    A leaf of the carry counts if it has a tangent at any step, even if its initial
+    value has none.
+    """
 
     consts: Flags
     carry: Flags
@@ -35,7 +40,10 @@ class Active(NamedTuple):
 def primal(
     step: Step, loop: Loop, consts: Arrays, init: Arrays, xs: Arrays
 ) -> tuple[list[Value], list[Value]]:
-    """Runs the loop and saves nothing. Returns the final carry and `ys`."""
+    """Runs the loop and stores nothing. Returns the final carry and `ys`.
+
+    The step indexes into `xs` instead of scanning them, so they stay where they are.
+    """
 
     def body(
         read: tuple[Arrays, ...], state: tuple[Value, list[Value]], _: Value
@@ -57,10 +65,10 @@ def stored(
     init: Arrays,
     xs: Arrays,
 ) -> tuple[list[Value], list[Value]]:
-    """Runs the loop so that JAX's own derivative of it stores the residuals.
+    """Runs the loop for JAX to differentiate.
 
-    The axes of `xs` are moved to the front, since a scan that indexes into its `xs`
-    itself would be given a cotangent of all of them at every step.
+    The `xs` are scanned, along their first axis. If the step indexed into them, as in
+    `primal`, JAX would add a cotangent as large as all of `xs` at every step.
     """
     evaluate = under_policy(step, policy)
     # An axis that is in front already is not moved: outside of `jit` that would copy.
@@ -84,7 +92,7 @@ def stored(
 def under_policy(
     step: Callable[..., PyTree], policy: Saveable
 ) -> Callable[..., PyTree]:
-    """The step, which saves what a policy says when JAX differentiates it."""
+    """The step, with residuals that the policy allows when JAX differentiates it."""
     return step if policy is None else jax.checkpoint(step, policy=policy)
 
 
@@ -94,13 +102,22 @@ def iterate(
     left: Callable[[PyTree], Index],
     unroll: int,
 ) -> PyTree:
-    """Moves as often as is left to do, up to `unroll` times an iteration."""
+    """A `while_loop` that makes up to `unroll` moves per iteration.
+
+    Args:
+        move: From a state to the next one.
+        state: The first state.
+        left: How many moves are left to make from a state.
+        unroll: How many moves are made per iteration while so many are left.
+    """
 
     def repeat(count: int, state: PyTree) -> PyTree:
         for _ in range(count):
             state = move(state)
         return state
 
+    # One loop for groups of moves, then one for those left over. With `unroll=1` there
+    # is a single loop.
     for count in sorted({1, unroll}, reverse=True):
         state = lax.while_loop(
             lambda state, count=count: left(state) >= count,

@@ -1,14 +1,18 @@
-"""Programs that read rows of a buffer and write others, so that XLA does it in place.
+"""Rewrites programs that read and write rows of a buffer, so that XLA does not copy it.
 
-The way back past `rows.at[i].set(row)` reads the cotangent of row `i` and writes zeros
-in its place. It does so at every step, so nothing in it may take as long as all of the
-buffer does. Two things of JAX's own derivatives stand in the way:
+The reversal of `rows.at[i].set(row)` reads row `i` of a cotangent, and writes zeros in
+its place:
 
-- The read and the write do not depend on each other. XLA does not know that it could
-  read first, and copies the whole buffer. Here a barrier says so. Where XLA drops
-  barriers, the index to write at comes out of the branch that reads.
-- The cotangent of a row that was read is a buffer of zeros with that row in it, which
-  is added to the others. Here the row alone is added.
+    ct_row = ct_rows[i];  ct_rows = ct_rows.at[i].set(0)
+
+It does so at every step, so nothing in it may take time in proportion to the whole
+buffer. Two things in JAX's own derivatives do:
+
+- The read and the write do not depend on each other. If XLA happens to write first, it
+  has to copy the buffer for the read. Here a barrier makes the write wait. Where XLA
+  drops barriers, the write gets its index from the branch of a `cond` that reads.
+- The cotangent of a row that was read, `rows[i]`, is a buffer of zeros with one row in
+  it, and is added to the cotangent of the buffer. Here only the row is added.
 """
 
 import functools
@@ -36,21 +40,21 @@ from ..._programs import (
 )
 from ..._types import PyTree, Value
 
-# Equations that read some rows of their first operand.
+# Equations that read rows of their first operand.
 READS = frozenset({"dynamic_slice", "gather", "slice"})
-# Equations whose result is their first operand but for some rows.
+# Equations that return their first operand with some rows replaced or added to.
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 def run_in_place(
     program: jex.ClosedJaxpr, f: Callable[..., PyTree], *args: PyTree
 ) -> PyTree:
-    """Calls a function that is derived from a program, and need not copy its buffers.
+    """Calls a function that is a derivative of a program, rewritten by `in_place`.
 
     Args:
         program: The program. If it writes to no buffer, the function is just called.
-        f: The function. It closes over no tracers.
-        args: Its arguments.
+        f: The function. It closes over no tracers, so that it can be traced by itself.
+        args: The arguments of `f`.
     """
     if not writes_rows(program):
         return f(*args)
@@ -73,13 +77,15 @@ def in_place(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
+    """Rewrites one level of a program, given how to rewrite the programs in it."""
     jaxpr = program.jaxpr
-    # A loop of this library does so itself, on its own way back.
+    # The loops of this library call `run_in_place` in their own sweeps.
     eqns = [
         map_programs(eqn, rewrite) if formula_of(eqn) is None else eqn
         for eqn in jaxpr.eqns
     ]
     outvars = list(jaxpr.outvars)
+    # Equations are moved below, which would change the order of effects.
     if any(eqn.primitive.name in WRITES for eqn in eqns) and not jaxpr.effects:
         eqns = _with_rows_added(eqns)
         for write in [eqn for eqn in eqns if eqn.primitive.name in WRITES]:
@@ -100,7 +106,7 @@ def _with_row_added(
         return eqn
     for buffer, rows in (eqn.invars, eqn.invars[::-1]):
         scatter = _source(rows, made)
-        # Of a `dynamic_update_slice` into zeros XLA makes this by itself.
+        # XLA does this by itself for a `dynamic_update_slice` into zeros.
         if scatter is None or scatter.primitive.name != "scatter-add":
             continue
         zeros = _source(scatter.invars[0], made)
@@ -113,11 +119,12 @@ def _with_row_added(
 def _source(
     atom: jax.core.Atom, made: dict[jex.Var, jex.JaxprEqn]
 ) -> jex.JaxprEqn | None:
-    """The equation that computes something, if there is one."""
+    """The equation that a variable comes from, unless it is an input or a literal."""
     return None if isinstance(atom, jex.Literal) else made.get(atom)
 
 
 def _is_zero(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation makes an array of zeros."""
     number = eqn.invars[0] if eqn.invars else None
     is_number = isinstance(number, jex.Literal)
     is_repeated = eqn.primitive.name == "broadcast_in_dim"
@@ -127,20 +134,22 @@ def _is_zero(eqn: jex.JaxprEqn) -> bool:
 def _with_reads_first(
     written: jex.Var, eqns: list[jex.JaxprEqn], outvars: list[jax.core.Atom]
 ) -> tuple[list[jex.JaxprEqn], list[jax.core.Atom]]:
-    """Equations in which a buffer is read before it is written to, if that can be.
+    """Makes one write to a buffer wait for all reads of it, if that is possible.
 
     Args:
-        written: The buffer after it has been written to.
+        written: The variable of the buffer after the write.
         eqns: The equations.
-        outvars: What is computed.
+        outvars: The outputs that they compute.
 
     Returns:
-        The equations, and what is computed.
+        The equations and the outputs, rewritten or as they were.
     """
     (write,) = (eqn for eqn in eqns if written in eqn.outvars)
     buffer, *others = write.invars
     reads = [eqn for eqn in eqns if eqn is not write and _reads(eqn, buffer)]
     values = [eqn.outvars[0] for eqn in reads]
+    # Not if nothing is read; if the whole buffer is used besides, as then XLA has to
+    # copy it anyway; if it is an index of a read; or if a read needs what is written.
     if (
         not reads
         or any(x is buffer for x in (*others, *outvars))
@@ -151,7 +160,10 @@ def _with_reads_first(
         return eqns, outvars
     if drops_barriers() and _can_hand_on_index(eqns, reads, write):
         return _with_index_handed_on(eqns, reads, write), outvars
-    barrier = _read_before([buffer, *values])
+    # first: everything that the reads need, and the reads
+    # barrier: the buffer and the values that were read, under new names
+    # rest: everything else, the write among it, by the new names
+    barrier = _barrier_for([buffer, *values])
     after = dict(zip((buffer, *values), barrier.outvars, strict=True))
     new = lambda x: renamed(x, after)
     first, rest = _parted(eqns, values)
@@ -160,20 +172,21 @@ def _with_reads_first(
 
 
 def _reads(eqn: jex.JaxprEqn, var: jax.core.Atom, start: int = 0) -> bool:
+    """Whether a variable is an operand of an equation, from the `start`-th one on."""
     return any(x is var for x in eqn.invars[start:])
 
 
 def _parted(
     eqns: Sequence[jex.JaxprEqn], variables: Sequence[jax.core.Atom]
 ) -> tuple[list[jex.JaxprEqn], list[jex.JaxprEqn]]:
-    """The equations that variables are computed by, and the others."""
+    """The equations that some variables depend on, and the others."""
     early = computed_from(eqns, variables)
     is_early = [not early.isdisjoint(eqn.outvars) for eqn in eqns]
     return pick(eqns, is_early), pick(eqns, [not mark for mark in is_early])
 
 
-def _read_before(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
-    """An equation behind which all of these have been computed."""
+def _barrier_for(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
+    """An `optimization_barrier` that takes these variables."""
     types = [var.aval for var in variables]
     traced = jax.make_jaxpr(lambda *x: lax.optimization_barrier(x))(*types)
     (eqn,) = traced.jaxpr.eqns
@@ -188,14 +201,14 @@ def _index_variables(write: jex.JaxprEqn) -> list[jex.Var]:
 
 
 def _variables(atoms: Iterable[jax.core.Atom]) -> list[jex.Var]:
-    """Those that are variables, each once."""
+    """The variables among some atoms, each once."""
     return list(dict.fromkeys(x for x in atoms if isinstance(x, jex.Var)))
 
 
 def _can_hand_on_index(
     eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
 ) -> bool:
-    """Whether it is known before the reads where they read, and where to write."""
+    """Whether no place of a read or of the write depends on what is read."""
     index = _index_variables(write)
     at = _variables(x for eqn in reads for x in eqn.invars)
     needed = computed_from(eqns, [*at, *index])
@@ -205,11 +218,15 @@ def _can_hand_on_index(
 def _with_index_handed_on(
     eqns: Sequence[jex.JaxprEqn], reads: Sequence[jex.JaxprEqn], write: jex.JaxprEqn
 ) -> list[jex.JaxprEqn]:
-    """Equations that write at an index that comes out of a branch, with what is read.
+    """Makes a write wait for reads without a barrier.
 
-    XLA takes no branch apart, so all of it is computed before something is written. The
-    branches read the same. One returns the index as it is and the other zeros, if that
-    is what it is: with the same in both, XLA would see that no branch is needed for it.
+    The reads move into a `cond` that also returns the index to write at. XLA does not
+    take a `cond` apart, so it is computed as a whole before the write can start. Both
+    branches do the same, but XLA must not notice: it would move what is equal out of
+    them. So one branch is for an index of zero, and computes that as `x - x`.
+
+        at, row = cond(i == 0, (i - i, rows[i]), (i, rows[i]))
+        rows = rows.at[at].set(...)
     """
     index, values = _index_variables(write), [eqn.outvars[0] for eqn in reads]
     operands = _variables([*index, *(x for eqn in reads for x in eqn.invars)])

@@ -1,7 +1,8 @@
-"""What of a step is kept where the schedule chooses it: values that have names.
+"""Policies that a schedule chooses: which named values of a step are kept.
 
-A user's names and dots are what there is to choose from. For a policy to tell one dot
-from another, each is given a name as well.
+A schedule can choose among the values that the user has named and the results of dots.
+A policy of `jax.checkpoint` sees one equation at a time, and cannot tell one dot from
+another. So each dot is given a name, too.
 """
 
 import dataclasses
@@ -31,10 +32,10 @@ _DOTS = {"dot_general": "dot", "ragged_dot": "dot", "conv_general_dilated": "con
 
 @dataclasses.dataclass(frozen=True)
 class KeptNames:
-    """A policy that keeps the values of these names.
+    """A policy that keeps the values with these names.
 
-    Those of `jax.checkpoint_policies` are new functions each time that they are made,
-    and a program is traced anew for each.
+    `jax.checkpoint_policies.save_only_these_names` would return a new function each
+    time, and each new function has JAX trace the step again. This one has an `==`.
     """
 
     names: tuple[str, ...]
@@ -47,8 +48,8 @@ class KeptNames:
 def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The program with a name for each dot that the user has not named.
 
-    Dots in loops and branches have none: what is kept of these is stacked, or padded.
-    Those of a function that is called twice have one name for both.
+    Dots within loops and branches get none, as their values could only be kept stacked
+    or padded. A dot in a function that is called twice has one name for both calls.
 
     Args:
         program: The program of a step.
@@ -78,15 +79,15 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def inner_call(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
     """The program that an equation calls, if a policy is asked about what is in it."""
     if eqn.primitive.name == "remat2":
-        return None  # by then, that of the user has been asked
+        return None  # the user's own `jax.checkpoint`, whose policy decides
     return eqn.params.get(CALLS.get(eqn.primitive.name, ""))
 
 
 def _named(eqn: jex.JaxprEqn, name: str) -> list[Value]:
     """An equation, and one that gives a name to its result."""
     var = eqn.outvars[0]
-    # Tracing makes an equation in the form that this version of JAX has, and a variable
-    # that is found nowhere else.
+    # Traced rather than built by hand: that gives the parameters of this version of
+    # JAX, and a new variable for the result without a name.
     template = jax.make_jaxpr(lambda x: checkpoint_name(x, name))(aval_of(var)).jaxpr
     (unnamed,), (naming,) = template.invars, template.eqns
     naming = naming.replace(outvars=[var], source_info=eqn.source_info)

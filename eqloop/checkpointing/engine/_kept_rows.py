@@ -1,8 +1,12 @@
-"""`lax.scan` that stacks some of the outputs, and computes no others.
+"""A `lax.scan` that stacks the outputs of some steps, and does not compute the others.
 
-All trip counts are static. The steps that are kept lie at equal distances, so they fall
-into segments: one step with outputs and those without up to the next. Should the steps
-after the last one be too few for a segment, the first one is run by itself.
+All trip counts are static. The kept steps (`Y`) lie at equal distances, so the loop
+falls into equal segments, and one scan over segments stacks their outputs:
+
+    . . [Y . .] [Y . .] [Y . .] .        if the last one is followed by enough steps
+    . . Y [. . Y] [. . Y]                if not: the first one is run by itself
+
+The dots before the first and after the last segment are run without outputs.
 """
 
 import dataclasses
@@ -43,21 +47,23 @@ def scan(
 
     Args:
         body: The step: `(read, state, x) -> (state, y)`, for lists `x` and `y`.
-        read: What is the same for every step, in lists.
-        state: What the first step gets. Its second entry is the carry.
-        xs: What is scanned along the leading axis, if anything is. It is cut up for
-            segments, so a body that is not differentiated should index instead.
+        read: The arrays that are the same for every step, in lists.
+        state: The state for the first step. Its second entry is the carry.
+        xs: The arrays to scan along their first axis. Segments cut them up, which
+            copies them, so a body that is not differentiated should index instead.
         loop: The loop; its `x_axes` are not for these `xs`.
-        is_differentiated: Whether JAX differentiates it. Then it is not run in blocks
-            for its bar, as cotangents that are summed up so have other last bits.
+        is_differentiated: Whether JAX differentiates the scan. Then it is not run in
+            blocks for its bar: cotangents would be added up in another order, and
+            differ in their last bits.
 
     Returns:
-        What the last step made of the state, and the rows that are kept.
+        The last state, and the rows that are kept.
     """
     if not loop.meter.here.is_shown:
         return _scan(functools.partial(body, read), state, xs, loop)
     after = [x for group in (*read, state[1], xs) for x in group]
     if not is_differentiated:
+        # The bar makes it a loop in a loop, see `opaque`.
         read = tuple(map(opaque, read))
     run = functools.partial(body, read)
     return scan_with_bar(_scan, run, state, xs, loop, after, not is_differentiated)
@@ -66,19 +72,21 @@ def scan(
 def _scan(
     body: ScanBody, state: PyTree, xs: Arrays, loop: Loop
 ) -> tuple[PyTree, list[Value]]:
-    """The same for a body that is given nothing to read, and without a bar."""
+    """The same for a body `(state, x) -> (state, y)`, and without a bar."""
     if loop.stops:
         return _scan_while(body, state, loop)
     if loop.kept is None:
         return _lax_scan(body, state, xs, loop.length, loop)
     if xs and loop.kept.step < 0:
-        # The order of `xs` is given, so that of the rows cannot be chosen.
+        # One `lax.scan` reads `xs` and stacks `ys` in the same direction. So the rows
+        # are stacked in the order of `xs`, and flipped.
         ascending = dataclasses.replace(loop, kept=loop.kept[::-1])
         state, ys = _scan(body, state, xs, ascending)
         return state, [jnp.flip(y, 0) for y in ys]
     before, between, after = loop.gaps
     steps = _Steps(body, xs, loop)
     state = steps.skip(state, steps.part(0, before), before)
+    # Each segment needs `between` steps after its kept one, the last segment too.
     if after >= between:
         state, ys = steps.segments(state, before, between)
         after -= between
@@ -90,19 +98,19 @@ def _scan(
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """Steps that are run for their outputs or without."""
+    """Runs the steps of a loop, with or without their outputs."""
 
     body: ScanBody
     xs: Arrays
     loop: Loop
 
     def part(self, position: int, count: int) -> list[Value]:
-        """What is scanned by `count` steps from a position on."""
+        """The part of `xs` for `count` steps from a position on."""
         start = self.loop.block_start(position, count)
         return [lax.slice_in_dim(x, start, start + count) for x in self.xs]
 
     def skip(self, state: PyTree, xs: Arrays, count: int) -> PyTree:
-        """Runs so many steps for the state alone."""
+        """Runs so many steps without outputs."""
         if not count:
             return state
         body = lambda state, x: (self.body(state, x)[0], None)
@@ -111,7 +119,7 @@ class _Steps:
     def segments(
         self, state: PyTree, position: int, between: int
     ) -> tuple[PyTree, list[Value]]:
-        """Every row: a step with outputs, then those in between."""
+        """All rows, by segments of a kept step and the steps up to the next one."""
 
         def segment(state: PyTree, xs: Arrays) -> tuple[Value, list[Value]]:
             first, rest = self._cut(xs, 1)
@@ -125,7 +133,11 @@ class _Steps:
     def first_and_segments(
         self, state: PyTree, position: int, between: int
     ) -> tuple[PyTree, list[Value]]:
-        """Every row: the first, then steps in between and one with outputs."""
+        """All rows: the first one, then segments whose last step is kept.
+
+        The first row is known before the scan starts, so the others are written behind
+        it in a buffer: to put the row in front of what a scan has stacked would copy.
+        """
         rows, size = self.loop.rows, between + 1
         state, y = self._one(state, self.part(position, 1))
 
@@ -137,6 +149,8 @@ class _Steps:
             ys = [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
             return (count + 1, state, ys), None
 
+        # The first kept step has filled the row where it belongs, and all others, which
+        # are written again.
         carry = (1, state, [stack_of(leaf, rows) for leaf in y])
         xs = self._blocks(position + 1, rows - 1, size)
         (_, state, ys), _ = _lax_scan(segment, carry, xs, rows - 1, self.loop, size)
@@ -147,13 +161,17 @@ class _Steps:
         return self.body(state, [lax.squeeze(x, [0]) for x in xs])
 
     def _blocks(self, position: int, count: int, size: int) -> list[Value]:
-        """Parts of equal size, along a new leading axis."""
+        """The `xs` of `count` segments of `size` steps, along a new first axis."""
         part = self.part(position, count * size)
         return [lax.reshape(x, (count, size, *x.shape[1:])) for x in part]
 
     def _cut(self, xs: Arrays, count: int) -> tuple[list[Value], list[Value]]:
-        """The first `count` steps in the order of execution, and the others."""
+        """The `xs` of a segment's first `count` steps, and those of the others.
+
+        The first in the order of execution, which come last in `xs` under `reverse`.
+        """
         size = self.loop.gaps[1] + 1
+        # Under `reverse`, the steps that run first have the elements at the end.
         at = size - count if self.loop.reverse else count
         low = [lax.slice_in_dim(x, 0, at) for x in xs]
         high = [lax.slice_in_dim(x, at, size) for x in xs]
@@ -165,8 +183,9 @@ def _scan_while(
 ) -> tuple[PyTree, list[Value]]:
     """Runs steps for as long as the first leaf of the carry says so.
 
-    Rows of `ys` for steps that are not run are zeros.
+    The rows of `ys` for steps that are not run are zeros.
     """
+    # Each device may stop at its own time, see `BySegments.start`.
     axes = axes_of(state[1][0])
     state = jax.tree.map(lambda x: vary(x, axes), state)
     y_types = jax.make_jaxpr(lambda state: body(state, [])[1])(state).out_avals
@@ -198,12 +217,12 @@ def _lax_scan(
     loop: Loop,
     size: int = 1,
 ) -> tuple[PyTree, PyTree]:
-    """`lax.scan` in the direction of a loop, whose iterations have `size` steps."""
+    """`lax.scan` in the direction of a loop; each iteration is `size` steps of it."""
     unroll = max(loop.unroll // size, 1)
     settings: dict[str, Any] = dict(reverse=loop.descends, unroll=unroll)
     if not is_symbolic(length):
         return lax.scan(body, state, xs, length, **settings)
-    # `lax.scan` takes a length that is not known from its `xs` alone.
+    # `lax.scan` accepts a symbolic length only as the length of its `xs`.
     steps = jnp.arange(length, dtype=jnp.int32)
     body_of_step = lambda state, at: body(state, at[1])
     return lax.scan(body_of_step, state, (steps, xs), **settings)

@@ -15,20 +15,20 @@ from .slots._slots import AbstractSlots, DeviceSlots
 if TYPE_CHECKING:
     from .leaves._saves import Needs
 
-# A kind of reversal, and of how many steps at once.
+# What planning measures and remembers: a kind of reversal, and how many steps at once.
 Piece: TypeAlias = tuple[Hashable, int]
 
 
 class AbstractLayout(abc.ABC):
-    """How one loop is stored and reversed, for whoever differentiates it.
+    """What the two primitives ask of any layout: a frozen, hashable dataclass.
 
-    It is a frozen, hashable dataclass. Only a loop of its kind runs by it, and knows
-    what else there is to it: a `Layout`, or an `AbstractWhileLayout` of `whiles`.
+    The rest depends on how the loop goes on. A loop of known length runs by a `Layout`,
+    a while loop by an `AbstractWhileLayout` (`whiles/`).
 
     Attributes:
-        slots: Where the carries are that the primal stores.
+        slots: Where the primal stores carries, and in which form.
         reversal: How one block of steps is taken back.
-        kept: The names of what a step keeps, if that was chosen, see `Layout`.
+        kept: The names of the values that a step keeps, see `Layout`.
     """
 
     slots: AbstractSlots
@@ -52,7 +52,7 @@ class AbstractLayout(abc.ABC):
 
     @abc.abstractmethod
     def by_carries(self) -> Self:
-        """The same for a loop whose primal cannot store residuals."""
+        """The same for a loop whose primal can store carries, but no residuals."""
 
     def for_needs(self, step: Step, needs: "Needs") -> "AbstractLayout":
         """The same for a way back that reads no more of the carries of such steps."""
@@ -65,10 +65,10 @@ class Layout(AbstractLayout):
 
     Args:
         order: Which carries are stored, and in which order the steps are reversed.
-        slots: Where the carries are that the primal stores.
+        slots: Where the primal stores carries, and in which form.
         reversal: How one block of steps is taken back.
-        kept: The names of what a step keeps, where the schedule has chosen that too;
-            the rest is computed again. Otherwise `None`.
+        kept: The names of the values that a step keeps when it is reversed, if the
+            schedule has chosen them; it computes the rest again. Otherwise `None`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -94,17 +94,18 @@ class Layout(AbstractLayout):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the primal stores carries in another place than on the device."""
+        """Whether the primal stores carries somewhere else than on the device."""
         return not self.stores_residuals and self.slots != self.slots.near
 
     def bytes_elsewhere(self, cost: StepCost) -> int:
-        """The bytes of carries in another place than on the device.
+        """The bytes of stored carries that are not on the device.
 
         Args:
             cost: What a step costs, see `stored_cost`.
 
         Returns:
-            Those of all slots there, and of the row that is for carries without one.
+            The bytes of all slots there, and of one more row: loops also write the
+            carries that are not kept, and these all go to that row.
         """
         if not self.is_elsewhere:
             return 0
@@ -113,6 +114,7 @@ class Layout(AbstractLayout):
     @property
     def evaluations(self) -> int:
         """How often the step is evaluated for one gradient that has no policy."""
+        # If slots do not last until the cotangents come, the loop is run once more.
         again = 0 if self.slots.outlast_primal else self.order.length
         return self.order.evaluations + again
 
@@ -128,16 +130,20 @@ class Layout(AbstractLayout):
 
     @property
     def kind(self) -> Hashable:
-        """Layouts of one kind make similar programs: one is a guide to the others."""
+        """What programs of similar layouts have in common.
+
+        The memory that XLA was seen to use for one layout is a guide to the others of
+        its kind.
+        """
         return self.order.kind, self.reversal.kind, self.kept is None
 
     @property
     def piece(self) -> Piece:
-        """What it is made of, if it stores carries: how many steps are taken back."""
+        """The unit that its time is made up of: one reversal of so many steps."""
         return self.reversal.kind, self.reversal.batch(self.order.block)
 
     def stored_cost(self, cost: StepCost) -> StepCost:
-        """The cost of a step whose carry is stored in the form that slots have.
+        """The cost of a step whose carry is stored in the form of the slots.
 
         Args:
             cost: What a step costs.
@@ -149,13 +155,15 @@ class Layout(AbstractLayout):
         return dataclasses.replace(cost, held=nbytes(types))
 
     def stored_bytes(self, cost: StepCost) -> int:
-        """What is stored, as far as it can be counted.
+        """The bytes on the device that slots and the residuals of blocks take.
+
+        This is counted. What XLA needs besides is found out by `planning`.
 
         Args:
             cost: What a step costs.
 
         Returns:
-            The bytes of slots and of residuals of blocks, on the device.
+            The bytes.
         """
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
@@ -170,18 +178,19 @@ class Layout(AbstractLayout):
             Nanoseconds.
         """
         again = 0 if self.slots.outlast_primal else self.order.length
-        # Loops that are measured are long, and their blocks include it.
+        # A measured pace comes from loops of many blocks, and so includes the start.
         start = 0.0 if pace.is_measured else self.reversal.start
         run = again * pace.advance + self.order.duration(pace, self.reversal)
         return start + run
 
     def by_carries(self) -> Self:
-        """The same for a loop whose primal cannot store residuals.
+        """The same for a loop whose primal can store carries, but no residuals.
 
         Returns:
             A layout whose order is one of carries.
         """
         order = self.order.by_carries()
-        # Steps that are reversed one by one have nothing to gain from keeping values.
+        # A step that is reversed by itself is run right before, and keeps its residuals
+        # only until then. A policy would have it compute some of them a second time.
         kept = self.kept if order.block > 1 else None
         return dataclasses.replace(self, order=order, kept=kept)

@@ -1,9 +1,12 @@
-"""Lists the layouts that are decided while a program is traced, for `plans`.
+"""Lists the layouts that are decided while a program is traced, for `el.plans`.
 
-A loop that stores residuals leaves no trace of its layout in a program: what is there
-is JAX's own derivative of a scan. So where layouts are listed, such a loop is traced as
-one that stores its carries. Nobody runs that program. What is compiled or run meanwhile
-to make a plan is traced as ever, or it would be measured as what it is not.
+`plans` traces a function and looks for loops in the program, which may have been
+batched since their layout was decided. A loop that stores residuals cannot be found:
+JAX's own derivative of a scan is all that is left of it. So while layouts are listed,
+such a loop is traced as one that stores carries. That program is never run.
+
+Planning may compile and run other loops meanwhile, to measure them. These are traced as
+they always are (`unlisted`).
 """
 
 import contextlib
@@ -30,9 +33,9 @@ class Decided:
     Attributes:
         layout: The layout.
         stands_for_it: The layout that is in the program instead. It is found there by
-            its identity, so it is in one equation alone.
+            its identity, so each one is a copy of its own.
         active: Which inputs of the loop are differentiated.
-        still: Which leaves of the initial carry are not, though the carry varies.
+        still: See `Problem.still`.
     """
 
     layout: AbstractLayout
@@ -53,8 +56,9 @@ def listing() -> Iterator[list[Decided]]:
     decided: list[Decided] = []
     token = _list.set(decided)
     try:
-        # Functions that are jitted are traced anew, as JAX thinks that they would be
-        # compiled to something else, and their traces are not those that are run.
+        # JAX remembers the traces of jitted functions. The metadata is a part of their
+        # key, and is new each time: so they are traced anew here, and a later run does
+        # not find a trace with stand-ins in it.
         with set_xla_metadata(eqloop_listing=str(next(_which))):
             yield decided
     finally:
@@ -63,7 +67,7 @@ def listing() -> Iterator[list[Decided]]:
 
 @contextlib.contextmanager
 def unlisted() -> Iterator[None]:
-    """Traces in this context what is to be measured, even where layouts are listed."""
+    """Lists nothing in this context, which traces loops that are to be measured."""
     token = _list.set(None)
     try:
         yield
@@ -77,7 +81,7 @@ def is_listing() -> bool:
 
 
 def stands_for_residuals(layout: object) -> bool:
-    """Whether it is the stand-in of a layout that stores residuals."""
+    """Whether a layout is the stand-in of one that stores residuals."""
     return any(
         layout is decided.stands_for_it and decided.layout.stores_residuals
         for decided in _list.get() or ()
@@ -85,7 +89,7 @@ def stands_for_residuals(layout: object) -> bool:
 
 
 def listed(layout: _Kind, active: Active, still: Flags) -> _Kind:
-    """The layout to go on with; it is noted, if layouts are listed."""
+    """The layout to go on with: its stand-in, if layouts are listed."""
     decided = _list.get()
     if decided is None:
         return layout

@@ -1,9 +1,8 @@
 """The loop around a step: its length and direction, its axes, and the rows of `ys`.
 
-At the end are the functions by which everything in the engine reads and writes one row
-of an array. They are slices with an index that is known to be in range: XLA updates a
-buffer that a loop carries in place by `dynamic_update_slice`, but not by a scatter or
-within a branch.
+At the end are the functions by which everything in the engine reads and writes rows of
+an array: slices, at an index that is known to be in range. XLA does such a write in
+place if a loop carries the array. A `lax.cond` that returned the array would copy it.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ class Loop:
     """All that describes a loop, except its step and its schedule.
 
     A step has a *position*, which counts in the order of execution, and an *index*,
-    which is its place in `xs`. The *row* is its place in `ys`, if it has one. With six
-    steps in reverse, of which every second is kept (`kept=range(0, 6, 2)`):
+    which is its place in `xs`. The *row* is its place in `ys`, if it has one. For six
+    steps in reverse, every second of which is kept (`kept=range(0, 6, 2)`):
 
         position   0   1   2   3   4   5      (time runs to the right)
         index      5   4   3   2   1   0
@@ -82,6 +81,7 @@ class Loop:
             return self.length, 0, 0
         between = abs(kept.step) - 1 if len(kept) > 1 else 0
         low, high = sorted((kept[0], kept[-1]))
+        # Steps with lower and with higher indices than all that are kept.
         ends = low, self.length - 1 - high
         before, after = reversed(ends) if self.reverse else ends
         return before, between, after

@@ -1,7 +1,7 @@
-"""What a schedule is told of a loop, and how it cuts one into segments.
+"""The view of a loop that a schedule gets, and how it cuts the loop into segments.
 
-This is what schedules are written with, those of other projects too. It is a view of a
-`Problem`, which has all that the engine knows.
+Schedules are written with this, including those of other projects. It shows a part of
+a `Problem`, which has everything that the engine knows about the loop.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class LoopSpec:
         26
     """
 
-    # Not a part of the public types, which would be those of the whole engine.
+    # Annotated with `Any`, since public types would otherwise lead into the engine.
     problem: Any = dataclasses.field(repr=False)
     active: Any = dataclasses.field(repr=False)
 
@@ -65,7 +65,7 @@ class LoopSpec:
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes that a slot takes: of a carry it holds what is read again."""
+        """The bytes that a slot takes: those of the leaves that are read again."""
         return nbytes(pick(self.problem.step.carry_types, self._held))
 
     def cut(self, segments: Iterable[tuple[int, Planner]]) -> Layout:
@@ -103,13 +103,15 @@ class LoopSpec:
                 f"the length of the loop, {self.length}, and they are: "
                 f"{lengths or 'none'}."
             )
+        # Equal orders that follow one another share one loop.
         parts = [(len(list(same)), order) for order, same in itertools.groupby(orders)]
+        # A sweep has one reversal for all of its blocks.
         reversals = {layout.reversal for layout in layouts}
         reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
         return Layout(Segmented(tuple(parts)), reversal=reversal)
 
     def _layout_of(self, count: object, schedule: Any) -> Layout:
-        """The layout of a segment, as its schedule plans it."""
+        """The layout that a segment's schedule decides on."""
         owner = type(self.problem.planner).__name__
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise TypeError(
@@ -146,11 +148,13 @@ class LoopSpec:
 
     @property
     def has_slots(self) -> bool:
-        """Whether there is anything to store: something of a carry is read again."""
+        """Whether slots hold anything: whether a leaf of the carry is read again."""
         return any(self._held)
 
     @property
     def _held(self) -> Flags:
+        """Which leaves of the carry slots hold, if steps are reversed one by one."""
         step = self.problem.step
+        # `active` is closed already; this only finds the outputs that have a tangent.
         _, y_active = activity(step, self.active)
         return needs_of_gradient(self.problem, self.active, y_active).held

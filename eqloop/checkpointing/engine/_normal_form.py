@@ -78,7 +78,7 @@ def normal_form(step: Step, keeps_carry: bool = False) -> NormalForm:
     Args:
         step: The step.
         keeps_carry: Whether to leave every leaf of the carry where it is. A loop with a
-            bar needs this: the meter finds the leaves that the bar shows by their place.
+            bar needs this: the meter finds the leaves that a bar shows by their place.
     """
     refs = tuple(map(is_ref, step.const_types))
     stays = tuple(_stays(step))

@@ -1,7 +1,8 @@
-"""How it is decided whether a loop runs another step.
+"""How a loop decides whether to run another step.
 
 A scan runs as many steps as it is long: `Counted`. Other loops end when their carry
-says so (`whiles`). Here is all that differs between these in a derivative.
+says so (`whiles/`). The two primitives are the same for all of them, and ask one of
+these classes for everything that differs.
 """
 
 import abc
@@ -34,28 +35,35 @@ L = TypeVar("L", bound=AbstractLayout)
 
 
 class AbstractRepetition(abc.ABC, Generic[L]):
-    """How a loop goes on: a frozen, hashable dataclass. Its layouts are of one kind."""
+    """How a loop goes on: a frozen, hashable dataclass.
 
-    # What to do where a callback in the step keeps the loop from being reversed.
+    All of its loops run by one kind of layout, `L`.
+    """
+
+    # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
-    # How many leaves, at the start of the carry, the way back is not given.
+    # How many leaves at the start of the carry do not exist on the way back. A while
+    # loop has one, its condition: the way back counts steps instead.
     lead: ClassVar[int]
 
     @property
     def own_leaves(self) -> int:
-        """How many leaves, at the start of the carry, say how the loop goes on."""
+        """How many leaves at the start of the carry belong to the loop, not the user.
+
+        They may not be left out, even if no output depends on them.
+        """
         return self.lead
 
     def layout(self, problem: Problem, active: Active) -> L:
-        """How a loop is stored and reversed, as its planner has it."""
+        """The layout that the loop's schedule decides on."""
         return problem.planner.layout(LoopSpec(problem, active))
 
     def planned(self, problem: Problem) -> Problem:
-        """The loop as a planner sees it, see `Problem.planned`."""
+        """The loop that the schedule is shown, see `Problem.planned`."""
         return problem
 
     def run_as_planned(self, problem: Problem) -> Problem:
-        """The loop that is run where this one is planned, see `Problem.run`."""
+        """The loop that runs by the plan of this one, see `Problem.run`."""
         return problem
 
     @abc.abstractmethod
@@ -66,50 +74,51 @@ class AbstractRepetition(abc.ABC, Generic[L]):
 
         Args:
             problem: The loop.
-            saves: What is to be left for the way back; `None` for nothing.
-                Leaves of the last carry are not among what is returned for it.
+            saves: What to store for the way back; `None` for nothing.
             inputs: Consts, the initial carry and `xs`.
 
         Returns:
-            The carry, `ys`, and what is saved.
+            The final carry, `ys`, and what is stored: integers and slots. Leaves of
+            the last carry are added by the primitive.
         """
 
     @abc.abstractmethod
     def saved_types(self, step: Step, saves: Saves[L]) -> list[Aval]:
-        """The types of what is saved."""
+        """The types of what `run` stores."""
 
     @abc.abstractmethod
     def reverse(
         self, sweep: Sweep, layout: L, saved: Arrays, carried: Arrays
     ) -> Cotangents:
-        """Takes what is carried back to the start of the loop.
+        """Runs a reverse sweep.
 
         Args:
-            sweep: The way back, past all steps that the loop may have.
+            sweep: The sweep, past all steps that the loop may have.
             layout: How the loop was stored.
-            saved: What the loop there saved.
+            saved: What `run` has stored.
             carried: What is carried back from the end.
         """
 
     @abc.abstractmethod
     def reversed_step(self, step: Step) -> Step:
-        """The step on the way back: without the leaves that `lead` counts."""
+        """The step for the way back, without the leaves that `lead` counts."""
 
     @abc.abstractmethod
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
-        """Refuses what cannot be differentiated in reverse mode."""
+        """Raises an error for what cannot be differentiated in reverse mode."""
 
     @abc.abstractmethod
     def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
-        """Refuses what cannot be batched once it has been differentiated."""
+        """Raises an error for what cannot be batched after it was differentiated."""
 
     def batched(
         self, formula: "PlannedLoop", axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        """The loop under `vmap`, see `Formula.batched`, if all examples run alike.
+        """The loop under `vmap`, see `Formula.batched`, if all examples run as long.
 
-        What is saved are integers, which are the same for all examples, and then the
-        slots and leaves of the last carry.
+        Of what is stored, the integers are the same for all examples. Slots have their
+        rows along the first axis, so they are batched along the second; the leaves of
+        the last carry have no rows, and are batched along the first.
         """
         dims = tuple(map(tuple, dims))
         problem, carry, ys = batched_problem(formula.problem, axis_data, dims)
@@ -126,6 +135,7 @@ class AbstractRepetition(abc.ABC, Generic[L]):
             held, final = formula.saves.needs
             known = carry[self.lead :]
             saved = at(1, pick(known, held)) + at(0, pick(known, final))
+        # Integers come first; their number depends on how the loop goes on.
         integers = len(batched.out_aval[2]) - len(saved)
         return batched, args, [*at(0, carry), *at(1, ys), *[None] * integers, *saved]
 
@@ -138,16 +148,19 @@ class AbstractRepetition(abc.ABC, Generic[L]):
         inputs: PyTree,
         ends: PyTree,
     ) -> "Taken":
-        """What a way back gives that is not linear in what it carries back."""
+        """A whole reverse sweep for JAX to differentiate, see `there_and_back`.
+
+        It is asked for if the backward step is not linear in what it carries back.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Counted(AbstractRepetition[Layout]):
-    """So many steps, which are known beforehand.
+    """A number of steps that is known beforehand.
 
     Attributes:
-        ending: How a loop goes on that may end before, if this one stands for it while
-            it is planned: by all of its steps.
+        ending: For planning only: set if the loop stands for a scan that may end early,
+            which is planned as if it ran all of its steps.
     """
 
     ending: AbstractRepetition[Layout] | None = None
@@ -165,6 +178,8 @@ class Counted(AbstractRepetition[Layout]):
         self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:
         step, loop = problem.step, problem.loop
+        # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
+        # without any arrays.
         if saves is None or not any(saves.held):
             return (*_forward.primal(step, loop, *inputs), [])
         order, held = saves.layout.order.by_carries(), saves.held

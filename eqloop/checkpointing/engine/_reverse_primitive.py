@@ -121,7 +121,7 @@ class Reverse(Formula):
         self, inputs: PyTree, slots: PyTree, carried: PyTree, zs: PyTree
     ) -> PyTree:
         # `slots` are [*integers, *carries in slots, *leaves of the last carry, *rows of
-        # products]. Only loops that stop have integers, such as how many steps they ran.
+        # products]. Only loops that stop have integers: the number of steps, and more.
         of_products = len(self.products.types) if self.products else 0
         slots, rows = split(slots, len(slots) - of_products)
         if (given := self.given) is None:

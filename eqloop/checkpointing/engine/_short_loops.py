@@ -1,13 +1,16 @@
-"""Short loops within a step, written out where the step is reversed.
+"""Writes out short loops within a step, where the step is reversed.
 
 The stages of a Runge-Kutta method can be such a loop: a scan of seven iterations, each
-of them a branch that is taken if there is another stage. Reversed by JAX, every branch
-makes cotangents of all that the stages share, even if they are zeros, and every
-iteration adds them up in buffers of its own. Written out, with the branches that are
-known to be taken, these are a single sum.
+with a branch that is taken if there is another stage. When JAX reverses it, each branch
+makes cotangents of everything that the stages share, even if they are zeros, and each
+iteration adds them up in buffers of its own. Written out, with only the branches that
+are known to be taken, all of this is a single sum.
 
-It is done on the way back alone: forward, XLA takes as long for the one as for the
-other, and the program would be larger.
+The steps of the primal are not rewritten. XLA runs them as fast with the loop, and the
+program is smaller.
+
+The program is evaluated equation by equation, with arrays that may be known integers
+(`_Value`). So it is known at a branch which side is taken.
 """
 
 import functools
@@ -34,19 +37,19 @@ from ._step import Step
 _MOST_ITERATIONS = 16
 _MOST_EQUATIONS = 1024
 
-# The numbers that leaves of a carry are known to be, and `None` for the others.
+# The integers that leaves of a carry are known to be, `None` for those not known.
 Numbers: TypeAlias = tuple[int | None, ...]
 
 
 class _Value(NamedTuple):
-    """An array, and between which integers its entries lie, if that is known."""
+    """An array, and the range of integers that its entries lie in, if it is known."""
 
     array: Value
     range: Range | None = None
 
     @property
     def number(self) -> int | None:
-        """What all entries are, if that is known."""
+        """The integer that all entries are, if it is known."""
         if self.range is None or self.range[0] != self.range[1]:
             return None
         return self.range[0]
@@ -58,19 +61,20 @@ def without_short_loops(step: Step) -> Step:
 
     It is the very same if there are none.
     """
-    is_found = any(map(_is_short_loop, equations(step.jaxpr)))
-    return with_known(step, ()) if is_found else step
+    has_some = any(map(_is_short_loop, equations(step.jaxpr)))
+    return with_known(step, ()) if has_some else step
 
 
 @functools.lru_cache(maxsize=128)
 def with_known(step: Step, known: Numbers) -> Step:
-    """The step for a carry of which some numbers are known.
+    """The step for a carry some leaves of which are known integers.
 
-    Short loops in it are written out, and branches that are then known are taken.
+    Short loops are written out, and a branch whose index is known is replaced by the
+    side that is taken.
 
     Args:
         step: The step.
-        known: The numbers; there may be none for the last leaves.
+        known: The integers. It may be shorter than the carry.
     """
     if step.jaxpr.effects:
         return step
@@ -81,20 +85,24 @@ def with_known(step: Step, known: Numbers) -> Step:
 
 @functools.lru_cache(maxsize=128)
 def numbers_after(step: Step) -> Numbers:
-    """The numbers that leaves of the carry are after a step, whatever they were."""
-    found = list[_Value]()
+    """The integers that leaves of the carry are after a step, whatever its inputs are.
+
+    For example, a flag that tells the first step from the others.
+    """
+    after = list[_Value]()
 
     def run(*flat: Value) -> list[Value]:
-        found.extend(_after_step(step, (), flat)[: step.num_carry])
-        return [value.array for value in found]
+        after.extend(_after_step(step, (), flat)[: step.num_carry])
+        return [value.array for value in after]
 
+    # Traced for the ranges alone; the program is dropped.
     jax.make_jaxpr(run)(*step.jaxpr.in_avals)
-    pairs = zip(found, step.carry_types, strict=True)
+    pairs = zip(after, step.carry_types, strict=True)
     return tuple(value.number if _is_writable(aval) else None for value, aval in pairs)
 
 
 def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Value]:
-    """What a step gives."""
+    """The outputs of a step."""
     consts, carry, xs = split(list(map(_Value, flat)), step.num_consts, step.num_carry)
     for i, (number, aval) in enumerate(zip(known, step.carry_types, strict=False)):
         carry[i] = carry[i] if number is None else _written_down(number, aval)
@@ -102,7 +110,7 @@ def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Valu
 
 
 def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
-    """What a program gives."""
+    """The outputs of a program."""
     jaxpr = program.jaxpr
     values: dict[jex.Var, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
@@ -112,7 +120,7 @@ def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Valu
             return values[atom]
         number, aval = atom.val, atom.aval
         if isinstance(number, bool | int | float | complex):
-            # A Python number would not say of which type it is.
+            # A Python number has no dtype, and would promote like a weak type.
             number = np.asarray(number, getattr(aval, "dtype", None))
         return _Value(number, range_of_literal(number))
 
@@ -123,8 +131,10 @@ def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Valu
 
 
 def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
-    """What an equation of a program gives."""
+    """The results of an equation of a program."""
     name, params = eqn.primitive.name, eqn.params
+    # Calls, short loops and branches that are known are entered. Any other equation is
+    # evaluated as it is, and its range is found by interval arithmetic.
     if name == "jit" and _is_entered(eqn):
         return _values_of(close(params["jaxpr"]), inputs)
     if _is_short_loop(eqn):
@@ -132,13 +142,17 @@ def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[
     which = inputs[0].number if inputs else None
     if name == "cond" and which is not None:
         branches = params["branches"]
+        # Clamped, as `lax.switch` does.
         taken = branches[min(max(which, 0), len(branches) - 1)]
         return _values_of(close(taken), inputs[1:])
     if name == "select_n" and which is not None:
         return [inputs[1 + which]]
-    found = range_of_result(eqn, [value.range for value in inputs])
-    if found is not None and found[0] == found[1] and _is_writable(eqn.outvars[0].aval):
-        return [_written_down(found[0], eqn.outvars[0].aval)]
+    result = range_of_result(eqn, [value.range for value in inputs])
+    aval = eqn.outvars[0].aval
+    if result is not None and result[0] == result[1] and _is_writable(aval):
+        return [_written_down(result[0], aval)]
+    # A program of this one equation: `eval_jaxpr` knows how to evaluate any primitive,
+    # and keeps the source line of the equation.
     pairs = zip(eqn.invars, inputs, strict=True)
     given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
     unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
@@ -150,20 +164,21 @@ def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[
         debug_info=unnamed,
     )
     outs = jax.core.eval_jaxpr(alone, [], *given.values())
-    return [_Value(outs[0], found)] if len(outs) == 1 else list(map(_Value, outs))
+    return [_Value(outs[0], result)] if len(outs) == 1 else list(map(_Value, outs))
 
 
 def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
-    """What a scan gives, without a loop."""
+    """The results of a scan, computed without a loop."""
     program, indices = close(params["jaxpr"]), range(params["length"])
     consts, carry, xs = split(inputs, *scan_counts(params))
     most = max(map(_count_entries, carry), default=0)
     rows: dict[int, list[Value]] = {}
     for i in reversed(indices) if params["reverse"] else indices:
         x = [_Value(lax.index_in_dim(x.array, i, keepdims=False)) for x in xs]
-        # The cotangent of a const is a sum over all iterations, too. XLA would keep the
-        # terms of all of them for that one sum. Not so with a large const, a matrix of
-        # weights: each term is a product, which is better added than kept.
+        # The cotangent of a const is a sum over all iterations as well, and XLA would
+        # keep all terms for one sum at the end. A barrier in each iteration has it add
+        # them up one by one. A large const, such as a matrix of weights, is left alone:
+        # each of its terms is a product, which is better added than kept.
         own = [_computed_once(c) if _count_entries(c) <= most else c for c in consts]
         outs = _values_of(program, [*own, *map(_computed_once, carry), *x])
         carry, y = split(outs, len(carry))
@@ -173,13 +188,14 @@ def _iterated(params: dict[str, Any], inputs: list[_Value]) -> list[_Value]:
 
 
 def _computed_once(value: _Value) -> _Value:
-    """A leaf of a carry that XLA computes once between two iterations.
+    """Makes XLA compute a value once between two iterations, and its cotangent, too.
 
-    The same goes for its cotangent, which is a sum over the later iterations. Without a
-    barrier, XLA would fuse that sum into each equation that reads it, and so would
-    compute it several times in every iteration, each time from the start.
+    The cotangent is a sum over the later iterations. Without a barrier, XLA would fuse
+    that sum into each equation that reads it, and so would compute it several times in
+    every iteration, each time from the start.
     """
-    # Each leaf has a barrier of its own: nothing is computed for one that is not used.
+    # Each value has a barrier of its own: a barrier needs all of its operands, and so
+    # would keep those alive that nothing uses.
     if not is_inexact(value.array):
         return value
     return value._replace(array=lax.optimization_barrier(value.array))
@@ -192,6 +208,7 @@ def _count_entries(value: _Value) -> float:
 
 
 def _is_short_loop(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a scan that is to be written out."""
     if eqn.primitive.name != "scan" or eqn.effects:
         return False
     length = eqn.params["length"]
@@ -201,7 +218,7 @@ def _is_short_loop(eqn: jex.JaxprEqn) -> bool:
 
 
 def _is_entered(eqn: jex.JaxprEqn) -> bool:
-    """Whether there may be something in a call to write out, or to know beforehand."""
+    """Whether a call is looked into: for loops to write out, or for known numbers."""
     if len(eqn.outvars) == 1 and _is_writable(eqn.outvars[0].aval):
         return True
     inside = equations(eqn.params["jaxpr"])
@@ -209,9 +226,13 @@ def _is_entered(eqn: jex.JaxprEqn) -> bool:
 
 
 def _is_writable(aval: Aval) -> bool:
-    """Whether a number that is written down is of this type."""
+    """Whether a value of this type can be replaced by a number: a scalar.
+
+    Not one that differs between devices in a `shard_map`, which a number does not.
+    """
     return getattr(aval, "shape", None) == () and not axes_of(aval)
 
 
 def _written_down(number: int, aval: Aval) -> _Value:
+    """A known number, as a literal of the program."""
     return _Value(np.asarray(number, aval.dtype), (number, number))

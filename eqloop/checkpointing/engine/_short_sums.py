@@ -1,11 +1,14 @@
-"""Products with a short vector in the step of a batch, written as sums.
+"""Writes products with a short vector, in the step of a batch, as sums.
 
-Each stage of a Runge-Kutta method takes the slopes of the stages before it, which are
-the rows of a buffer, and adds them up with the weights of its tableau: a product of a
-vector and a matrix. `jax.vmap` puts the axis of the examples in front of the buffer, so
-that its rows lie in the middle. A product on the CPU wants them at an end: XLA copies
-all of the buffer into another order at each stage, which takes longer than all else
-that the step does. A sum over the middle axis is computed where the rows lie.
+Each stage of a Runge-Kutta method adds up the slopes of the stages before it, which are
+the rows of a buffer, with the weights of its tableau:
+
+    one example    "r, rd -> d"      a product of a vector and a matrix
+    a batch        "r, brd -> bd"    the rows `r` are now the middle axis
+
+XLA's CPU backend multiplies only along the first or the last axis of a matrix. So it
+would transpose the whole buffer at each stage, which takes longer than everything else
+in the step. A sum over the middle axis reads the buffer as it is.
 """
 
 import functools
@@ -26,12 +29,12 @@ from ..._programs import (
 )
 from ..._types import Value
 
-# The most terms of a sum: of a long one, a product makes more than the copy costs.
+# The most terms of a sum. With more of them, a product is faster, copy included.
 _MOST_TERMS = 16
 
 
 def with_short_sums(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program of the same meaning; the very same if it has no such product."""
+    """A program without such products; the very same if it has none."""
     return rewrite_everywhere(_with_short_sums_within, program)
 
 
@@ -47,13 +50,14 @@ def _as_sum(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     if eqn.primitive.name != "dot_general" or eqn.params["out_sharding"] is not None:
         return eqn
     avals = [aval_of(x) for x in eqn.invars]
-    # Numbers of fewer bits would be rounded before they are added up.
+    # A product of smaller floats is added up in a wider type; a sum would round first.
     dtypes = {aval.dtype for aval in (*avals, aval_of(eqn.outvars[0]))}
     if dtypes not in ({jnp.dtype("float32")}, {jnp.dtype("float64")}):
         return eqn
     for vector in (0, 1):
         axis = _middle_axis(eqn, vector)
         if axis is not None:
+            # Traced as a call of the same operands: one equation in place of another.
             add = functools.partial(_weighed_sum, vector, axis)
             (call,) = called(jax.make_jaxpr(add)(*avals)).eqns
             return call.replace(invars=eqn.invars, outvars=eqn.outvars)

@@ -267,7 +267,7 @@ def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> li
     variables = [var for var in outvars if isinstance(var, jex.Var)]
     needed = computed_from(jaxpr.eqns, variables)
     eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
-    # An equation that is left may be a call of which only some outputs are needed.
+    # An equation that is left may be a call, and only some of its outputs be needed.
     # `dce_jaxpr` looks into it, and drops the inputs that nothing reads: by what
     # `reaching` found, no more than consts are left.
     left, used = partial_eval.dce_jaxpr(

@@ -1,11 +1,12 @@
-"""Products that the primal stores, so that steps are run again without multiplying.
+"""Stores products in the primal, so that steps are run again without multiplying.
 
-What takes time in most steps are products of matrices. If the primal stores them, then
-to run a step again takes little: it multiplies nothing, and neither does linearising it
-(`_known_products.py`). They are often smaller than the residuals of a step. Where there
-is not enough room for those of all steps, those of the last ones are stored.
+Most of the time of most steps goes into products of matrices. If the primal stores
+their values, it takes little to run a step again: nothing is multiplied, and neither is
+anything when the step is linearised (`_known_products.py`). Products are often smaller
+than the residuals of a step. If there is not enough room for those of all steps, those
+of the last steps are stored.
 
-While the loop runs, they are in buffers that it carries along, which no slot holds.
+The loop carries them in buffers, with a counter. Slots do not hold these.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ class Storing:
     """A loop whose primal stores the products of its last steps.
 
     Attributes:
-        step: The step, whose carry has a counter and buffers for rows behind it.
+        step: The step. Its carry is followed by a counter and by the buffers.
         products: The products.
-        count: Of how many steps they are stored.
+        count: For how many steps they are stored.
     """
 
     step: Step
@@ -41,19 +42,20 @@ class Storing:
     count: int
 
     def started(self, inputs: PyTree) -> PyTree:
-        """Consts, the initial carry and `xs`, for the step that stores its products."""
+        """The inputs of the loop of `step`, from those of the original loop."""
+        # The counter is the position of the step, which the step itself is not given.
         consts, init, xs = inputs
         rows = map(zero_array, _row_types(self.products, self.count))
         return consts, [*init, zero(), *rows], xs
 
     def stored(self, carry: Arrays) -> tuple[list[Value], list[Value]]:
-        """The final carry, and the products."""
+        """The final carry of the original loop, and the rows of the products."""
         own, (_, *products) = split(carry, len(carry) - self.buffers)
         return list(own), products
 
     @property
     def buffers(self) -> int:
-        """How many leaves the carry has behind its own."""
+        """How many leaves follow those of the original carry."""
         return 1 + len(self.products.types)
 
 
@@ -68,7 +70,7 @@ def products_to_store(
         wanted: Which leaves of `y` may have a cotangent.
     """
     step = problem.step
-    # Where a loop stops, it is not known which steps are the last ones.
+    # If a loop may stop early, it is not known which of its steps are the last ones.
     if problem.run.loop.stops or step.inverse is not None or not can_join(step):
         return None
     return gradient_back(problem, active, wanted).products
@@ -78,13 +80,13 @@ def products_to_store(
 def storing_products(
     step: Step, products: Products, length: int, count: int
 ) -> Storing:
-    """A step that stores its products.
+    """A step that also stores its products.
 
     Args:
         step: The step.
         products: Its products.
         length: How many steps the loop has.
-        count: Of how many of them the products are stored: the last ones.
+        count: For how many of the last steps the products are stored.
     """
 
     def move(
@@ -92,11 +94,12 @@ def storing_products(
     ) -> tuple[list[Value], list[Value]]:
         carry, (position, *rows) = split(carry, step.num_carry)
         after, y = step(consts, carry, x)
-        # The step computes these, too. XLA does so once. Whoever differentiates this
-        # loop has no use for their derivatives.
+        # The step computes these products as well, and XLA merges the two. If this loop
+        # is differentiated once more, the buffers have no derivative.
         inputs = lax.stop_gradient([*consts, *carry, *x])
         values = run(products.program, *inputs)
-        # Those of earlier steps are written as well, to a row that is written again.
+        # Earlier steps all write to the first row, which the first of the last steps
+        # then writes again. A branch around the write would copy the buffers.
         row = jnp.maximum(position - (length - count), 0)
         rows = [store(r, value, row) for r, value in zip(rows, values, strict=True)]
         return [*after, position + 1, *rows], y
@@ -108,5 +111,5 @@ def storing_products(
 
 
 def _row_types(products: Products, count: int) -> list[Aval]:
-    """The types of the products of so many steps."""
+    """The types of the buffers for the products of so many steps."""
     return [stack_type(aval, count) for aval in products.types]

@@ -95,7 +95,7 @@ class Sweep:
             ct_carry: What is carried back from the end of the loop.
         """
         order = layout.order.by_carries()
-        # Only within an outer loop does XLA make a broadcast array anew again and again.
+        # XLA makes a broadcast array anew, again and again, only within an outer loop.
         sweep = self if order.is_flat else self.opaque()
         cts = sweep.start(ct_carry)
         carries = layout.slots.holding(slots, self.step.carry_types)
@@ -231,7 +231,7 @@ class Sweep:
             return self._take_one(carry, start, cts)
         at, xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
-        # `run_in_place` asks the program of the gradient whether it writes to buffers,
+        # `run_in_place` asks the step of the gradient whether it writes to buffers,
         # but runs `back`, which may be a derivative of it.
         back = functools.partial(self.back, self.loop.part(count))
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
@@ -240,8 +240,9 @@ class Sweep:
     def _take_one(self, carry: Arrays, start: Index, cts: Cotangents) -> Cotangents:
         """Takes cotangents past a single step, without a stack of one row."""
         at, x, z = self.step_at(start)
-        back, program = functools.partial(take_one, self.back), self.back.base.step.jaxpr
-        taken = run_in_place(program, back, (self.consts, carry, x), (cts.carry, z))
+        inputs, ends = (self.consts, carry, x), (cts.carry, z)
+        back = functools.partial(take_one, self.back)
+        taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         if self.own is not None:
             taken = self._if_run(start, taken, cts)
         return self.added_step(cts, taken, at)
@@ -293,7 +294,7 @@ class Sweep:
         )
 
     def _if_run(self, start: Index, taken: Taken, cts: Cotangents) -> Taken:
-        """The result for examples that have run the step.
+        """`taken` for the examples that have run the step.
 
         For the others, `carried` stays as it is, and everything else is zero.
         """
@@ -303,7 +304,7 @@ class Sweep:
         return tree.unflatten(where_run(start < self.own, new, old))
 
     def _zs(self, start: Index, count: int) -> list[Value]:
-        """The `z` of `count` steps from an index on, zeros for steps that are not kept."""
+        """The `z` of `count` steps from an index on; zeros for those not kept."""
         if self.loop.kept is None:
             return [part(z, start, count) for z in self.zs]
         of_step = functools.partial(self.loop.row_or_zeros, self.zs)

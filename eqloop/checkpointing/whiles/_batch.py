@@ -1,12 +1,16 @@
-"""A loop of a batch, in which each example stops at its own time.
+"""Joins the loops of a batch, in which each example stops at its own time, to one loop.
 
-It is a loop again, which runs while any example does. The examples that have stopped
-keep their carry: it is selected. For their derivatives that is not enough, as `body`
-may be singular where an example has stopped. Its cotangent there is zero; but zero
-times infinity is not, and it would be added to the cotangents of what the examples
-share. So the step of an example that has stopped is evaluated for a carry at which that
-example did run: its initial one. And an example that never runs borrows that of another
-which does, with everything else that the two do not share.
+The joint loop runs while any example does:
+
+    carry    (any(is_active), is_active, the carries of all examples)
+    step     new = step of every example;  carry = where(is_active, new, carry)
+
+For derivatives, this `where` is not enough. `body` may be singular where an example has
+stopped, `sqrt(x)` at 0 for instance. The cotangent there is zero, but zero times
+infinity is NaN, and would be added to the cotangents of what the examples share. So the
+step of an example that has stopped is evaluated at a carry at which this example did
+run: its initial one. An example that never runs borrows the initial carry of one that
+does, and everything else that is not shared.
 """
 
 import dataclasses
@@ -46,10 +50,10 @@ def stops_apart(problem: Problem, axis_data: BatchAxis, dims: Dims) -> bool:
 def joint_loop(
     problem: Problem, axis_data: BatchAxis, args: PyTree, dims: Dims
 ) -> tuple[Problem, list[Value], list[Value]]:
-    """The loop of the batch, its consts and its initial carry; `xs` are as they were.
+    """The loop of the batch, its consts and its initial carry.
 
-    Its carry starts with whether any example is to go on; what follows is the carry of
-    the examples, all of it batched along the leading axis. So are its `ys`.
+    Its carry starts with whether any example goes on. The carry of the examples
+    follows, batched along the first axis. So are its `ys`. The `xs` stay as they are.
     """
     refuse_callbacks(
         problem.step.jaxpr.effects,
@@ -60,8 +64,9 @@ def joint_loop(
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     init = [with_axis(c, dim) for c, dim in zip(init, dims[1], strict=True)]
     guards: list[Value] = []
-    # Examples that depend on each other cannot borrow: those that have stopped take
-    # part in what the others do, as in `jax.lax.while_loop`.
+    # If examples depend on each other, by a collective over the axis, they cannot
+    # borrow: those that have stopped take part with their own carry, as they do in
+    # `jax.lax.while_loop`.
     if not mixes_examples(problem.step.jaxpr, axis_data.name):
         borrow = functools.partial(_borrow, init[0])
         consts = [
@@ -86,7 +91,8 @@ def _joint_problem(
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
     axes, x_dims = batched_axes(problem.loop.x_axes, xs_dims)
-    # Buffers that rows are written to: an example that has stopped writes none.
+    # Buffers that rows are written to are not selected: an example that has stopped
+    # writes no rows.
     is_read = _not_written(problem.step)
     written = (False, *[not mark for mark in is_read])
     masked = dataclasses.replace(
@@ -100,6 +106,8 @@ def _joint_problem(
     ) -> tuple[list[Value], list[Value]]:
         consts, guards = split(consts, num_consts)
         (_, is_active, *before) = carry
+        # `safe` is what the step is evaluated at: the guards for examples that have
+        # stopped, and buffers of rows as they are.
         where_active = functools.partial(where_leading, is_active)
         safe = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         safe = [*pick(before, is_read), *safe]
@@ -113,6 +121,7 @@ def _joint_problem(
         carry = put(after, is_read, [where_active(*pair) for pair in pairs])
         pairs = zip(y, y_batched, strict=True)
         y = [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
+        # Rows for steps that an example does not run are zeros.
         y = [where_active(e, jnp.zeros_like(e)) for e in y]
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], y
@@ -132,12 +141,16 @@ def _joint_problem(
 
 
 def _not_written(step: Step) -> Flags:
-    """The leaves of the carry, but for the first, that are more than written to."""
+    """Which leaves of the carry, after the first, are more than buffers of rows.
+
+    The others only have rows written to them. Selecting between an old and a new buffer
+    would take as long as the whole buffer does, at every step (`_masked_writes.py`).
+    """
     return tuple(not mark for mark in written_leaves(step)[1:])
 
 
 def _borrow(runs: Value, x: Value) -> Value:
-    """`x` in which the examples that never run have that of one which does."""
+    """`x`, where examples that never run have the entry of one that does."""
     lender = _example(x, jnp.argmax(runs))
     return where_leading(runs, x, lax.stop_gradient(lender))
 

@@ -1,4 +1,4 @@
-"""Nested levels for as many steps as there may be, of which the first are run."""
+"""Nested levels for the greatest number of steps, of which only the first are run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from ._while_layout import AbstractWhileLayout, State, first_state, run_until
 
 @dataclasses.dataclass(frozen=True)
 class Bounded(AbstractWhileLayout):
-    """The order of a loop of `max_steps` steps, of which the first ones are run.
+    """The order of a loop of `max_steps` steps, of which only the first ones are run.
 
-    Saved are the number of steps, and the slots.
+    The number of steps and the slots are stored. Segments that are not run take no
+    time on the way back, but their slots are there.
     """
 
     max_steps: int
@@ -29,7 +30,7 @@ class Bounded(AbstractWhileLayout):
 
     @property
     def order(self) -> Nested:
-        """That of a loop which runs all of the steps."""
+        """The order of a loop that runs all `max_steps` steps."""
         return Nested(nests(self.max_steps, self.base))
 
     @property
@@ -69,9 +70,9 @@ class Bounded(AbstractWhileLayout):
     ) -> tuple[list[Value], list[Value]]:
         step = only_run(step)
 
-        # The slots are what a scan stacks: under `vmap` they are no part of a loop
-        # whose examples stop at different times, where each step would copy all of
-        # them.
+        # The slots are stacked by a scan, and not carried by the while loop within it.
+        # Under `vmap`, a while loop selects between old and new carry for each example
+        # at every step, and so would copy all slots.
         def segment(state: State, stop: Index) -> tuple[State, list[Value]]:
             kept = self.slots.packed(pick(state[1][1:], held))
             return run_until(step, consts, state, stop), kept

@@ -1,10 +1,15 @@
-"""Scans within a step that end early, where the step is only run.
+"""Makes while loops of scans within a step that could end early, where it is only run.
 
-A while loop of at most so many iterations that JAX can differentiate is a scan of all
-of them, each of them a branch: the body, or nothing. So are the stages of a Runge-Kutta
-method in Diffrax: a scan of 16 iterations of which the last 9 do nothing. Where nothing
-differentiates the step they are a while loop again, which runs no more iterations than
-it has to, and need not copy its carry for a branch.
+A bounded while loop that JAX can differentiate is written as a scan of all iterations,
+each of which is a branch: the body, or nothing. The stages of a Runge-Kutta method in
+Diffrax are such a scan, of 16 iterations, the last 9 of which do nothing:
+
+    scan(lambda c: cond(goes_on(c), body, lambda c: c))
+
+If an iteration does nothing, then none after it does anything: they get the same carry,
+and a scan without `xs` gives them nothing else. So where nothing differentiates the
+step, it can be a while loop again. This runs no iteration in vain, and does not have to
+copy the carry for a branch.
 """
 
 import functools
@@ -36,10 +41,11 @@ from ..engine.leaves._lean_loops import lean
 
 @functools.lru_cache(maxsize=128)
 def only_run(step: Step) -> Step:
-    """A step of the same meaning for where it is run; JAX cannot differentiate it.
+    """A step of the same meaning that is faster to run; JAX cannot differentiate it.
 
-    If there is a custom derivative in the step, its primals are those of a derivative
-    (`settled`), for which a loop in it fills slots. Here nothing would read them.
+    If a custom derivative is involved, the step is the primal of a derivative
+    (`settled`), in which inner loops fill slots. Nothing reads these here, so `lean`
+    removes them.
     """
     return with_early_ends(leaned(step))
 
@@ -53,7 +59,7 @@ def leaned(step: Step) -> Step:
 
 @functools.lru_cache(maxsize=128)
 def with_early_ends(step: Step) -> Step:
-    """A step of the same meaning whose scans end early; JAX cannot differentiate it."""
+    """A step whose scans are while loops if possible; JAX cannot differentiate it."""
     return step.rewritten(
         lambda program: rewrite_everywhere(_with_early_ends_within, program)
     )
@@ -62,7 +68,7 @@ def with_early_ends(step: Step) -> Step:
 def _with_early_ends_within(
     program: jex.ClosedJaxpr, rewrite: Rewrite
 ) -> jex.ClosedJaxpr:
-    # A loop of this library does so itself, where it runs its steps.
+    # The loops of this library do this themselves, where they run their steps.
     eqns = [
         _with_early_end(map_programs(eqn, rewrite)) if formula_of(eqn) is None else eqn
         for eqn in program.eqns
@@ -73,11 +79,11 @@ def _with_early_ends_within(
 
 
 class _EndingScan(NamedTuple):
-    """A scan whose carry stays as it is from some iteration on.
+    """A scan that does nothing from some iteration on.
 
     Attributes:
-        goes_on: From its consts and its carry to whether it changes the carry.
-        body: From the same to the next carry.
+        goes_on: From consts and carry to whether the next iteration does anything.
+        body: From consts and carry to the next carry, if it does.
     """
 
     goes_on: jex.ClosedJaxpr
@@ -106,7 +112,7 @@ def _with_early_end(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
 
 def _ending_scan(eqn: jex.JaxprEqn) -> _EndingScan | None:
-    """The parts of a scan, if it has a branch that leaves its carry as it is."""
+    """The parts of a scan, if it has a branch one side of which changes nothing."""
     if eqn.primitive.name != "scan" or eqn.effects:
         return None
     if is_symbolic(eqn.params["length"]) or any(
@@ -130,12 +136,15 @@ def _ending_scan(eqn: jex.JaxprEqn) -> _EndingScan | None:
 def _after_idle(
     branch: jex.JaxprEqn, idle: jex.Jaxpr, outvars: Sequence[jax.core.Atom]
 ) -> list[jax.core.Atom | None]:
-    """What variables are the same as if one of two branches is taken, where known.
+    """The variables that some outputs are the same as, if one branch is taken.
 
     Args:
-        branch: The equation.
-        idle: What that branch runs.
-        outvars: The variables.
+        branch: The `cond`.
+        idle: The program of that branch.
+        outvars: The outputs of the program around the `cond`.
+
+    Returns:
+        A variable for each output, or `None` if the branch computes the output.
     """
     operands = dict(zip(idle.invars, branch.invars[1:], strict=True))
     # What a branch computes is none of its operands, and literals are no variables.
@@ -147,12 +156,12 @@ def _after_idle(
 
 
 def _taken_apart(program: jex.ClosedJaxpr, place: int, taken: int) -> _EndingScan:
-    """The parts of what a scan runs.
+    """Takes the body of a scan apart.
 
     Args:
-        program: What it runs.
-        place: Which of the equations is the branch.
-        taken: Which of two branches changes the carry.
+        program: The body.
+        place: The place of the `cond` among its equations.
+        taken: Which of the two branches changes the carry.
     """
     jaxpr = program.jaxpr
     branch = jaxpr.eqns[place]

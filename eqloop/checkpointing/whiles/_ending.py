@@ -1,12 +1,17 @@
 """A scan that may end before its length, with `xs` and `ys`, under any layout.
 
-The carry starts with whether there is another step, and holds the number of steps that
-were run. The layout is that of a loop of full length. The primal fills the slots of the
-steps that it runs, and the way back starts at the last of these.
+The first leaf of the carry says whether there is another step, and a later leaf counts
+the steps that were run. The layout is that of a loop of full length. The primal fills
+the slots of the steps that it runs, and the reverse sweep starts at the last of these:
+
+    slots    |       |       |       .       .
+    steps    0 1 2 3 4 5 6 7 8 9             length
+                               ^ the loop has ended here
 
 Under `vmap` the examples of a batch share one loop, which goes on for as long as any of
-them does (`_batch.py`), in a gradient of the batch as well as in a batch of gradients:
-if each had a loop of its own, JAX would copy slots and `ys` at every step.
+them does (`_batch.py`). This is so in a gradient of the batch and in a batch of
+gradients: if each example had a loop of its own, JAX would copy slots and `ys` at every
+step.
 """
 
 import dataclasses
@@ -37,10 +42,10 @@ _most = over_examples(jnp.max)
 
 @dataclasses.dataclass(frozen=True)
 class Ending(AbstractStopping[Layout]):
-    """So many steps, or fewer if the first leaf of the carry says so.
+    """A number of steps, or fewer if the first leaf of the carry says so.
 
     Attributes:
-        count_at: Where in the carry the number of steps is that have been run. Each
+        count_at: The place in the carry of the number of steps that have been run. Each
             joint loop of a batch puts one more leaf before it.
     """
 
@@ -51,7 +56,8 @@ class Ending(AbstractStopping[Layout]):
         return self.count_at + 1
 
     def layout(self, problem: Problem, active: Active) -> Layout:
-        # JAX differentiates no loop that stops, so there are no residuals to store.
+        # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
+        # store residuals.
         return self.planned(problem).layout(active).by_carries()
 
     def planned(self, problem: Problem) -> Problem:
@@ -87,7 +93,10 @@ class Ending(AbstractStopping[Layout]):
         self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
     ) -> Cotangents:
         own, *slots = saved
-        # In a joint loop the steps themselves know which examples have stopped.
+        # In a joint loop, `own` has an entry for each example. There the step selects
+        # itself for which examples it is run, so all of them count as having run most.
+        # A batch of gradients is different: `own` is a number under `vmap`. `_most` is
+        # the largest one in either case.
         most = _most(own)
         own = most if own.ndim else own
         step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
@@ -108,10 +117,11 @@ class Ending(AbstractStopping[Layout]):
         repetition = Ending(self.count_at + 1)
         problem = dataclasses.replace(problem, repetition=repetition)
         args = (consts, init, list(args[2]))
-        # Slots do not hold whether any example goes on, nor whether one's own does.
+        # The joint carry starts with whether any example goes on, and then has whether
+        # each of them does. `lead` counts the first; slots do not hold the second.
         saves = formula.saves and _of_whole_carry(formula.saves)
         joint = PlannedLoop(problem, saves, args)
-        # Whether any example goes on is not one's own.
+        # All outputs but whether any example goes on.
         carry, ys, saved = joint.out_aval
         shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(saved)))
         last = sum(saves.needs.final) if saves else 0
@@ -125,5 +135,5 @@ class Ending(AbstractStopping[Layout]):
 
 
 def _of_whole_carry(saves: Saves[L]) -> Saves[L]:
-    """The same for a carry with its first leaf, which the way back does not know."""
+    """The same for a carry with one more leaf at its start, which is not stored."""
     return saves.of_leaves(lambda flags: (False, *flags))

@@ -1,15 +1,18 @@
-"""Steps that write rows only if their example is to go on.
+"""Makes steps write rows only for examples that have not stopped.
 
-In a loop of a batch, examples that have stopped keep their carry. For a buffer that
-steps write rows to, such as the saved outputs of a solver, to select between old and
-new would take as long as all of the buffer does, at every step. So nothing is selected:
-the writes of an example that has stopped are out of bounds, and such writes are
-dropped, in the derivatives of the step as well.
+In a loop of a batch, examples that have stopped keep their carry. Take a buffer that
+steps write rows to, such as the saved outputs of a solver. Selecting between the old
+and the new buffer would take time in proportion to the whole buffer, at every step. So
+nothing is selected. Instead, an example that has stopped writes out of bounds:
 
-That can be done for a leaf of the carry that steps write to, and whose rows they do not
-compute with: those of an example that has stopped are not what they were when it ran.
-But a row may be read to be written again, as in
-`rows.at[i].set(jnp.where(is_kept, row, rows[i]))`.
+    scatter(rows, i, row)   becomes   scatter(rows, where(is_active, i, -1), row)
+
+A scatter drops such writes, and so do its derivatives.
+
+This is possible for a leaf of the carry that steps write to without computing with its
+rows. (An example that has stopped is evaluated with its initial carry, except for these
+buffers, so their rows do not fit to the rest.) But a row may be read to be written
+again, as in `rows.at[i].set(jnp.where(is_kept, row, rows[i]))`.
 """
 
 import dataclasses
@@ -36,8 +39,8 @@ _MODES = (
     lax.GatherScatterMode.FILL_OR_DROP,
     lax.GatherScatterMode.PROMISE_IN_BOUNDS,
 )
-# Equations that hand numbers on and do not compute with them, except for the first
-# operand of `select_n`.
+# Equations that pass numbers on without computing with them; the first operand of
+# `select_n` is an exception.
 _HANDS_ON = frozenset(
     {"broadcast_in_dim", "copy", "reshape", "select_n", "squeeze", "transpose"}
 )
@@ -45,7 +48,7 @@ _HANDS_ON = frozenset(
 
 @functools.lru_cache(maxsize=128)
 def written_leaves(step: Step) -> Flags:
-    """The leaves of a carry that a step writes rows to, and does nothing else with."""
+    """The leaves of a carry that a step only writes rows to."""
     first = step.num_consts
     has_rows = lambda aval: (
         aval.ndim > 0 and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
@@ -58,11 +61,11 @@ def written_leaves(step: Step) -> Flags:
 
 @functools.lru_cache(maxsize=128)
 def with_masked_writes(step: Step, written: Flags) -> Step:
-    """A step that writes to some leaves only if its last const holds, one that is new.
+    """A step with one more const, a mask; it writes to some leaves only if that holds.
 
     Args:
         step: The step.
-        written: Which leaves these are, of its `written_leaves`.
+        written: Which leaves these are. All of them are `written_leaves`.
     """
     types = step.const_types, step.carry_types, step.x_types
     places = [step.num_consts + i for i, mark in enumerate(written) if mark]
@@ -76,18 +79,20 @@ def with_masked_writes(step: Step, written: Flags) -> Step:
 
 
 def _mask_type() -> Aval:
-    """The type of whether writes are kept."""
+    """The type of the mask."""
     return on_mesh(jax.typeof(np.bool_(True)))
 
 
 def _end(program: jex.ClosedJaxpr, place: int) -> int | None:
-    """Which output a buffer becomes that rows are written to, if nothing else is done.
+    """The output that a buffer becomes, if rows are written to it and nothing else.
 
     Args:
         program: A program.
         place: Which of its inputs the buffer is.
     """
     jaxpr, var = program.jaxpr, program.jaxpr.invars[place]
+    # From one write to the next. Exactly one equation or output may use each version of
+    # the buffer, besides reads of rows that are written again.
     while True:
         users = [eqn for eqn in jaxpr.eqns if _uses(eqn, var) and _is_used(eqn, var)]
         ends = [i for i, atom in enumerate(jaxpr.outvars) if atom is var]
@@ -109,7 +114,10 @@ def _uses(eqn: jex.JaxprEqn, var: jex.Var) -> bool:
 
 
 def _is_used(eqn: jex.JaxprEqn, var: jax.core.Atom) -> bool:
-    """Whether an equation that takes a variable computes anything of it."""
+    """Whether an equation that takes a variable uses its value.
+
+    That of `with_symbolic_zeros` does not: it takes others only for their tangents.
+    """
     return not is_through(eqn) or eqn.invars[-1] is var
 
 
@@ -141,12 +149,12 @@ def _is_write(eqn: jex.JaxprEqn) -> bool:
         return False
     if eqn.primitive.name == "dynamic_update_slice":
         return True
-    # Without an index, as in `rows.at[:].add(h)`, nothing could be out of bounds.
+    # A write without an index, as in `rows.at[:].add(h)`, cannot be out of bounds.
     return eqn.params["mode"] in _MODES and aval_of(eqn.invars[1]).shape[-1] > 0
 
 
 def _is_harmless(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, var: jex.Var) -> bool:
-    """Whether rows of a buffer are read in order to be written again."""
+    """Whether rows of a buffer are read only to be written again."""
     is_buffer = [atom is var for atom in eqn.invars]
     is_operand = is_buffer[0] and not any(is_buffer[1:])
     ends = _ends_of(jaxpr, eqn.outvars[0], is_row=False) if is_operand else None
@@ -154,16 +162,16 @@ def _is_harmless(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, var: jex.Var) -> bool:
 
 
 def _ends_of(jaxpr: jex.Jaxpr, var: jex.Var, is_row: bool) -> dict[int, bool] | None:
-    """The outputs that a value becomes, if it is moved or written and nothing else.
+    """The outputs that have a value in them, if it is only moved or written.
 
     Args:
         jaxpr: A program.
         var: The value.
-        is_row: Whether it is some row of a buffer already.
+        is_row: Whether the value is already a row of a buffer.
 
     Returns:
-        For each such output, whether the value is no more than a row of it. `None` if
-        anything is computed with the value, or with a buffer that has it for a row.
+        For each such output, whether the value is only a row of it. `None` if anything
+        is computed with the value, or with a buffer that has it as a row.
     """
     found: dict[jax.core.Atom, bool] = {var: is_row}
     for eqn in jaxpr.eqns:
@@ -181,9 +189,9 @@ def _ends_of(jaxpr: jex.Jaxpr, var: jex.Var, is_row: bool) -> dict[int, bool] | 
 def _values_with(
     eqn: jex.JaxprEqn, place: int, is_row: bool
 ) -> list[tuple[jex.Var, bool]] | None:
-    """What an equation makes of a value, and whether that has it for a row.
+    """The results of an equation that have a value in them, and whether as a row.
 
-    It is `None` if the equation computes with the value.
+    `None` if the equation computes with the value.
     """
     name, out = eqn.primitive.name, eqn.outvars[0]
     if name in _HANDS_ON:
@@ -218,14 +226,14 @@ def _masked(program: jex.ClosedJaxpr, places: tuple[int, ...]) -> jex.ClosedJaxp
 
 @dataclasses.dataclass
 class _Masking:
-    """A program in which writes are masked, while it is made.
+    """Builds a program in which writes are masked.
 
     Attributes:
-        mask: The variable that says whether to write.
-        buffers: The variables of the program before that are written to.
-        names: What variables of the program before are called now.
-        eqns: The equations.
-        consts: The constants of the programs that were put in, by their variables.
+        mask: The variable of the mask.
+        buffers: The variables of the original program that are written to.
+        names: The new names of variables of the original program.
+        eqns: The new equations.
+        consts: The constants of programs that were inserted, by their variables.
     """
 
     mask: Value
@@ -277,7 +285,7 @@ class _Masking:
     def _put_in(
         self, f: Callable[..., PyTree], atoms: Sequence[jax.core.Atom]
     ) -> list[Value]:
-        """Puts in the equations of a function of some variables."""
+        """Inserts the equations of a function of some variables."""
         traced = jax.make_jaxpr(f)(*[aval_of(x) for x in atoms])
         names = dict(zip(traced.jaxpr.invars, atoms, strict=True))
         name = lambda x: renamed(x, names)
@@ -295,7 +303,7 @@ def _is_in(atom: jax.core.Atom, variables: Container[Any]) -> bool:
 def _masked_call(
     eqn: jex.JaxprEqn, places: tuple[int, ...], *inputs: PyTree
 ) -> list[Value]:
-    """What an equation gives that writes to some operands, if the last one holds."""
+    """The results of an equation that writes to some operands, under a mask."""
     *operands, mask = inputs
     if eqn.primitive.name == "dynamic_update_slice":
         return [_masked_update(mask, *operands)]
@@ -332,7 +340,7 @@ def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) ->
 
 
 def _masked_indices(indices: Value, mask: Value) -> Value:
-    """Indices that are out of bounds unless a mask holds."""
+    """The indices, or -1, which is out of bounds for a scatter, if a mask is false."""
     bits = max(32, 8 * indices.dtype.itemsize)
     indices = indices.astype(f"int{bits}")  # which has numbers below zero
     none = placed_as(jnp.full_like(indices, -1), indices)

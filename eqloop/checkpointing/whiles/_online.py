@@ -1,4 +1,4 @@
-"""Slots that are moved on as the loop turns out to be longer."""
+"""A given number of slots for a loop of any length: they move on as it grows longer."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from ._while_layout import (
     run_until,
 )
 
-# No step is run again more often than this, however long the loop and few the slots;
-# with two slots it is enough for a million steps.
+# The highest rank in the table of reaches. With two slots, the reach at rank `r` is
+# about `r**2 / 2` steps, so this is enough for a million of them.
 _MOST_RANKS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
 class Online(AbstractWhileLayout):
-    """The carries of a loop of any length in a given number of slots.
+    """The carries of a loop of any length, in a given number of slots.
 
-    Saved are the number of steps, the positions of the slots and their rows, and the
-    slots. Which carry gives way to a new one is decided in `_spread.py`.
+    The number of steps, the positions of the stored carries, their rows, and the slots
+    are stored. `_spread.py` decides which carry is given up for a new one.
 
     Attributes:
         max_steps: The most steps that are run.
@@ -61,7 +61,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def ranks(self) -> int:
-        """The highest rank that a segment may come to have, see `_spread.py`."""
+        """The highest rank that a segment may get, see `_spread.py`."""
         if self.checkpoints == 1:
             return 1
         return min(_binomial.rank_of(self.max_steps, self.checkpoints) + 1, _MOST_RANKS)
@@ -89,7 +89,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def evaluations(self) -> int | None:
-        """The fewest that are possible; `_spread.py` says how many more it may take."""
+        """The fewest possible; `_spread.py` says how many more there may be."""
         if self.length is None:
             return None
         return 2 * self.length + _binomial.sweep_advances(self.length, self.stored)
@@ -151,10 +151,11 @@ class Online(AbstractWhileLayout):
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries
     ) -> Stack:
-        """The slots as the primal leaves them: after few steps, some are free."""
+        """The slots as the primal leaves them; after few steps, some are free."""
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
-        # Beyond the slots in use this is meaningless, and is not read.
+        # For slots that are not in use, these numbers mean nothing, and are not read.
         lengths = appended(starts[1:], count) - starts
+        # The rank of each segment, by its length and its place.
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
         table = jnp.stack([starts, ranks], axis=1)

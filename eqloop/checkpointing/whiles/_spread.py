@@ -1,22 +1,26 @@
-"""Where a loop of unknown length leaves its slots: over all steps that it has run.
+"""Spreads the slots of a loop of unknown length over all steps that it has run.
 
-While there are free slots, every carry is stored. After that, to store one more carry
-means to give up another, and so to merge two segments. If `i` slots lie before a
-segment, then `s - i` of `s` are there to reverse it, and at rank `r` it can be
-`reach(s - i, r)` steps long (`_binomial`). So there is a rank for the whole loop: two
-segments are merged only if the result is within its reach, and the rank is raised when
-no two can be merged any more.
+While there are free slots, every carry is stored. After that, storing one more carry
+means to give up another one, which merges two segments:
 
-- At rank 1 the first two that fit are merged, and every carry is stored. Up to
-  `s (s + 3) / 2` steps this is optimal for every number of steps, as is the first
-  algorithm of Stumm & Walther (2010).
-- At higher ranks the last two that fit are merged, so that the long segments are those
-  which have many slots. The last segment grows first: to `r + 1` steps, which the rank
-  allows it, or from rank 3 on to `r` if it can then be merged with the one before.
+    |---|-|--|-----|        give up the third carry:    |---|----|-----|
+    0   1 2  3     now                                  0   1    2     now: free
 
-Beyond rank 1 no rule can be optimal for all numbers of steps; this one was found by
-trying. On average the evaluations are less than a per cent more than they would have to
-be if the number of steps were known.
+A segment with `i` slots before it is reversed with `s - i` of the `s` slots, so at rank
+`r` it can be `reach(s - i, r)` steps long (`_binomial`). There is one rank for the
+whole loop. Two segments are merged only if the result is within the reach of that rank,
+and the rank is raised when no two can be merged.
+
+- At rank 1, the first two segments that fit are merged, and every carry is stored. Up
+  to `s (s + 3) / 2` steps this is optimal, whatever the number of steps turns out to
+  be, as is the first algorithm of Stumm & Walther (2010).
+- At higher ranks, the last two that fit are merged, so that segments with many slots
+  become the long ones. The last segment grows first: to `r + 1` steps, its reach at
+  this rank, or from rank 3 on to `r` if it can then be merged with the one before.
+
+Beyond rank 1, no rule can be optimal for all numbers of steps; this one was found by
+trying. On average it takes less than a per cent more evaluations than would be needed
+if the number of steps were known.
 
 References:
     P. Stumm and A. Walther, *New algorithms for optimal online checkpointing*, SIAM J.
@@ -40,9 +44,9 @@ class Spread(NamedTuple):
 
     Attributes:
         starts: The positions of the carries.
-        rows: The rows that they are stored in, and behind them the one beyond.
-        rank: The rank of the segments.
-        stop: The position at which this is to be looked at again.
+        rows: The rows that they are stored in, and at the end the row that is no slot.
+        rank: The rank of the loop.
+        stop: The position at which the next carry may be stored.
     """
 
     starts: Value
@@ -52,7 +56,7 @@ class Spread(NamedTuple):
 
 
 def full(order: "Online") -> Spread:
-    """The slots when the first carries have been stored, one after the other."""
+    """The slots when the first carries have just filled them."""
     rows = jnp.arange(order.checkpoints + 1, dtype=jnp.int32)
     rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, order.checkpoints))
     return Spread(rows[:-1], rows, rank, stop)
@@ -62,18 +66,23 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
     """Gives up a slot for the carry at a position, or raises the rank.
 
     Returns:
-        The row that is free for the carry. If the rank was raised instead it is the one
-        beyond the slots.
+        The row to write the carry to, and the new state. If the rank was raised, the
+        row is the one that is no slot.
     """
     starts, rows, rank, _ = spread
     place = _place_to_free(order, spread, position)
+    # Slots before `place` stay. The later ones move down by one place, and the freed
+    # row comes last. The row that is no slot stays at the end.
     is_kept = jnp.arange(order.checkpoints + 1, dtype=jnp.int32) < place
     row = element(rows, place)
     starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
     moved = appended(appended(rows[1:-1], row), order.checkpoints)
     rows = jnp.where(is_kept, rows, moved)
+    # Nothing was given up: `place` is beyond all slots, and nothing has moved.
     is_full = (place == order.checkpoints).astype(jnp.int32)
     rank = jnp.minimum(rank + is_full, order.ranks)
+    # When the next carry may be stored, by the rule at the top. The last two segments
+    # have 2 slots, whose reach at rank `r` is `(r + 1) (r + 2) / 2`.
     before, last = starts[-2], starts[-1]
     fits_soon = (rank > 2) & (last + rank - before <= (rank + 1) * (rank + 2) // 2)
     grown = jnp.where(rank == 1, 1, jnp.where(fits_soon, rank, rank + 1))
@@ -87,15 +96,19 @@ def appended(numbers: Value, last: Value) -> Value:
 
 
 def _place_to_free(order: "Online", spread: Spread, position: Index) -> Value:
-    """The place among the slots whose segment joins the one before, or one too many."""
+    """The place of the carry to give up, or the number of slots if there is none.
+
+    Its segment is merged with the one before.
+    """
     starts, slots = spread.starts, order.checkpoints
-    # reach[r - 1][i] is that of the segment with `i` slots before it, at rank `r`.
+    # reach[r - 1][i] is the reach of a segment with `i` slots before it, at rank `r`.
     columns = zip(*order.reach[:1:-1], strict=True)
     reach = constant(list(columns)[2:])
     merged = appended(starts[2:], position) - starts[:-1]
     fits = merged <= element(reach, spread.rank - 1)
     place = jnp.arange(1, slots, dtype=jnp.int32)
-    # Of those that fit the one with the highest preference, and 0 if none does.
+    # The place with the highest preference among those that fit; 0 if none does. At
+    # rank 1 earlier places are preferred, at higher ranks later ones.
     is_first = spread.rank == 1
     best = jnp.max(jnp.where(fits, jnp.where(is_first, slots - place, place), 0))
     found = jnp.where(is_first, slots - best, best)

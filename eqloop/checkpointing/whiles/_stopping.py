@@ -1,7 +1,7 @@
-"""Loops that end when their carry says so, and what they cannot do.
+"""Loops that end when their carry says so, and errors for what they cannot do.
 
-A while loop is `UntilStopped`, and has a layout for loops of which the length is not
-known. A scan that may end before its length is in `_ending.py`.
+A while loop is `UntilStopped`, and has a layout for loops of unknown length. A scan
+that may end early is in `_ending.py`.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ from ._while_layout import (
 
 @dataclasses.dataclass(frozen=True)
 class AbstractStopping(AbstractRepetition[L]):
-    """A loop goes on for as long as the first leaf of its carry says so.
+    """A loop that goes on for as long as the first leaf of its carry says so.
 
-    It is closed under derivatives just as a loop of known length is. The loop of the
-    step's jvp stops when the primal does, since tangents are no part of what the
-    condition reads.
+    The derivatives of such a loop are such loops again, as with loops of known length.
+    The loop of the step's jvp stops when the primal does: the condition is a boolean,
+    which has no tangent, and it reads no tangents.
     """
 
     instead_of_effects: ClassVar[str] = (
@@ -53,10 +53,11 @@ class AbstractStopping(AbstractRepetition[L]):
         return _unconditional(step)
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
-        """Checks the types of consts that have a cotangent.
+        """Checks the types of consts that have a cotangent, within a `shard_map`.
 
-        If such a const were the same on all devices, they would add up its cotangents,
-        and so wait for each other, at every step.
+        If a const is the same on all devices, the transpose of the step adds up its
+        cotangents over all of them, at every step. Devices that ran fewer steps would
+        not take part, and the others would wait for them.
         """
         axes = axes_of(inputs[1][0])
         consts = pick(problem.step.const_types, active.consts)
@@ -72,7 +73,7 @@ class AbstractStopping(AbstractRepetition[L]):
         )
 
     def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
-        """Checks that examples can be reversed each by itself."""
+        """Checks that each example can be reversed by itself."""
         if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
             raise ValueError(
                 f"`jax.vmap` over the gradient of a while loop with collectives over "
@@ -102,7 +103,7 @@ class AbstractStopping(AbstractRepetition[L]):
 
 @functools.lru_cache(maxsize=128)
 def _unconditional(step: Step) -> Step:
-    """The step without the first leaf of its carry, and without what it is made by."""
+    """The step without the first leaf of its carry, and what only this leaf needs."""
     kept = [True] * len(step.jaxpr.in_avals)
     kept[step.num_consts] = False
     jaxpr, _ = partial_eval.dce_jaxpr(
@@ -116,9 +117,9 @@ def _unconditional(step: Step) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class UntilStopped(AbstractStopping[AbstractWhileLayout]):
-    """Another step is run if the first leaf of the carry says so.
+    """A while loop: without `xs` and `ys`, and of unknown length.
 
-    There are neither `xs` nor `ys`. Under `vmap` each example stops at its own time.
+    Under `vmap` each example stops at its own time.
     """
 
     def run(
@@ -151,6 +152,9 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         given, dims = dims, tuple(map(tuple, dims))
         if not stops_apart(formula.problem, axis_data, dims):
             return super().batched(formula, axis_data, args, dims)
+        # A gradient has been taken of each example, and then of the batch. The slots of
+        # examples are spread over different numbers of steps, so the loops are not
+        # joined: each example runs its own, as `vmap` has it.
         if formula.saves is not None:
             self.check_batched(formula, axis_data)
             _refuse_explicit(axis_data)
@@ -158,16 +162,17 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         args = (list(consts), list(init), [])
         joint = PlannedLoop(problem, None, args)
+        # All outputs but the joint carry's first leaf: whether any example goes on.
         is_of_example = (False, *[True] * (len(joint.out_avals_flat) - 1))
         selected = Selected.of(joint, is_of_example)
         return selected, args, [0] * len(selected.out_avals_flat)
 
 
 def _refuse_explicit(axis_data: BatchAxis) -> None:
-    """Checks that JAX can batch a loop whose number of steps is another for each.
+    """Checks that JAX can batch a reverse sweep whose examples ran differently long.
 
-    Such a loop reads its tables at indices that are split over devices, and JAX does
-    not know how what it reads is to be split.
+    The sweep reads its tables at one index for each example. If these indices are split
+    over devices, JAX cannot tell how the result is split.
     """
     if axis_data.explicit_mesh_axis is not None:
         raise ValueError(
@@ -180,7 +185,7 @@ def _refuse_explicit(axis_data: BatchAxis) -> None:
 
 
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
-    """Runs the loop and saves nothing. Returns the final carry."""
+    """Runs the loop and stores nothing. Returns the final carry."""
     steps = steps_to_run(step)
     if max_steps < UNLIMITED or is_watched():
         return run_all(steps, consts, init, max_steps)[1]

@@ -1,7 +1,7 @@
 """Layouts of loops of unknown length: which carries are stored as the loop goes on.
 
-At the end is what a layout runs a loop by: steps until the carry says stop, or up to
-some position.
+At the end are the functions by which layouts run a loop until its carry says stop, or
+up to some position.
 """
 
 import abc
@@ -32,11 +32,11 @@ State: TypeAlias = tuple[Any, list[Any]]
 
 
 class AbstractWhileLayout(AbstractLayout):
-    """Which carries of a loop are stored that runs until its carry says stop.
+    """Which carries of a while loop are stored: a frozen, hashable dataclass.
 
-    It is a frozen, hashable dataclass, and plans every loop alike. What is saved are a
-    few integers, the first of them the number of steps that were run, and the slots.
-    They hold carries without their first leaf, which says whether to go on.
+    It is its own schedule, the same for every loop. A forward sweep stores a few
+    integers, the first of which is the number of steps that were run, and then the
+    slots. These hold carries without their first leaf, which says whether to go on.
     """
 
     slots: AbstractSlots = DeviceSlots()
@@ -61,7 +61,7 @@ class AbstractWhileLayout(AbstractLayout):
     @property
     @abc.abstractmethod
     def integers(self) -> Sequence[tuple[int, ...]]:
-        """The shapes of the integers that are saved beside the slots."""
+        """The shapes of the integers that are stored before the slots."""
 
     @property
     @abc.abstractmethod
@@ -71,7 +71,7 @@ class AbstractWhileLayout(AbstractLayout):
     @property
     @abc.abstractmethod
     def length(self) -> int | None:
-        """The most steps that are run, if there is a bound."""
+        """The most steps that the loop may run, `None` if there is no bound."""
 
     @property
     @abc.abstractmethod
@@ -86,40 +86,40 @@ class AbstractWhileLayout(AbstractLayout):
     @property
     @abc.abstractmethod
     def evaluations(self) -> int | None:
-        """How often a gradient of `length` steps evaluates a step, if that is known."""
+        """How often a gradient of `length` steps evaluates the step, if it is known."""
 
     @property
     @abc.abstractmethod
     def setting(self) -> str:
-        """What the user has chosen, as it was written."""
+        """The setting that the user has chosen, as it is written in the code."""
 
     @property
     @abc.abstractmethod
     def evaluations_described(self) -> str:
-        """How often a gradient evaluates a step, in words."""
+        """How often a gradient evaluates the step, in words."""
 
     @abc.abstractmethod
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], list[Value]]:
-        """Runs the loop, and saves what `reverse` needs.
+        """Runs the loop, and stores what `reverse` needs.
 
         Args:
             step: The step.
             held: Which leaves of a carry slots hold; the first leaf is not counted.
-            consts: What each step gets.
+            consts: The consts of the step.
             init: The initial carry.
 
         Returns:
-            The final carry, and what is saved.
+            The final carry, and what is stored: the integers and the slots.
         """
 
     @abc.abstractmethod
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
-        """Takes the cotangents of the final carry back, given what was saved."""
+        """Takes cotangents of the final carry back, given what `forward` has stored."""
 
     def saved_types(self, carry_types: Sequence[Aval], held: Flags) -> list[Aval]:
-        """The types of what a forward sweep saves."""
+        """The types of what `forward` stores."""
         # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])
         zero = lambda n: vary(put_on_mesh(jnp.zeros(n, jnp.int32)), axes)
@@ -131,7 +131,7 @@ class AbstractWhileLayout(AbstractLayout):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOnly:
-    """A loop that has no reverse mode, since it may have any number of steps."""
+    """The layout of a loop without reverse mode, whose steps are not limited."""
 
     max_steps: int = UNLIMITED
 
@@ -146,12 +146,12 @@ class ForwardOnly:
 
 
 def first_state(init: Arrays) -> State:
-    """Before the first step."""
+    """The state before the first step."""
     return vary(zero(), axes_of(init[0])), list(init)
 
 
 def run_until(step: Step, consts: Arrays, state: State, stop: Index) -> State:
-    """Runs up to a position, or until the carry says stop."""
+    """Runs steps up to a position, or until the carry says stop."""
     move = next_carry(step, consts)
 
     def body(state: State) -> State:

@@ -1,8 +1,9 @@
-"""Programs in which loops take and give no more than is needed of them.
+"""Removes from a program what its outputs do not need, and that within loops as well.
 
-JAX keeps or drops an equation of this library as a whole: if one of its outputs is
-needed, then so are all of its inputs. The rows that a loop in a step writes would be
-needed for the counter beside them, and so be stored in every slot.
+JAX's dead code elimination looks into a `scan`, but not into the primitives of this
+library: if one output of a loop is needed, all of its inputs are. Take a step with an
+inner loop that writes rows, and a counter beside them. If the counter is needed, all
+rows would be, too, and every slot would have to hold them.
 """
 
 import functools
@@ -20,11 +21,13 @@ from ...._programs import formula_of, renamed
 
 @functools.lru_cache(maxsize=512)
 def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
-    """A program with the same inputs, and those of its outputs that are used.
+    """A program with the same inputs, and with only those outputs that are used.
 
-    It is not to be differentiated: what a derivative reads may be more.
+    It must not be differentiated, since a derivative may read more.
     """
     jaxpr = _underived(program.jaxpr)
+    # A leaner loop reads fewer inputs, so equations before it may become dead, and then
+    # the outputs of loops among these.
     while True:
         jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=True)
         eqns = _leaner(jaxpr)
@@ -34,10 +37,11 @@ def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
 
 
 def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
-    """A program without what is there for derivatives alone.
+    """A program without what is only there for derivatives.
 
-    Equations that hand on a value, and tell JAX of its tangent, are left out. Loops are
-    given zeros for what they do not read.
+    Equations that return their operand, and only tell JAX whether it has a tangent
+    (`with_symbolic_zeros`), are removed. Loops are given zeros for inputs that matter
+    only to their derivatives (`Formula.reads`).
     """
     same, eqns = dict[jex.Var, jax.core.Atom](), list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)
@@ -51,7 +55,7 @@ def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
 
 
 def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
-    """An equation that is given zeros for what it does not read, behind their own."""
+    """An equation with zeros for inputs that it does not read, after these zeros."""
     formula = formula_of(eqn)
     if formula is None or all(formula.reads):
         return [eqn]
@@ -66,13 +70,13 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
 
 
 def _leaner(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
-    """The equations of a program, with loops that give only what is needed."""
+    """The equations of a program, in which loops have only outputs that are needed."""
     needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[jex.JaxprEqn]()
     for eqn in reversed(jaxpr.eqns):
         if (formula := formula_of(eqn)) is not None:
-            found = formula.leaner(tuple(var in needed for var in eqn.outvars))
-            if found is not None:
-                formula, takes, gives = found
+            leaner = formula.leaner(tuple(var in needed for var in eqn.outvars))
+            if leaner is not None:
+                formula, takes, gives = leaner
                 ins, outs = pick(eqn.invars, takes), pick(eqn.outvars, gives)
                 eqn = eqn.replace(params={"_prim": formula}, invars=ins, outvars=outs)
         eqns.append(eqn)

@@ -1,17 +1,20 @@
-"""What a slot holds: the leaves of a carry that a reverse sweep needs.
+"""Finds out which leaves of a carry a slot has to hold.
 
-Many loops carry what their reversal never reads: sums, monitors, counters, the rows
-that have been written so far. The reversal of `total + x` takes the cotangent of the
-total past the step without knowing the total, and that of `rows.at[i].set(x)` knows `i`
-and no rows. Such leaves are not stored, not copied, and not computed again.
+Many loops carry leaves that their reversal never reads: sums, monitors, counters, the
+rows that have been written so far. The reversal of `total + x` takes the cotangent of
+the total past the step without the total itself; that of `rows.at[i].set(x)` needs `i`,
+but no rows. Such leaves are not stored, not copied, and not computed again.
 
-Which these are follows from two programs. The reversal of a step reads some leaves. To
-have them at every step, the step is run from a stored carry, which takes the leaves
-that these are computed from, and so on until no leaf is added.
+It follows from two programs which leaves are needed:
 
-A buffer whose rows are written once, such as the history of an equation with delays, is
-saved once, as it is at the end, and slots do not hold it. Before any step, the rows
-that have been written are those of the end, and the others are those of the start
+1. The backward step reads some leaves of the carry before a step.
+2. To have these before every step, steps are run from a stored carry. Their program
+   reads the leaves that the needed ones are computed from, which are then needed, too,
+   and so on until no leaf is added.
+
+A buffer whose rows are written once, such as the history of a delay equation, is needed
+but not held. It is stored once, as it is at the end: before any step, a row that has
+been written is as it is at the end, and any other as it was at the start
 (`_rows_once.py`).
 """
 
@@ -33,10 +36,10 @@ from ._saves import Needs
 
 
 def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
-    """The leaves of a carry without which a block of steps cannot be reversed.
+    """The leaves of the carry before a block that its reversal reads.
 
     Args:
-        back: What its reversal does.
+        back: The backward step.
         loop: The loop.
         block: How many steps the block has.
     """
@@ -45,14 +48,17 @@ def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:
 
 @functools.lru_cache(maxsize=256)
 def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
-    """The same for the loop over a block."""
+    """The same for the loop over a block.
+
+    By `part`, loops of all lengths have the same loop over a block, and share this.
+    """
     (consts, carry, x), block = back.types, loop.length
     at = slice(len(consts), len(consts) + len(carry))
     if block == 1:
         program = program_of(back)
         return tuple(_inputs_read(program, (True,) * len(program.out_avals))[at])
-    # What a block reads follows from which inputs its steps read, and not from how they
-    # are computed. JAX remembers the derivatives of a step that is called.
+    # A step that is one call is enough to see which inputs a block reads. JAX remembers
+    # the derivatives of a function that is called, so this is faster to trace.
     back = back.mapped(lambda step: step.rewritten(called))
     axes = zip(x, loop.x_axes, strict=True)
     xs = [stack_type(aval, block, axis) for aval, axis in axes]
@@ -65,17 +71,19 @@ def _leaves_read_by(back: BackwardStep, loop: Loop) -> Flags:
 
 @functools.lru_cache(maxsize=256)
 def needs_of(back: BackwardStep, step: Step, loop: Loop, block: int = 1) -> Needs:
-    """The leaves of a carry that a slot must hold, and those that are saved once.
+    """The leaves of a carry that a slot must hold, and those that are stored once.
 
     Args:
-        back: What the reversal of a step does.
+        back: The backward step.
         step: The step to advance by, without outputs.
         loop: The loop.
         block: How many steps are reversed at once, at most.
     """
     read = leaves_read(back, loop)
     needs = closed_needs(step, loop, read)
-    # To trace a block takes a while. It cannot read more than all leaves.
+    # The derivative of a block may read other leaves than that of a step, since its
+    # carries come from a scan; a block of two steps stands for all longer ones. Tracing
+    # it takes a while, and is of no use if slots hold all leaves already.
     if block > 1 and back.takes_blocks and not all(needs.held):
         read = tuple(union(read, leaves_read(back, loop, 2)))
         needs = closed_needs(step, loop, read)
@@ -83,12 +91,13 @@ def needs_of(back: BackwardStep, step: Step, loop: Loop, block: int = 1) -> Need
 
 
 def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
-    """What it takes to have some leaves at every step."""
+    """The leaves that have to be stored to know some leaves before every step."""
     rows = rows_once(step, loop)
 
     def apart(needed: Sequence[bool]) -> Needs:
+        """Divides the needed leaves into those in slots, and those stored once."""
         final = [n and row is not None for n, row in zip(needed, rows, strict=True)]
-        # The counter tells which rows have been written.
+        # The counter at a step says which rows have been written, so slots hold it.
         counters = {row.counter for row in pick(rows, final) if row is not None}
         held = [n and not f for n, f in zip(needed, final, strict=True)]
         return Needs(
@@ -96,6 +105,7 @@ def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
         )
 
     def before(needed: Sequence[bool]) -> list[bool]:
+        # Only leaves in slots are computed from step to step.
         held, _ = apart(needed)
         return union(held, _leaves_before(step, held))
 
@@ -105,12 +115,12 @@ def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
 def leaves_computed(
     step: Step, carry: Sequence[bool], ys: Sequence[bool] = ()
 ) -> list[bool]:
-    """The leaves of a carry that it takes to compute some of them at every step.
+    """The leaves of a carry that are needed to compute some of them at every step.
 
     Args:
         step: The step.
         carry: Which leaves of the carry are needed.
-        ys: Which of the outputs are.
+        ys: Which leaves of `y` are needed.
     """
     return closed_under(carry, lambda carry: _leaves_before(step, carry, ys))
 
@@ -118,17 +128,20 @@ def leaves_computed(
 def _leaves_before(
     step: Step, carry: Sequence[bool], ys: Sequence[bool] = ()
 ) -> list[bool]:
-    """The leaves of a carry that some of the next one are computed from."""
-    found = [False] * step.num_carry
+    """The leaves of a carry that the marked leaves of the next one are computed from.
+
+    An inverse goes the other way, and the leaves that it reads are needed as well.
+    """
+    read = [False] * step.num_carry
     for program in filter(None, (step.jaxpr, step.inverse)):
-        outs = (*carry, *ys)[: len(program.out_avals)]
-        read = _inputs_read(program, outs)[step.num_consts :]
-        found = union(found, read[: step.num_carry])
-    return found
+        outs = (*carry, *ys)[: len(program.out_avals)]  # an inverse has no `y`
+        inputs = _inputs_read(program, outs)[step.num_consts :]
+        read = union(read, inputs[: step.num_carry])
+    return read
 
 
 def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) -> Step:
-    """A step for some leaves of the carry, which it takes no others to compute."""
+    """A step whose carry has only the `held` leaves, none of which needs another."""
     kept = [*[True] * step.num_consts, *held, *[True] * len(step.x_types)]
 
     def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -145,9 +158,10 @@ def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:
 
 
 def taking(program: jex.ClosedJaxpr, kept: Sequence[bool]) -> jex.ClosedJaxpr:
-    """A program that is given those inputs alone, and reads no others."""
+    """A program with the kept inputs alone; it must not read any other."""
     jaxpr = program.jaxpr
     outs = [True] * len(jaxpr.outvars)
+    # `instantiate` keeps an input even if nothing reads it.
     jaxpr, given = partial_eval.dce_jaxpr(jaxpr, outs, instantiate=list(kept))
     assert list(given) == list(kept)
     return jex.ClosedJaxpr(jaxpr, program.consts)

@@ -1,30 +1,37 @@
-"""Buffers whose rows are written once: slots need not hold them.
+"""Recognises buffers whose rows are written once: slots need not hold them.
 
-Take a buffer of the carry to which each step writes one row, as a solver's history
-`rows.at[i].set(h)` with a counter `i`, and nothing else. If no two steps write the same
-row, then before any step a row is one of two: what it is at the end, if it has been
-written already, and what it was at the start, if not. For a row that is never written
-both are the same. So the initial and the final buffer, which are there once, serve all
-reads of all steps, wherever these read:
+Take a buffer in the carry to which each step writes one row, such as a solver's history
+`rows.at[i].set(h)` with a counter `i`. If no two steps write the same row, then before
+any step a row has one of two values: that of the end, if it has been written, and
+otherwise that of the start. For a row that is never written, these are the same.
 
-    before = where(written, final, initial)
+    start            . . . . . .
+    before step 3    A B C . . .       A, B, C as at the end; the others as at the start
+    end              A B C D E F
 
-The counter tells what has been written. With `n` rows, and writes from row `i0` on by a
-counter that has come from `i0` to `i`, these are the rows `r` with
+So the initial and the final buffer, which are stored once, are enough for every step,
+whichever rows it reads:
+
+    before = where(is_written, final, initial)
+
+The counter tells which rows have been written. With `n` rows, and a counter that has
+come from `i0` to `i`, they are the rows `r` with
 
     (r - i0) mod n < i - i0
 
-That is right in two cases.
+This is right in two cases:
 
-- The loop is too short for a counter to come round. Indices that are out of bounds are
-  dropped, and negative ones may have been moved up by `n`; either way the row that is
-  written, if one is, is the counter modulo `n`. Where it starts does not matter.
-- It is known where the counter starts, at zero or above. If indices are clamped to the
-  buffer, it must be known that the last one is within, too.
+- The loop is too short for the counter to come round to a row a second time. Then it
+  does not matter where the counter starts. An index out of bounds is dropped, and a
+  negative one may have been moved up by `n`; either way the row that is written, if one
+  is, is the counter modulo `n`.
+- The counter is known to start at zero or above. If indices are clamped to the buffer
+  instead of dropped, then the last index must also be known to be in range.
 
-All is read off the program of the step (`_written_rows.py`): that the buffer comes out
-as it came in but for one row, and that the row is a counter plus a fixed number. What
-is not understood is no such buffer, and slots hold it.
+Both the buffer and the counter are recognised in the program of the step
+(`_written_rows.py`): the buffer is returned as it came except for one row, and the
+index of that row is the counter plus a fixed number. A buffer that is written in any
+other way is an ordinary leaf, and slots hold it.
 """
 
 import dataclasses
@@ -58,7 +65,7 @@ class RowsOnce:
     Attributes:
         axis: The axis of the rows.
         counter: The leaf of the carry that counts.
-        offset: How many rows behind the counter the row of a step is.
+        offset: The number to add to the counter for the row that a step writes.
     """
 
     axis: int
@@ -79,6 +86,8 @@ class RowsOnce:
         signed = jnp.dtype(f"int{8 * first.dtype.itemsize}")
         first, count = first.astype(signed), count.astype(signed)
         row = lax.broadcasted_iota(signed, shape, self.axis)
+        # `%` of JAX, as that of Python, is not negative. The formula of this file, with
+        # `i0 = first + offset`; the difference of the counters is the same without it.
         is_written = (row - (first + self.offset)) % rows < count - first
         if explicit_sharding(final) is not None:
             is_written = along(is_written, range(final.ndim), final)
@@ -87,7 +96,7 @@ class RowsOnce:
 
 @functools.lru_cache(maxsize=256)
 def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
-    """The leaves of the carry that are such buffers.
+    """For each leaf of the carry, how its rows are written if they are written once.
 
     Args:
         step: The step, without outputs.
@@ -97,6 +106,8 @@ def rows_once(step: Step, loop: Loop) -> tuple[RowsOnce | None, ...]:
     is_unknown = step.inverse is not None or is_symbolic(loop.length)
     if is_unknown or not writes_rows(step.jaxpr):
         return (None,) * count
+    # Twice through the program: first to find the counters, then the buffers, as it
+    # takes the ranges of counters to follow the indices of writes.
     counters = _counters(counter_strides(step), loop, loop.padded_starts(count))
     pairs = zip(step.carry_types, _carry_after(step, counters), strict=True)
     return tuple(_rows_of(i, *pair, counters) for i, pair in enumerate(pairs))
@@ -124,7 +135,13 @@ def _carry_after(step: Step, counters: dict[int, Counter]) -> list[Understood]:
 def _counters(
     strides: Sequence[int | None], loop: Loop, starts: Sequence[int | None]
 ) -> dict[int, Counter]:
-    """The leaves of the carry that count up, given what steps add to them."""
+    """The leaves of the carry that each step adds the same positive number to.
+
+    Args:
+        strides: What a step adds to each leaf, if that is always the same.
+        loop: The loop.
+        starts: What the leaves are known to start from.
+    """
     found: dict[int, Counter] = {}
     for i, (stride, start) in enumerate(zip(strides, starts, strict=True)):
         if stride is not None and stride > 0:
@@ -138,9 +155,18 @@ def _counters(
 def _rows_of(
     leaf: int, aval: Aval, after: Understood, counters: dict[int, Counter]
 ) -> RowsOnce | None:
-    """How the rows of a leaf are written, given what a step makes of the carry."""
+    """How the rows of a leaf are written, if this is understood.
+
+    Args:
+        leaf: Its place in the carry.
+        aval: Its type.
+        after: What is known of it after a step.
+        counters: The leaves of the carry that count.
+    """
     if not isinstance(after, WrittenBuffer) or after.leaf != leaf or not after.writes:
         return None
+    # An axis along which all writes start at the same counter. The offsets may differ:
+    # a step may choose between a few writes.
     for axis, rows in enumerate(aval.shape):
         places = {write.starts[axis] for write in after.writes}
         indices = [
@@ -170,6 +196,7 @@ def _is_once(
         offsets: How far behind the counter the first of them may be.
         is_clamped: Whether they are moved into the buffer.
     """
+    # Blocks of more rows than the counter advances would overlap.
     if rows >= MOST_ROWS or height > counter.stride:
         return False
     if counter.start is not None and len(offsets) == 1:
@@ -177,6 +204,8 @@ def _is_once(
         first = counter.start + offset
         last = first + counter.span + height
         return first >= 0 and (not is_clamped or last <= rows)
+    # It is not known where the counter starts. A negative index was moved up by `rows`,
+    # so its two possible offsets differ by as much.
     same = len({offset % rows for offset in offsets}) == 1
     comes_round = counter.span + height > rows
     return same and not comes_round and not is_clamped

@@ -1,4 +1,4 @@
-"""What a loop leaves for its way back: which leaves of which carries."""
+"""Which leaves of which carries a loop stores for its way back."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,11 +14,12 @@ _L = TypeVar("_L", bound=AbstractLayout, covariant=True)
 class Needs(NamedTuple):
     """The leaves of the carries that a reverse sweep needs.
 
-    Those by which a loop goes on are not counted (`AbstractRepetition.lead`).
+    The carry here lacks the first `AbstractRepetition.lead` leaves.
 
     Attributes:
         held: Which leaves slots hold.
-        final: Which leaves are saved once, as they are after the last step.
+        final: Which leaves are stored once, as they are after the last step. For
+            buffers whose rows are written once, that is enough (`_rows_once.py`).
     """
 
     held: Flags
@@ -26,20 +27,24 @@ class Needs(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many leaves that is."""
+        """How many arrays that is."""
         return sum(self.held) + sum(self.final)
 
     def with_those_of(self, other: "Needs") -> "Needs":
-        """What two ways back need together."""
+        """The leaves that at least one of two sweeps needs."""
         pairs = zip(self, other, strict=True)
         return Needs(*(tuple(union(*pair)) for pair in pairs))
 
     def changed(self, change: Callable[[Flags], Sequence[bool]]) -> "Needs":
-        """The same for a carry of other leaves."""
+        """The same after a change of the leaves of the carry."""
         return Needs(*(tuple(change(flags)) for flags in self))
 
     def serves(self, other: "Needs") -> bool:
-        """Whether a way back that needs others finds them among these."""
+        """Whether a sweep that needs others finds all of them among these.
+
+        What it needs in slots has to be in slots. What it needs once may be in either:
+        a leaf that slots hold need not be made from the last carry.
+        """
         known = tuple(union(self.held, self.final))
         of_slots, of_known = union(self.held, other.held), union(known, other.final)
         return tuple(of_slots) == self.held and tuple(of_known) == known
@@ -47,11 +52,11 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Saves(Generic[_L]):
-    """What a loop leaves for its reversal.
+    """What a loop stores for its reversal.
 
     Attributes:
         layout: Which carries are stored, and where.
-        needs: Which leaves of them, and of the last carry.
+        needs: Which leaves of these carries, and of the last one.
     """
 
     layout: _L
@@ -59,28 +64,34 @@ class Saves(Generic[_L]):
 
     @property
     def held(self) -> Flags:
-        """Which leaves of a carry the slots hold, of those that the way back knows."""
+        """Which leaves of a carry the slots hold."""
         return self.needs.held
 
     @property
     def at_primal(self) -> Self | None:
-        """What the primal leaves of it: all, or nothing where its slots do not last."""
+        """The same for the primal: `None` if its slots do not outlast it."""
         return self if self.layout.slots.outlast_primal else None
 
     @property
     def given(self) -> Needs | None:
-        """Which leaves the way back is given; `None` if it runs the loop for them."""
+        """The leaves that the reverse sweep gets; `None` if it has to run the loop."""
         return self.needs if self.layout.slots.outlast_primal else None
 
     def of_last(self, carry: Sequence[Value]) -> list[Value]:
-        """The leaves of the last carry that are saved."""
+        """The leaves of the last carry that are stored."""
         final = self.needs.final
+        # The carry may have more leaves at its start, see `lead`.
         return pick(carry[len(carry) - len(final) :], final)
 
     def of_these(
         self, saved: Sequence[Value], fewer: "Saves[AbstractLayout]"
     ) -> list[Value]:
-        """The part of what is saved that another way back takes, of fewer leaves."""
+        """The part of what was stored for another sweep, which needs fewer leaves.
+
+        Args:
+            saved: All that was stored: integers, slots, leaves of the last carry.
+            fewer: What the other sweep needs.
+        """
         if self.at_primal is None:
             return []
         held, final = self.needs
@@ -89,9 +100,9 @@ class Saves(Generic[_L]):
         return [*numbers, *slots, *pick(last, pick(fewer.needs.final, final))]
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:
-        """The same for a carry of other leaves."""
+        """The same after a change of the leaves of the carry."""
         return dataclasses.replace(self, needs=self.needs.changed(change))
 
     def with_leaves(self, count: int) -> Self:
-        """The same for a carry with so many leaves behind it, which are not held."""
+        """The same for a carry with more leaves at its end, which are not stored."""
         return self.of_leaves(lambda flags: (*flags, *[False] * count))

@@ -1,9 +1,9 @@
-"""Steps, and backward steps, that are given only the leaves of a carry in slots.
+"""Cuts steps and backward steps down to the leaves of a carry that slots hold.
 
-Nothing reads the other leaves (`_needed_leaves.py`), so they are left out of the
-programs of the step and of the backward step. A buffer whose rows are written once
-(`_rows_once.py`) is read although slots do not hold it: it is rebuilt from the last and
-the initial carry, which become additional consts.
+Other leaves are not read (`_needed_leaves.py`), so the programs can do without them.
+There is one exception: a buffer whose rows are written once (`_rows_once.py`) may be read though
+slots do not hold it. It is made in each step, from the buffer at the end, the buffer at
+the start, and the counter at the start, which are more consts of the step.
 """
 
 import dataclasses
@@ -29,11 +29,12 @@ from ._saves import Needs
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of a carry, and how.
+    """The leaves of a carry that are known.
 
     Attributes:
         held: Which leaves slots hold.
-        rows: How the others are made that are known nevertheless.
+        rows: For each leaf that is made instead, how its rows are written. `None` for
+            leaves in slots, and for those that are not known.
     """
 
     held: Flags
@@ -41,44 +42,44 @@ class Known:
 
     @classmethod
     def of(cls, needs: Needs, step: Step, loop: Loop) -> "Known":
-        """What is known by what a way back is given."""
-        every = zip(rows_once(step, loop), needs.held, needs.final, strict=True)
-        rows = tuple(row if f and not h else None for row, h, f in every)
+        """The leaves that are known to a sweep that is given some leaves."""
+        leaves = zip(rows_once(step, loop), needs.held, needs.final, strict=True)
+        rows = tuple(row if f and not h else None for row, h, f in leaves)
         return cls(needs.held, rows)
 
     @property
     def made(self) -> list[bool]:
-        """Which leaves are made."""
+        """Which leaves are made from the last and the initial carry."""
         return [row is not None for row in self.rows]
 
     @property
     def firsts(self) -> list[bool]:
-        """Of which leaves of the initial carry they are made."""
+        """The leaves of the initial carry that they are made from."""
         counters = {row.counter for row in self.rows if row is not None}
         return [made or i in counters for i, made in enumerate(self.made)]
 
     @property
     def more(self) -> int:
-        """How many consts that takes."""
+        """How many consts that takes: three for each leaf, see `consts`."""
         return 3 * sum(self.made)
 
     def consts(self, final: Arrays, first: Arrays) -> list[Value]:
-        """These consts.
+        """The consts that leaves are made from.
 
         Args:
             final: The last carry.
-            first: The initial one.
+            first: The initial carry.
         """
         made = self.made
         counters = [row.counter for row in self.rows if row is not None]
         return [*pick(final, made), *pick(first, made), *(first[i] for i in counters)]
 
     def whole(self, carry: Sequence[Value], consts: Arrays) -> list[Value]:
-        """A carry in which leaves are made.
+        """A carry with the leaves that are made.
 
         Args:
-            carry: A carry, of which the leaves in slots are what they are.
-            consts: Those that it takes.
+            carry: The carry, with the leaves that slots hold.
+            consts: The consts that leaves are made from.
         """
         count = sum(self.made)
         final, first, counters = split(consts, count, count)
@@ -94,9 +95,10 @@ class Known:
 
 @functools.lru_cache(maxsize=256)
 def narrowed(step: Step, known: Known) -> Step:
-    """A step without outputs for the leaves that slots hold: it needs no others."""
+    """A step without outputs, cut down to the leaves that slots hold."""
     if not known.more:
         return without_leaves(step, known.held)
+    # An inverse is not cut down: `rows_once` recognises no buffers in a step with one.
     types = step.const_types, step.carry_types, step.x_types
     narrow = _of_held(lean(step.jaxpr, known.held), types, known)
     return Step(narrow, step.num_consts + known.more, sum(known.held))
@@ -107,12 +109,16 @@ def _of_held(
     types: tuple[list[Aval], list[Aval], list[Aval]],
     known: Known,
 ) -> jex.ClosedJaxpr:
-    """A program that is given no more of a carry than slots hold, and more consts.
+    """A program of a step, cut down to the leaves that slots hold.
 
     Args:
-        program: From consts, carry and `x`. It needs no leaves that are not known.
-        types: Their types.
-        known: What is known of a carry.
+        program: From consts, carry and `x`. It reads no leaf that is not known.
+        types: The types of consts, carry and `x`.
+        known: The leaves of a carry that are known.
+
+    Returns:
+        A program from the consts, those that leaves are made from, the leaves that
+        slots hold, and `x`.
     """
     consts, carry, x = types
     more = known.consts(carry, carry)
@@ -123,17 +129,17 @@ def _of_held(
 
     counts = len(consts), len(more), len(carry)
     program_of_all = traced(of_all, [*consts, *more, *carry, *x])
-    every = [True] * (counts[0] + counts[1]), [True] * len(x)
+    kept = [*[True] * (counts[0] + counts[1]), *known.held, *[True] * len(x)]
     outs = (True,) * len(program_of_all.out_avals)
-    return taking(lean(program_of_all, outs), [*every[0], *known.held, *every[1]])
+    return taking(lean(program_of_all, outs), kept)
 
 
 @dataclasses.dataclass(frozen=True)
 class Slim(Around):
-    """The same backward step, given no more of a carry than slots hold.
+    """A backward step, cut down to the leaves of a carry that slots hold.
 
     Attributes:
-        known: What is known of a carry. It reads no other leaves.
+        known: The leaves of a carry that are known. `inner` reads no others.
     """
 
     known: Known
@@ -154,11 +160,11 @@ class Slim(Around):
 
     @property
     def products(self) -> Products | None:
-        found = self.inner.products
-        if found is None:
+        products = self.inner.products
+        if products is None:
             return None
-        narrow = _of_held(found.program, self.inner.types, self.known)
-        return dataclasses.replace(found, program=narrow)
+        narrow = _of_held(products.program, self.inner.types, self.known)
+        return dataclasses.replace(products, program=narrow)
 
     def with_products(self, products: Products) -> BackwardStep | None:
         inner = self.inner.with_products(products)
@@ -170,6 +176,8 @@ class Slim(Around):
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole = self.known.whole
+        # The carries of the steps are stacked, the consts are shared. Without leaves to
+        # make, `whole` only puts leaves in their places.
         if self.known.more:
             whole = jax.vmap(whole, in_axes=(0, None))
         types = [stack_type(aval, loop.length) for aval in self.inner.types[1]]
@@ -184,9 +192,19 @@ class Slim(Around):
         inputs: Inputs,
         ends: Ends,
     ) -> Taken:
-        """Runs what is left of a reversal without the leaves that it does not read."""
+        """Traces a reversal for whole carries, and runs what it needs of that program.
+
+        Args:
+            take: The reversal, for whole carries.
+            whole: Completes a carry, or the carries of a batch.
+            carry_types: The types of these.
+            loop: The loop over the block.
+            inputs: The inputs of the reversal, cut down to the leaves in slots.
+            ends: The other inputs of the reversal.
+        """
         held, (consts, carry, xs) = self.known.held, inputs
-        # Of the others the type will do: it is traced, and not run.
+        # A type is enough to trace with in place of a leaf that is not known. No
+        # equation that is left reads it, or `taking` would fail.
         carry = put(carry_types, held, carry)
         args = ([*consts], carry, [*xs], list(map(list, ends)))
         flat, tree = jax.tree.flatten(args)

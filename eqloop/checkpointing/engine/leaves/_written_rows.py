@@ -1,9 +1,10 @@
-"""What a step does with counters and buffers, read off its program.
+"""Follows counters and buffers through the program of a step.
 
-A counter is an integer of the carry that each step adds a number to. A buffer is an
-array of the carry that comes out as it came in, but for some blocks that are written at
-counters. Both are followed from the inputs of the program to its outputs, through all
-that hands them on. Of other values nothing is known.
+A counter is an integer in the carry that each step adds a number to. A buffer is an
+array in the carry that the step returns as it came, except for some blocks that it
+writes at counters. Both are followed from the inputs of the program to its outputs,
+through all equations that pass them on. Nothing is known of other values: this is an
+abstract interpretation in which `None` means "anything".
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ from ...._programs import aval_of
 from ...._types import AnyJaxpr, Aval
 from .._in_place import WRITES
 
-# With fewer rows than this, no counter of 32 bits comes round to rows it has been at.
+# With fewer rows than this, no counter of 32 bits wraps around to a row that it has
+# passed.
 MOST_ROWS = 2**29
 
 # What is known of a value: a number, a `CounterIndex`, a tuple of such, a
@@ -41,7 +43,7 @@ def known_of_leaf(i: int, aval: Aval) -> Understood:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
     if any(is_symbolic(size) or not size for size in aval.shape):
-        return None  # nothing to count, or nothing to save
+        return None  # symbolic sizes cannot be compared, and empty arrays have no rows
     return CounterIndex(i, frozenset([0])) if _counts(aval) else WrittenBuffer(i)
 
 
@@ -72,13 +74,13 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True)
 class CounterIndex:
-    """A leaf of the carry, plus one of some numbers."""
+    """A leaf of the carry, plus one of several numbers."""
 
     leaf: int
     offsets: frozenset[int]
 
     def plus(self, number: int) -> "CounterIndex | None":
-        """What is known of a sum; nothing if that may have wrapped around."""
+        """The index plus a number; `None` if the sum may have wrapped around."""
         offsets = frozenset(offset + number for offset in self.offsets)
         is_small = all(abs(offset) < MOST_ROWS for offset in offsets)
         return CounterIndex(self.leaf, offsets) if is_small else None
@@ -89,9 +91,10 @@ class WrittenBlock:
     """A block of a buffer that may have been written.
 
     Attributes:
-        starts: Where it starts along each axis, if that is understood.
+        starts: Where it starts along each axis, as far as this is understood.
         sizes: How long it is along each axis.
-        is_clamped: Whether it is moved into the buffer.
+        is_clamped: Whether a block out of bounds is moved into the buffer (as by
+            `dynamic_update_slice`) instead of dropped (as by most scatters).
     """
 
     starts: tuple[Understood, ...]
@@ -101,7 +104,7 @@ class WrittenBlock:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenBuffer:
-    """A leaf of the carry, or zeros, but for some blocks.
+    """A leaf of the carry, or an array of zeros, with some blocks written to.
 
     Attributes:
         leaf: Which leaf; `None` for zeros.
@@ -120,7 +123,7 @@ class Reading:
     """Follows counters and buffers through a program.
 
     Attributes:
-        counters: The leaves of the carry that count, if they are known already.
+        counters: The counters, if they are known already.
     """
 
     counters: dict[int, Counter]
@@ -159,6 +162,8 @@ class Reading:
         return None if write is None else ins[0].written(write)
 
     def select(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> Understood:
+        # `jnp` writes `where(i < 0, i + n, i)` for an index. If `i < 0` is decided by
+        # `is_less`, the index is one of the two; otherwise it is either.
         which, *cases = ins
         if isinstance(which, bool):
             return cases[which]
@@ -169,6 +174,8 @@ class Reading:
         return _merged(cases)
 
     def is_less(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> bool | None:
+        # Only "not less" can be known: a counter that starts at or above a number stays
+        # there. That is the test of an index for being negative.
         one, other = ins
         if not isinstance(one, CounterIndex) or not _is_integer(other):
             return None
@@ -180,7 +187,7 @@ class Reading:
 
 
 def _merged(buffers: Sequence[Understood]) -> Understood:
-    """What is one of several buffers."""
+    """What is known of a value that is one of several buffers."""
     if not all(isinstance(buffer, WrittenBuffer) for buffer in buffers):
         return None
     (leaf, *others) = {buffer.leaf for buffer in buffers}
@@ -202,6 +209,7 @@ def _add(reading: Reading, eqn: jex.JaxprEqn, ins: list[Understood]) -> Understo
 
 
 def _sum(one: WrittenBuffer, other: WrittenBuffer) -> WrittenBuffer | None:
+    """A buffer plus zeros that blocks were written to."""
     leaves = [buffer.leaf for buffer in (one, other) if buffer.leaf is not None]
     if len(leaves) > 1:
         return None
@@ -273,7 +281,7 @@ _FOLLOWED: dict[
 
 
 def _scattered(eqn: jex.JaxprEqn, indices: Understood) -> WrittenBlock | None:
-    """What a scatter with a single index writes."""
+    """The block that a scatter with a single index writes."""
     numbers, (operand, at, updates) = (
         eqn.params["dimension_numbers"],
         (aval_of(var) for var in eqn.invars[:3]),

@@ -1,4 +1,4 @@
-"""Every residual is stored by the primal, and the steps are reversed all at once."""
+"""The primal stores all residuals: JAX's own derivative of a scan."""
 
 import dataclasses
 from collections.abc import Hashable, Iterator
@@ -22,7 +22,7 @@ from ._order import AbstractOrder, AbstractSlotOrder, Event
 
 @dataclasses.dataclass(frozen=True)
 class AllAtOnce(AbstractOrder):
-    """The whole loop is one block, whose residuals are stored while the primal runs."""
+    """The whole loop is one block, whose residuals the primal stores as it runs."""
 
     steps: int
 
@@ -44,7 +44,7 @@ class AllAtOnce(AbstractOrder):
 
     @property
     def evaluations(self) -> int:
-        """Once by the primal, and never again."""
+        """The primal evaluates each step once, and no step is run again."""
         return self.steps
 
     @property
@@ -52,9 +52,11 @@ class AllAtOnce(AbstractOrder):
         return True
 
     def by_carries(self) -> AbstractSlotOrder:
+        # Every carry is stored, and each step is reversed by itself.
         return Nested((Nest((self.steps,)),))
 
     def as_part(self) -> AbstractSlotOrder:
+        # One block, whose residuals are stored when it is run again.
         return Nested((Nest((1,), self.steps),))
 
     def stored_bytes(
@@ -94,7 +96,14 @@ def store_residuals(
     y_active: Flags,
     inputs: PyTree,
 ) -> tuple[Value, Value]:
-    """Runs the loop by JAX's own derivative of it: its outputs, and the residuals."""
+    """Runs the loop forward by JAX's own `vjp`.
+
+    Returns:
+        The outputs of the loop, and its residuals. These are a function, which is a
+        PyTree: its leaves are the arrays that JAX has stored.
+    """
+    # A bar of the way back is moved by a number in the carry whose cotangent rule
+    # reports. `extra` is empty without a bar.
     reporting, extra = step_with_bar(loop.meter.back, step, loop.length)
 
     def run(number: list[Value], *marked: PyTree) -> tuple[Value, Value]:

@@ -1,19 +1,27 @@
 """Binomial checkpointing: combinatorics in plain Python, no JAX.
 
-A chain of `n` steps is reversed with `s` slots, each of which can hold one carry; the
-first of them holds the start of the chain. Carries count: a slot is a stored carry,
-the initial one included. The unit of work is an *advance*: one step run only to get
-to a later carry. What is minimised is the number of advances; the reversal of each
-step costs the same whatever the plan.
+A chain of `n` steps is reversed with `s` slots. Each can hold one carry, and the first
+one holds the start of the chain. The unit of work is an *advance*: one step that is run
+only to get to a later carry. Their number is minimised; the reversal of a step costs
+the same under every plan.
 
-Two numbers rule everything (Griewank & Walther 2000):
+Everything follows from two numbers (Griewank & Walther 2000):
 
 - `reach(s, r) = comb(s + r, s)`, the longest chain in which no step is advanced over
   more than `r` times;
 - `advances(n, s)`, the least number of advances, which is convex and piecewise linear
   in `n`: it grows by `r` a step while `reach(s, r - 1) <= n < reach(s, r)`.
 
-The `r` for which a chain is just long enough is called its *rank* here.
+The *rank* of a chain is the least `r` for which `n <= reach(s, r)`. By Pascal's rule, a
+chain of the full reach splits into two chains of full reach:
+
+    start         stored carry                      end
+      |--- reach(s, r-1) ---|--- reach(s-1, r) ------|
+       s slots, one advance   one slot less, still r
+       less is left           advances over each step
+
+The right part is reversed first. Then its slot is free, and the left part, over which
+one advance has been made, is reversed with all slots.
 
 References:
     A. Griewank and A. Walther, *Algorithm 799: revolve*, ACM TOMS 26(1), 2000.
@@ -30,13 +38,15 @@ def reach(slots: int, rank: int) -> int:
 
 
 def reach_table(slots: int, rank: int, most: int) -> list[list[int]]:
-    """The `reach` of 0 up to so many slots, and in the columns of rank -1 and above.
+    """The `reach` by slots (rows, from 0) and by rank (columns, from -1).
+
+    The column of rank -1 is 0, so that "the rank below" exists for rank 0, too.
 
     Args:
-        slots: The most slots. Nothing is ever split with a single one, and the table,
-            which would be long, has nothing in it.
+        slots: The most slots. With a single one nothing is split, and the rank can be
+            as high as the length. So the table for one slot is a dummy.
         rank: The highest rank.
-        most: What greater numbers are cut to: longer chains do not come up.
+        most: A bound on the entries: no chain is longer, and they fit into 32 bits.
     """
     if slots == 1:
         return [[0], [0]]
@@ -48,6 +58,7 @@ def rank_of(length: int, slots: int) -> int:
     """The least rank at which `slots` slots reverse a chain of `length` steps."""
     if slots == 1:
         return max(length - 1, 0)
+    # Double the rank until it is enough, then bisect.
     low, high = -1, 1
     while reach(slots, high) < length:
         low, high = high, 2 * high
@@ -67,20 +78,23 @@ def advances(length: int, slots: int) -> int:
 
 
 def split_at(length: int, slots: int, rank: int) -> int:
-    """How far to advance before the next carry is stored; needs two slots or more.
+    """How far to advance before the next carry is stored, with two slots or more.
 
-    Of the splits that are optimal it is the longest: fewest carries are stored.
+    Of the optimal splits it is the longest one, which stores the fewest carries. The
+    left part has to be within its reach at the rank below, and the right part must not
+    fall short of its own reach at the rank below.
     """
     return min(reach(slots, rank - 1), length - reach(slots - 1, rank - 1))
 
 
 def segments(length: int, slots: int) -> list[tuple[int, int]]:
-    """Where the primal, which passes every step anyway, leaves its slots.
+    """Where the primal stores carries. It runs every step anyway, so this is free.
 
-    Segment `i` starts at a stored carry and is reversed while the `i` slots before it
-    are taken, so its cost is `advances(n, slots - i)`. These costs are convex, so the
-    cheapest way to share out the steps is greedy: raise all segments rank by rank, and
-    spend what is left over at the last rank in any order.
+    Segment `i` starts at a stored carry and is reversed while `i` slots before it are
+    in use, so it takes `advances(n, slots - i)`. These costs are convex in `n`, so a
+    greedy division of the steps is the cheapest: give every segment all of its reach at
+    one rank after the other, and the steps that are left over at the last rank to
+    segments in any order.
 
     Args:
         length: The number of steps, at least 1.
@@ -91,6 +105,7 @@ def segments(length: int, slots: int) -> list[tuple[int, int]]:
     """
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
+    # The reach of segment `i` at the rank below, then up to its reach at this rank.
     lengths = [reach(slots - i, rank - 1) for i in range(slots)]
     left_over = length - sum(lengths)
     result: list[tuple[int, int]] = []
@@ -103,13 +118,13 @@ def segments(length: int, slots: int) -> list[tuple[int, int]]:
 
 
 def _rank_of_sweep(length: int, slots: int) -> int:
-    """The least rank at which a primal with `slots` slots can pass `length` steps."""
+    """The least rank at which the `segments` can have `length` steps in sum."""
     # The sum over k = 1..s of reach(k, r) is reach(s, r + 1) - 1.
     return max(rank_of(length + 1, slots) - 1, 0)
 
 
 def sweep_advances(length: int, slots: int) -> int:
-    """The least number of advances when the primal has left its slots on its way.
+    """The least number of advances, if the primal stores carries on its way.
 
     The closed form of the sum of `advances` over the `segments`.
     """
@@ -117,6 +132,8 @@ def sweep_advances(length: int, slots: int) -> int:
     rank = _rank_of_sweep(length, slots)
     if rank == 0:
         return 0
+    # All segments at their reach of the rank below: `r n - comb(s + r, s + 1)`, summed
+    # over s = 1..slots with r = rank - 1. Each step that is left over adds its rank.
     at_rank_below = reach(slots, rank) - 1
     left_over = length - at_rank_below
     below = (rank - 1) * at_rank_below - comb(slots + rank, slots + 1) + rank
@@ -124,7 +141,7 @@ def sweep_advances(length: int, slots: int) -> int:
 
 
 def first_segment(length: int, slots: int) -> tuple[int, int]:
-    """The first of the `segments`, with its rank; the others need not be known."""
+    """The first of the `segments` and its rank, without computing the others."""
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
     left_over = length - (reach(slots, rank) - 1)
@@ -133,9 +150,13 @@ def first_segment(length: int, slots: int) -> tuple[int, int]:
 
 
 def crossings(length: int, slots: int, rank: int) -> int:
-    """How often the first step of a chain is advanced over while it is reversed."""
+    """How often the first step of a chain is advanced over while it is reversed.
+
+    A first block that is shorter saves its missing steps so many times.
+    """
     if slots == 1:
         return length - 1
+    # Each split advances over the first step once, and leaves it in the left part.
     count = 0
     while length > 1:
         length, rank, count = split_at(length, slots, rank), rank - 1, count + 1
@@ -144,11 +165,11 @@ def crossings(length: int, slots: int, rank: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class BlockChain:
-    """A chain of blocks of equally many steps, of which the first may be shorter.
+    """A chain of blocks of equal size, except that the first one may be shorter.
 
     Attributes:
         steps: How many steps there are.
-        size: How many of them a block has.
+        size: How many steps a block has.
     """
 
     steps: int
@@ -161,12 +182,12 @@ class BlockChain:
 
     @property
     def missing(self) -> int:
-        """How many steps the first block is short of a full one."""
+        """How many steps the first block lacks."""
         return self.count * self.size - self.steps
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The sizes that there are."""
+        """The different sizes of blocks."""
         return [self.size, self.size - self.missing] if self.missing else [self.size]
 
     def position(self, block: int) -> int:

@@ -1,7 +1,8 @@
-"""Carries in two places: the loop is cut into leaves, each reversed on the device.
+"""Carries in two places: far slots (on the host, say), and near ones on the device.
 
-Where the leaves are, and which carries are stored where, is worked out in
-`_hierarchy.py`, without JAX. Leaves are reversed by the machine of `_slot_stack.py`.
+The loop is cut into leaves. Each is reversed with the near slots alone, by the machine
+of `_slot_stack.py`. The far slots hold the carries from which leaves are reached.
+`_hierarchy.py` works out where the leaves are, and which carries are stored.
 """
 
 import dataclasses
@@ -32,17 +33,17 @@ from ._slot_stack import Chain, Stack
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(AbstractSlotOrder):
-    """Far slots, which the primal fills, and near ones on the device for each leaf.
+    """A chain of blocks, reversed with far slots that the primal fills and near ones.
 
-    A chain of blocks, as in `Revolved`. Where the size of a block does not divide the
-    length the first one is shorter. Trip counts are dynamic.
+    As in `Revolved`, the first block is shorter if the size of a block does not divide
+    the length, and trip counts are dynamic.
 
     Attributes:
         steps: How many steps the loop has.
-        near: How many slots there are for a leaf.
+        near: How many near slots there are.
         far: How many far slots there are, at most.
-        move: What it takes to write a carry to a far slot, or to read it from there, in
-            units of an evaluation.
+        move: How long it takes to write a carry to a far slot, or to read it from
+            there, in units of an evaluation.
         block_size: How many steps a block has.
     """
 
@@ -63,7 +64,7 @@ class Hierarchical(AbstractSlotOrder):
 
     @property
     def leaves(self) -> Leaves:
-        """The leaves, in blocks."""
+        """The leaves; positions are in blocks."""
         move = self.move / self.block_size
         return _hierarchy.cut(self.blocks.count, self.near, self.far, move, move)
 
@@ -86,7 +87,7 @@ class Hierarchical(AbstractSlotOrder):
 
     @property
     def moves(self) -> int:
-        """How many carries are written to far slots, and read from them."""
+        """How many carries are written to far slots or read from them."""
         return self.leaves.writes + self.leaves.reads
 
     @property
@@ -112,7 +113,7 @@ class Hierarchical(AbstractSlotOrder):
         )
         if not first:
             return cts
-        # The first block is shorter. Its carry is in the first far slot all the while.
+        # The shorter first block starts at the initial carry.
         return sweep.pull_first(carry, self.block_size - missing, cts)
 
     # What it costs.
@@ -154,7 +155,7 @@ class Hierarchical(AbstractSlotOrder):
                 yield moved._replace(far=event.far + besides)
 
     def _leaf_history(self, leaf: Leaf, within: Revolved) -> Iterator[Event]:
-        """The way to a leaf, and its reversal."""
+        """The events on the way to a leaf, and of its reversal."""
         filled = leaf.row + 1
         for begin, stop in itertools.pairwise([leaf.begin, *leaf.pushes, leaf.start]):
             for event in within.advance_history(begin, stop, filled):
@@ -171,7 +172,7 @@ class Hierarchical(AbstractSlotOrder):
 
     @property
     def within(self) -> Revolved:
-        """The chain of all blocks, with the near slots."""
+        """The chain of all blocks with the near slots alone, for its history."""
         return Revolved(self.steps, self.near, self.block_size)
 
 
@@ -181,7 +182,7 @@ def _advances(order: Hierarchical) -> int:
 
 
 def _advances_of(order: Hierarchical, leaf: Leaf) -> int:
-    """How many steps are run again on the way to a leaf, and within it."""
+    """How many steps are run again on the way to a leaf and within it."""
     near, missing = order.near, order.blocks.missing
     position = order.blocks.position
     way = position(leaf.start) - position(leaf.begin)
@@ -194,13 +195,13 @@ def _advances_of(order: Hierarchical, leaf: Leaf) -> int:
 
 
 class _Way(NamedTuple):
-    """Where each leaf is, and how its first carry is come by: a row for each.
+    """A `Leaf` as a row of a table in the program, with the pushes in another table.
 
     Attributes:
         row: The far slot that is read.
         begin: The position of the carry in it.
-        push: The first of the positions at which carries are stored on the way.
-        pushes: How many these are.
+        push: Where its pushes begin in the table of all pushes.
+        pushes: How many pushes there are.
         start: Where the leaf starts.
         stop: Where it ends.
     """
@@ -214,14 +215,16 @@ class _Way(NamedTuple):
 
 
 class _Machine:
-    """Reverses one leaf after the other.
+    """Reverses the leaves, one after the other.
 
     Attributes:
-        sweep: The loop.
-        chain: The near slots.
+        sweep: The sweep.
+        chain: The machine that reverses a leaf with the near slots.
         blocks: How many blocks were run.
-        first: The first block that is reversed.
-        axes: The axes of devices along which these may differ.
+        first: The first block that leaves reverse, 1 if block 0 is shorter.
+        axes: The axes of devices along which the number of blocks may differ.
+        ways: The table of leaves.
+        pushes: The table of all pushes: blocks at which carries are stored on the way.
     """
 
     def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Index, first: int):
@@ -240,13 +243,13 @@ class _Machine:
             for leaf, push, count in zip(leaves, before, counts, strict=True)
         ]
         self.ways = constant(rows)
-        # An array of none could not be indexed.
+        # An empty array could not be indexed, not even by a loop without iterations.
         self.pushes = constant([p for leaf in leaves for p in leaf.pushes] or [0])
 
     def reverse_leaf(
         self, i: Index, state: tuple[Carries, Carries, Cotangents]
     ) -> PyTree:
-        """Reverses a leaf, given the far slots and the near ones."""
+        """Reverses the leaf `i`; the state has the far slots, and the near ones."""
         far, near, cts = state
         way = _Way(*element(self.ways, i))
         carry, far = self._arrive(way, far)
@@ -258,15 +261,18 @@ class _Machine:
         return far, stack.carries, cts
 
     def _arrive(self, way: _Way, far: Carries) -> tuple[Value, Carries]:
-        """The carry at the start of a leaf, with those stored that are on the way.
+        """Runs to the start of a leaf, and stores carries on the way.
 
-        What lies beyond the blocks that were run is left out.
+        In a loop that ended early, blocks that were not run are not run here either:
+        the position then stays where it is. Leaves beyond it have nothing to reverse.
         """
 
         def push(k: Value, state: tuple[Value, Value, Carries]) -> PyTree:
             block, carry, far = state
             stop = element(self.pushes, way.push + k)
             carry = self._advanced(carry, block, stop)
+            # If the loop ended before this push, the slot gets the carry of an earlier
+            # block. Leaves that start from it are beyond the end, and reverse nothing.
             is_run = stop < self.blocks
             block = jnp.where(is_run, stop, block)
             return block, carry, far.write(carry, way.row + 1 + k)
@@ -276,13 +282,15 @@ class _Machine:
         return self._advanced(carry, block, way.start), far
 
     def _advanced(self, carry: PyTree, block: Index, stop: Index) -> PyTree:
-        """The carry at another block, if that was run."""
+        """The carry at a later block, or at this one if the later one was not run."""
         stop = jnp.where(stop < self.blocks, stop, block)
         begin, end = self.chain.position(block), self.chain.position(stop)
         return self.sweep.advance_to(carry, begin, end)
 
     def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
-        """The near slots, of which the first has the carry before the leaf."""
+        """The near slots, the first of which has the carry at the start of the leaf."""
+        # The reach with all near slots, from rank 0 on. The rank of the leaf is the
+        # number of ranks whose reach is too short.
         longest = self.reach[-1, 1:]
         rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)
         table = jnp.zeros((self.chain.last + 1, 2), jnp.int32)

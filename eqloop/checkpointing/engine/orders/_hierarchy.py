@@ -1,19 +1,21 @@
-"""Carries in two places: which of them are stored where. Numbers alone, no JAX.
+"""Carries in two places: which of them are stored where. Plain Python, no JAX.
 
 The places are as in H-Revolve (Herrmann & Pallez 2020). The near one is fast and small:
-what is stored there costs nothing. In the far one a carry costs so much to write and so
-much to read, in units of a step. A chain is cut into *leaves*. Each is reversed from
-the carry at its start with all near slots, by `_binomial`. The carries from which
+storing a carry there costs nothing. The far one is large, and writing or reading a
+carry has a cost, in units of a step. A chain is cut into *leaves*. Each is reversed
+from the carry at its start with all near slots, by `_binomial`. The carries from which
 leaves are reached are in far slots, which are used as a stack.
 
-With `f(n)` for the advances within a leaf, the least cost of reversing `n` steps, of
-which the first carry is in one of `m` far slots, is
+Let `f(n)` be the number of advances within a leaf of `n` steps. Let `P(n, m)` be the
+least cost of reversing `n` steps whose first carry is in one of `m` far slots, and
+`O(n, m)` the same if that carry is at hand, but not stored:
 
     P(n, m) = min(f(n), min over j of j + O(n - j, m - 1) + read + P(j, m))
     O(n, m) = min(f(n), write + P(n, m)),  O(n, 0) = f(n)
 
-where `O` is for a part whose first carry is at hand. The primal passes all steps anyway
-and leaves carries in `k` far slots on its way:
+In the first line, `j` steps are run to the start of the right part, which is reversed
+with one far slot less. Then the first carry is read again for the left part. The primal
+runs all steps anyway, and leaves carries in `k` far slots on its way:
 
     S(n, k) = min over j of write + read + P(j, k) + S(n - j, k - 1),  S(0, 0) = 0.
 
@@ -35,22 +37,22 @@ import numpy as np
 
 from . import _binomial
 
-# The tables have an entry for each pair of a length and its first part, and each number
-# of slots. With as many as this they take some hundredths of a second.
+# Filling the tables looks at each length, each first part of it, and each number of
+# slots. With this many combinations it takes some hundredths of a second.
 _MOST_ENTRIES = 2**22
 _MOST_CELLS = 1024
-# There are so many leaves at most: where each of them is, is a part of the program.
+# The most leaves: the program has a table of all of them.
 _MOST_LEAVES = 2**14
 
 
 class Leaf(NamedTuple):
-    """One leaf, and how its first carry is come by.
+    """One leaf, and the way to its first carry.
 
     Attributes:
         row: The far slot that is read.
-        begin: The position of the carry in it.
-        pushes: The positions of the carries that are stored on the way, in the far
-            slots that follow.
+        begin: The position of the carry in that slot.
+        pushes: The positions of carries that are stored on the way from there to the
+            start of the leaf, in the far slots that follow.
         start: Where the leaf starts.
         stop: Where it ends.
     """
@@ -84,7 +86,7 @@ class Leaves(NamedTuple):
         return len(self.leaves)
 
     def cost(self, near: int, write: float, read: float) -> float:
-        """What is minimised: advances, and the moves in units of an advance."""
+        """The cost that is minimised: advances, and moves in units of an advance."""
         advances = sum(
             leaf.start - leaf.begin + _binomial.advances(leaf.stop - leaf.start, near)
             for leaf in self.leaves
@@ -96,11 +98,13 @@ class Leaves(NamedTuple):
 def cut(length: int, near: int, far: int, write: float, read: float) -> Leaves:
     """Cuts a chain into leaves at the least cost.
 
-    For chains of up to some two hundred steps it is the least cost there is. Longer
-    ones are cut in three ways, of which the best is taken: at multiples of some number
-    of steps by the recurrences; as if moves cost nothing; and into equal leaves, each
-    of which has a far slot, which is nearly as good as can be if there are that many
-    (Aupy & Herrmann 2017).
+    For chains of up to some two hundred steps, this is the least possible cost. Longer
+    chains are cut in three ways, and the cheapest one is taken:
+
+    - by the recurrences, at multiples of some number of steps;
+    - as if moves cost nothing;
+    - into equal leaves with a far slot for each, which is nearly optimal if there are
+      enough far slots (Aupy & Herrmann 2017).
 
     Args:
         length: The number of steps, at least 1.
@@ -119,7 +123,7 @@ def cut(length: int, near: int, far: int, write: float, read: float) -> Leaves:
 
 
 def _equal(length: int, size: int) -> Leaves:
-    """Equal leaves but for the first, which may be shorter: a slot for each of them."""
+    """Leaves of equal size, except the first, with a far slot for each of them."""
     starts = _positions(length, size)
     pairs = itertools.pairwise([*starts, length])
     leaves = [Leaf(i, a, (), a, b) for i, (a, b) in enumerate(pairs)]
@@ -133,7 +137,7 @@ def _equal_cost(length: int, size: int, near: int, move: float) -> float:
 
 
 def _positions(length: int, size: int) -> list[int]:
-    """Where cells of a size start, the first of which may be shorter."""
+    """The starts of cells of equal size, except the first, which may be shorter."""
     return [0, *range((length - 1) % size + 1, length, size)]
 
 
@@ -152,9 +156,9 @@ class _Part(NamedTuple):
     Attributes:
         start: Where it starts.
         stop: Where it ends.
-        slots: How many far slots there are for it, its own among them.
-        row: Its own.
-        rank: How often a step of it is advanced over at most, if that is given.
+        slots: How many far slots there are for it, its own included.
+        row: Its own slot.
+        rank: How often a step of it may be advanced over, if there is a limit.
     """
 
     start: int
@@ -164,14 +168,16 @@ class _Part(NamedTuple):
     rank: int = 0
 
 
-# For the length of a part, its slots and its rank: how much of it comes before the
-# first cut, or 0; whether the carry there is stored; and the rank of what is before.
+# From the length of a part, its slots and its rank: how many steps come before the
+# first cut, 0 for none; whether the carry at the cut is stored; and the rank of the
+# steps before it.
 _Split = Callable[[int, int, int], tuple[int, bool, int]]
 
 
 def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
     """The leaves of consecutive parts, the last one first."""
-    # Their rows ascend, and each row is that of one part alone.
+    # The parts that are left to cut, in ascending order of their rows. No two of them
+    # share a row, so they are a stack like the far slots themselves.
     left, pushes = list(parts), list[int]()
     while left:
         part = left.pop()
@@ -184,7 +190,7 @@ def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
             left.append(part._replace(**more))
             pushes.append(middle)
             continue
-        # What is read is the last carry that was there before the pushes.
+        # The carry that is read is the last one that was stored before the pushes.
         row = part.row - len(pushes)
         at = bisect.bisect_left(left, row, key=lambda part: part.row)
         begin = left[at].start if at < len(left) else part.start
@@ -193,10 +199,11 @@ def _cut_parts(parts: Sequence[_Part], split: _Split) -> Iterator[Leaf]:
 
 
 def _by_ranks(length: int, near: int, far: int) -> list[Leaves]:
-    """As if moves cost nothing, if that leaves few enough leaves.
+    """The cuts as if moves cost nothing; none if that makes too many leaves.
 
-    Near and far slots are then alike: a part with `m` far slots is reversed by the
-    binomial order for `near + m`, and it is a leaf if `near` will do at its rank.
+    Then near and far slots are alike. A part with `m` far slots is reversed by the
+    binomial order for `near + m` slots, and it is a leaf if the near slots are enough
+    at its rank.
     """
     # The sum of the reaches of the segments of the primal, by Pascal's triangle.
     total = lambda rank: (
@@ -228,7 +235,7 @@ def _by_ranks(length: int, near: int, far: int) -> list[Leaves]:
 
 
 def _by_tables(length: int, near: int, far: int, write: float, read: float) -> Leaves:
-    """By the recurrences, in cells of as few steps as the tables have room for."""
+    """The cuts by the recurrences, in cells of as few steps as the tables allow."""
     most = min(math.isqrt(_MOST_ENTRIES // far), _MOST_CELLS)
     most = max(most, round(_MOST_ENTRIES ** (1 / 3)))
     size = -(-length // most)
@@ -257,6 +264,7 @@ class _Tables:
         self.cells, self.size, self.slots = cells, size, min(far, cells)
         self.write, self.read = write, read
         within = [_binomial.advances(n * size, near) for n in range(1, cells + 1)]
+        # `f`, `P`, `O` and `S` of the formulas at the top, in this order.
         self.leaf = np.array([0.0, *within])
         # A row for each length, and a column for each number of slots.
         self.stored = np.repeat(self.leaf[:, None], self.slots + 1, 1)
@@ -269,6 +277,7 @@ class _Tables:
         self.primal = [np.full(cells + 1, np.inf)]
         self.primal[0][0] = 0.0
         for k in range(1, self.slots + 1):
+            # For all `j` and `n` at once. The row `j` of `rest` has `S(n - j, k - 1)`.
             rest = _shifted(self.primal[-1])[1:]
             costs = (write + read + self.stored[1:, k])[:, None] + rest
             self.primal.append(costs.min(0))
@@ -281,6 +290,8 @@ class _Tables:
 
     def leaves(self) -> Leaves:
         """The chain, cut at the least cost."""
+        # The best number of slots for the primal, then the best first part for each.
+        # The tables have only costs, so each `argmin` is found again here.
         slots = min(range(1, self.slots + 1), key=lambda k: self.primal[k][-1])
         starts, start, left = [0], 0, self.cells
         for k in range(slots, 1, -1):

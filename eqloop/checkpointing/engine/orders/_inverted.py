@@ -21,22 +21,24 @@ from ..slots._slots import Carries
 from ..slots._words import read_words, to_words
 from ._order import AbstractSlotOrder, Event
 
-# How far the inverse of a step may be off, in units of its last place: relative to the
-# leaf, and to the largest number in the carry, as what cancels may have been as large.
+# By how many `eps` the result of the inverse may be off: relative to the largest number
+# in its leaf, and to the largest one in the carry. A leaf may be computed from others
+# that cancel, and then its error is as large as theirs.
 _OFF_BY = 1000, 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Inverted(AbstractSlotOrder):
-    """The way back runs the inverse, part by part, from the carry at the end of a part.
+    """The way back runs the inverse, part by part, from the end of each part.
 
-    The primal stores the carry at the start of each part, and the last one. So rounding
-    errors of the inverse grow over no more than a part.
+    The primal stores the carry at the start of each part, and the last carry. The next
+    part down starts from a stored carry again, so the rounding errors of the inverse
+    add up only within a part.
 
     Attributes:
         steps: How many steps the loop has.
-        parts: How many parts.
-        checks: Whether the inverse is compared with the step, at the first of them.
+        parts: How many parts there are.
+        checks: Whether to check that the inverse undoes the first step.
     """
 
     steps: int
@@ -49,7 +51,7 @@ class Inverted(AbstractSlotOrder):
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """How many parts there are of each size, in their order."""
+        """The number of parts and their size, of longer parts and then of others."""
         size, more = divmod(self.steps, self.parts)
         groups = (more, size + 1), (self.parts - more, size)
         return tuple(group for group in groups if all(group))
@@ -69,7 +71,7 @@ class Inverted(AbstractSlotOrder):
 
     @property
     def advances(self) -> int:
-        """The inverse of every step, each of which counts as an evaluation."""
+        """The inverse runs once for each step, and counts as an evaluation."""
         return self.steps
 
     @property
@@ -96,7 +98,8 @@ class Inverted(AbstractSlotOrder):
         carries = [list(map(_as_numbers, pick(c, held))) for c in (init, after, again)]
         is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
         if not any(map(is_traced, jax.tree.leaves(carries))):
-            # An error from here is shorter than one from a callback.
+            # Outside of `jit`. An error from here is easier to read than one from a
+            # callback.
             _compare(names, *(list(map(np.asarray, carry)) for carry in carries))
             return inputs
         dtypes = [jax.typeof(leaf).dtype for leaf in carries[0]]
@@ -105,9 +108,12 @@ class Inverted(AbstractSlotOrder):
             read = lambda carry: list(map(read_words, map(np.asarray, carry), dtypes))
             return _compare(names, *map(read, carries))
 
+        # Three carries: before the step, after it, and what the inverse makes of that.
         carries = [list(map(to_words, carry)) for carry in carries]
         told = jax.ShapeDtypeStruct((), jnp.int32)
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
+        # The initial carry depends on the callback, which is pure and would otherwise
+        # be removed, as nothing reads its result.
         return consts, tied(checked, list(init)), xs
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
@@ -147,7 +153,16 @@ def _reverse_parts(
     row: int,
     cts: Cotangents,
 ) -> Cotangents:
-    """Reverses equal parts, whose first carries are stored from a row on."""
+    """Reverses equal parts.
+
+    Args:
+        sweep: The sweep.
+        carries: The slots.
+        parts: The number of parts and their size.
+        start: The position at which the first of them starts.
+        row: The row of the carry at `start`.
+        cts: The cotangents after the last of them.
+    """
     count, size = parts
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
@@ -160,6 +175,8 @@ def _reverse_parts(
             carry = sweep.previous(carry, position)
             return carry, sweep.pull(carry, position, 1, cts)
 
+        # The carry at the end of this part: that at the start of the next one, or the
+        # last carry of the loop.
         state = (carries.read(row + part + 1), cts)
         unroll = min(sweep.loop.unroll, size)
         return lax.fori_loop(0, size, step_back, state, unroll=unroll)[1]
@@ -168,7 +185,7 @@ def _reverse_parts(
 
 
 def _as_numbers(leaf: Value) -> Value:
-    """What a callback can take: of keys their numbers."""
+    """A leaf as a callback can take it: the data of keys."""
     is_key = jnp.issubdtype(jax.typeof(leaf).dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 

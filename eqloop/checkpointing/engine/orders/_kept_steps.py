@@ -1,9 +1,15 @@
-"""What is kept of steps in free slots, from which they are reversed later.
+"""Keeps steps in free slots: their residuals, or else their carry.
 
-A slot is made for a carry. The residuals of a step are often arrays of the same types,
-such as fields on the same grid, and then some slots can hold them instead. A step is
-taken apart for this: into a program that runs ahead, from its inputs to its residuals,
-and one from these to what is carried back.
+A slot is made for a carry. But the residuals of a step are often arrays of the same
+types, such as fields on the same grid, and then a few slots can hold them. For this the
+backward step is divided into two programs: `ahead`, from the inputs of a step to its
+residuals, and `rest`, from these and the cotangents to the cotangents before the step.
+
+For a carry `(h, v)`, and residuals `a`, `b` and `c`, all of one type:
+
+    slots      array of h   array of v
+    row 0      a            b
+    row 1      c            -
 """
 
 import abc
@@ -30,10 +36,10 @@ _ArrayType: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
 @dataclasses.dataclass(frozen=True)
 class AbstractKept(abc.ABC):
-    """What is kept of each step, and how the step is reversed from it.
+    """How steps are kept in free slots, and reversed from there.
 
     Attributes:
-        sweep: The loop.
+        sweep: The sweep.
     """
 
     sweep: Sweep
@@ -41,24 +47,24 @@ class AbstractKept(abc.ABC):
     @property
     @abc.abstractmethod
     def rows(self) -> int:
-        """How many slots that takes."""
+        """How many slots a step takes."""
 
     @abc.abstractmethod
     def write(
         self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
-        """Keeps it of the step at a position, in the slots from a row on."""
+        """Keeps the step at a position, in the slots from a row on."""
 
     @abc.abstractmethod
     def pull(
         self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
-        """Takes cotangents past the step at a position."""
+        """Takes cotangents past the step at a position, kept from a row on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KeptCarries(AbstractKept):
-    """The carry, from which the step is run once more."""
+    """Keeps the carry; the step is run once more when it is reversed."""
 
     @property
     def rows(self) -> int:
@@ -76,11 +82,11 @@ class KeptCarries(AbstractKept):
 
 
 class ResidualPlace(NamedTuple):
-    """Where the slots have a residual of a step.
+    """The place of one residual in the slots of a step.
 
     Attributes:
-        leaf: The leaf of the carry whose slots it is in.
-        row: How many rows behind the first one.
+        leaf: The leaf of the carry whose array it is in.
+        row: The row, counted from the step's first one.
     """
 
     leaf: int
@@ -89,15 +95,14 @@ class ResidualPlace(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:
-    """The reversal of a step, in two programs.
+    """A backward step in two programs.
 
     Attributes:
-        ahead: From consts, a carry and `x` to what the other one needs of them.
-        rest: From that, what the step gets besides, and what is carried back, to what
-            is taken of the step, see `Taken`.
-        source: For each result of `ahead` the input that it is, if it is a const or
-            belongs to `x`, and need not be kept.
-        varies: Which results differ from step to step.
+        ahead: From consts, a carry and `x` to the residuals.
+        rest: From the residuals, `z` and `carried` to the outputs, see `Taken`.
+        source: For each residual that is itself a const or a leaf of `x`, the place of
+            that input: it need not be kept. `None` for the others.
+        varies: Which residuals differ from step to step.
     """
 
     ahead: jex.ClosedJaxpr
@@ -107,7 +112,7 @@ class StepParts:
 
     @property
     def kept(self) -> list[bool]:
-        """Which results are kept of each step."""
+        """Which residuals have to be kept for each step."""
         at = zip(self.source, self.varies, strict=True)
         return [source is None and varies for source, varies in at]
 
@@ -118,14 +123,16 @@ class StepParts:
 
 @functools.lru_cache(maxsize=128)
 def parts_of(back: BackwardStep) -> StepParts:
-    """The reversal of a step, taken apart."""
+    """Divides a backward step into two programs."""
     consts, carry, x = map(len, back.types)
     program = program_of(back)
-    known, every = consts + carry + x, len(program.in_avals)
-    ahead, rest = parted(program, (True,) * known + (False,) * (every - known))
+    known = consts + carry + x
+    others = len(program.in_avals) - known
+    ahead, rest = parted(program, (True,) * known + (False,) * others)
     inputs = ahead.jaxpr.invars
-    carried = range(consts, consts + carry)
-    at_hand = {var: i for i, var in enumerate(inputs) if i not in carried}
+    # Consts and `x` can be read again when the step is reversed; a carry cannot.
+    of_carry = range(consts, consts + carry)
+    at_hand = {var: i for i, var in enumerate(inputs) if i not in of_carry}
     source = tuple(at_hand.get(var) for var in ahead.jaxpr.outvars)
     varies = (False,) * consts + (True,) * (carry + x)
     return StepParts(ahead, rest, source, reached(ahead, varies))
@@ -134,10 +141,10 @@ def parts_of(back: BackwardStep) -> StepParts:
 def places_of(
     types: Sequence[Aval], slot_types: Sequence[Aval]
 ) -> list[ResidualPlace] | None:
-    """Where arrays of some types can be in slots, if there are such leaves for all.
+    """Places for some arrays in slots; `None` if a slot has no leaf of some type.
 
     Args:
-        types: The types of what is to be stored.
+        types: The types of the arrays.
         slot_types: The types of the leaves of a slot.
     """
     alike: dict[_ArrayType, list[int]] = collections.defaultdict(list)
@@ -155,18 +162,18 @@ def places_of(
 
 
 def rows_of(places: Sequence[ResidualPlace]) -> int:
-    """How many slots it takes to have arrays in such places."""
+    """How many slots the places are in."""
     return max((place.row + 1 for place in places), default=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class KeptResiduals(AbstractKept):
-    """The residuals, from which the step is reversed without being run again.
+    """Keeps the residuals; the step is reversed without being run again.
 
     Attributes:
-        parts: The reversal of a step, taken apart.
-        places: Where the residuals are.
-        fixed: Of the results of `parts.ahead` those that are the same for all steps.
+        parts: The backward step, in two programs.
+        places: Where the residuals of a step are.
+        fixed: The residuals that are the same for all steps.
     """
 
     parts: StepParts
@@ -200,6 +207,7 @@ class KeptResiduals(AbstractKept):
     def _past(self, position: Index, kept: Arrays, cts: Cotangents) -> Cotangents:
         back = self.sweep.back
         at, x, z = self.sweep.step_at(position)
+        # The carry is not known here. `source` names only consts and leaves of `x`.
         inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]
         own, fixed = iter(kept), iter(self.fixed)
         known = [
@@ -212,21 +220,23 @@ class KeptResiduals(AbstractKept):
 
 
 def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
-    """What is kept of steps in so many slots each: residuals, if these can hold them.
+    """How steps are kept: by their residuals if possible, and else by their carry.
 
     Args:
-        sweep: The loop.
-        carries: The slots. The first of them is in use.
+        sweep: The sweep.
+        carries: The slots. The first one is in use.
         rows: How many slots each step may take.
     """
     back, slots = sweep.back, carries.slots
-    # Examples that stopped have to be left out, and residuals are not to be rounded.
+    # Examples that have stopped are left out by `sweep.pull`, which residuals bypass.
+    # And slots of a lower precision would round residuals, which nobody asked for.
     if sweep.own is not None or slots.precision or not _comes_apart(back):
         return KeptCarries(sweep)
     parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     if places is None or rows_of(places) > rows:
         return KeptCarries(sweep)
+    # Residuals that are the same for all steps are computed once, from any carry.
     _, x, _ = sweep.step_at(0)
     ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
     is_fixed = [
@@ -237,10 +247,10 @@ def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
 
 
 def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:
-    """How many slots the residuals of a step take, if slots can hold them.
+    """How many slots the residuals of a step take; `None` if slots cannot hold them.
 
     Args:
-        back: The reversal, given no more of a carry than a slot holds.
+        back: The backward step, cut down to the leaves that slots hold.
         slots: The slots.
     """
     if not back.types[1] or not _comes_apart(back):
@@ -252,10 +262,10 @@ def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:
 
 @functools.lru_cache(maxsize=512)
 def _comes_apart(back: BackwardStep) -> bool:
-    """Whether residuals and the next carry take no longer than the carry alone.
+    """Whether the residuals and the next carry can be computed at no extra cost.
 
-    They are computed by two programs, next to each other. What both compute XLA does
-    once, but it would run a loop in the step twice.
+    Two programs compute them, next to each other. XLA computes what both have in common
+    once. But it does not merge loops, so it would run a loop in the step twice.
     """
     step = back.base.step
     loops = (eqn.primitive.name == "scan" for eqn in equations(step.jaxpr))

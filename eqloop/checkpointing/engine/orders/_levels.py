@@ -1,8 +1,14 @@
 """Nested checkpointing: how to cut a loop into levels, in plain Python, no JAX.
 
-A nest of levels `(n1, n2, ..., nk)` runs `n1 * n2 * ... * nk` blocks. While the primal
-runs, `n1` carries are stored; the reverse sweep takes these segments last to first,
-stores `n2` carries within one, and so on down. All trip counts are static.
+A nest of levels `(n1, n2, ..., nk)` runs `n1 * n2 * ... * nk` blocks. The primal stores
+`n1` carries, at equal distances. The reverse sweep takes the segments between them last
+to first, runs each of them again to store `n2` carries within it, and so on down. All
+trip counts are static. The levels `(3, 2, 2)`, while the last segment is reversed:
+
+    |               |               |                stored by the primal
+                                    |       |        stored by the first rerun
+                                            |   |    stored by the second
+    0   1   2   3   4   5   6   7   8   9  10  11
 """
 
 import dataclasses
@@ -14,12 +20,12 @@ from math import ceil, log, prod
 
 @dataclasses.dataclass(frozen=True)
 class Nest:
-    """Consecutive steps under nested levels of equal segments.
+    """Consecutive steps that are cut into equal segments, level by level.
 
     Attributes:
         levels: How many segments each level has, the outermost first.
-        block: How many steps the innermost segments have; their residuals are
-            stored together.
+        block: How many steps an innermost segment has. Their residuals are stored
+            together.
     """
 
     levels: tuple[int, ...]
@@ -36,12 +42,13 @@ class Nest:
 
     @property
     def slots(self) -> int:
-        """The carries that are stored at once when all levels are in use."""
+        """How many carries are stored at once when all levels are in use."""
         return sum(self.levels)
 
     @property
     def advances(self) -> int:
-        """The steps that are run again, only to store the carries of inner levels."""
+        """How many steps are run again only to store the carries of inner levels."""
+        # To store the carries within a segment, all of it but its last part is run.
         total, segments, size = 0, 1, self.length
         for outer, inner in itertools.pairwise(self.levels):
             segments, size = segments * outer, size // outer
@@ -52,9 +59,9 @@ class Nest:
 def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
     """Levels of about `base` segments each, for any length.
 
-    Levels of `base` segments reach only the powers of `base`. Other lengths take
-    unequal levels, whose product comes as near to the length as it can from below;
-    the steps that are then left over, a few, make a nest of their own.
+    Levels of `base` segments give only the powers of `base`. For other lengths, levels
+    are unequal, and their product is the largest one that is not above the length. The
+    few steps that are left over are a nest of their own.
     """
     result: list[Nest] = []
     while length >= block:
@@ -70,10 +77,10 @@ def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
 def _levels(length: int, base: int) -> tuple[int, ...]:
     """The levels with the largest product that is not above the length.
 
-    They have at most `base * log_base(length)` segments in all, and are as few as leave
-    over an eighth of the steps or less: with fewer levels still, a small base would
-    leave most of the steps to nest after nest, each with slots of its own. Of equal
-    products the one with the fewest segments is taken.
+    They have at most `base * log_base(length)` segments in all. The number of levels is
+    the least that leaves over no more than an eighth of the steps. With fewer levels, a
+    small base would leave most steps to further nests, each with slots of its own. Of
+    equal products the one with the fewest segments is taken.
     """
     slots = max(base, ceil(base * log(length, base))) if length > 1 else 1
     if length <= slots:
@@ -90,14 +97,20 @@ def _levels(length: int, base: int) -> tuple[int, ...]:
 
 def _root(length: int, depth: int) -> int:
     """The largest `n` with `n**depth <= length`."""
+    # The rounded root may be one too large, but is never two off.
     root = max(round(length ** (1 / depth)), 1)
     return root if root**depth <= length else root - 1
 
 
 def _candidates(length: int, depth: int, slots: int) -> Iterator[tuple[int, ...]]:
-    """Descending levels around the root, one of them as long as still fits."""
+    """Levels to choose from, in descending order.
+
+    All but one are near the root of the length. The last one is as long as the length
+    and the number of slots allow.
+    """
     root = _root(length, depth)
-    # A wide choice leaves few steps over; many levels have a choice already.
+    # A wide choice leaves few steps over. With many levels there are many combinations
+    # even of a narrow one.
     width = 6 if depth <= 5 else 2 if depth <= 10 else 1
     around = range(max(root - width, 1), root + width + 1)
     for levels in itertools.combinations_with_replacement(around, depth - 1):

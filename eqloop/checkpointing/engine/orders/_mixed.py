@@ -1,6 +1,7 @@
-"""Mixed storage: where slots are free, the residuals of steps are stored in them.
+"""Mixed storage: free slots hold the residuals of steps that are reversed soon.
 
-The arithmetic is in `_mixed_chain.py`, and what is kept of a step in `_kept_steps.py`.
+The arithmetic is in `_mixed_chain.py`. How residuals are put into slots that are made
+for carries is in `_kept_steps.py`.
 """
 
 import dataclasses
@@ -24,17 +25,17 @@ from ._kept_steps import AbstractKept, kept_of
 from ._mixed_chain import MixedChain
 from ._order import AbstractSlotOrder, Event
 
-# Steps of a long block take no longer than those whose residuals are in slots.
+# A step with residuals in slots is estimated to take as long as one in a block of this.
 _LONG_BLOCK = 64
 
 
 class _Stack(NamedTuple):
-    """The slots in use, of which each has the carry at the start of a segment.
+    """The slots in use, each of which has the carry at the start of a segment.
 
     Attributes:
-        stop: Where the last segment ends: all steps from here on have been reversed.
+        stop: The end of the last segment. All steps from here on have been reversed.
         top: The last slot in use.
-        starts: Where the segment of each slot starts.
+        starts: The position at which the segment of each slot starts.
         carries: The slots.
     """
 
@@ -46,16 +47,16 @@ class _Stack(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mixed(AbstractSlotOrder):
-    """Single steps, reversed with slots that hold carries or residuals.
+    """Single steps, reversed with slots that hold either carries or residuals.
 
-    It takes fewer evaluations than any order of carries that takes as much memory, if
-    the residuals of a step are no larger than a few carries. Trip counts depend on the
-    position, so they are dynamic.
+    If the residuals of a step are no larger than a few carries, this takes fewer
+    evaluations than any order of carries with the same memory. Trip counts depend on
+    the position, so they are dynamic.
 
     Attributes:
         steps: How many steps the loop has.
         checkpoints: How many slots there are.
-        rows: How many slots the residuals of a step take.
+        rows: How many slots the residuals of one step take.
     """
 
     steps: int
@@ -102,7 +103,7 @@ class Mixed(AbstractSlotOrder):
         return lax.while_loop(left, reverse_segment, state)[1]
 
     def _stack(self, sweep: Sweep, carries: Carries) -> _Stack:
-        """The slots as the primal leaves them: all in use, unless it ended before."""
+        """The slots as the primal leaves them: all in use, unless it ended early."""
         starts, last = constant(self.starts), jnp.asarray(self.slots - 1, jnp.int32)
         if sweep.count is None:
             return _Stack(jnp.asarray(self.steps, jnp.int32), last, starts, carries)
@@ -112,7 +113,11 @@ class Mixed(AbstractSlotOrder):
         return _Stack(stop, top, vary(starts, axes_of(stop)), carries)
 
     def _split(self, sweep: Sweep, stack: _Stack, longest: jax.Array) -> _Stack:
-        """Stores carries on the way to the last segment, until that is of rank 0."""
+        """Splits the last segment until its rank is 0 or no slot is free.
+
+        The new carries are stored on the way, as in `_slot_stack.Chain.split`. The rank
+        is not stored but looked up: it follows from the length and the free slots.
+        """
 
         def rank_of(stack: _Stack) -> jax.Array:
             length, free = self._size(stack)
@@ -136,16 +141,21 @@ class Mixed(AbstractSlotOrder):
         return lax.while_loop(unfinished, move, stack)
 
     def _size(self, stack: _Stack) -> tuple[Value, Value]:
-        """How long the last segment is, and the slots for it, its own among them."""
+        """The length of the last segment, and the slots for it, its own included."""
         length = stack.stop - element(stack.starts, stack.top)
         return length, self.slots - stack.top
 
     def _reverse_last(
         self, sweep: Sweep, stack: _Stack, kept: AbstractKept, cts: Cotangents
     ) -> tuple[_Stack, Cotangents]:
-        """Reverses the last segment, or its last step if no slot is free for others."""
+        """Reverses the last segment, or only its last step if no slot is free.
+
+        Steps from `first` on are run once more, and all but the last leave what they
+        keep in free slots. Then they are reversed.
+        """
         start, last = element(stack.starts, stack.top), stack.stop - 1
         first = jnp.where(stack.top < self.slots - 1, start, last)
+        # Each step takes `kept.rows` slots behind the last one in use.
         row_of = lambda position: stack.top + 1 + (position - first) * kept.rows
 
         def keep(
@@ -173,14 +183,14 @@ class Mixed(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        # Each slot has a start of four bytes.
+        # The start of a slot's segment takes four bytes.
         return (self.slots + 1) * cost.held * first + self.slots * 4
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         kept, rate = self.chain.kept, pace.rate
         single = (self.steps - kept) * pace.block(reversal, 1)
         stored = kept * pace.block(reversal, _LONG_BLOCK) / _LONG_BLOCK
-        # What is reversed at once starts at a step that is reversed by itself.
+        # Each run of consecutive steps ends with one that is reversed from its carry.
         runs = (self.steps - kept) * rate.run
         dynamic = self.steps + kept + self.advances
         return single + stored + runs + dynamic * rate.dynamic_iteration
@@ -211,7 +221,7 @@ class Mixed(AbstractSlotOrder):
         return (event.slots + event.residuals * self.rows) * cost.held
 
     def _segment_history(self, start: int, length: int, slots: int) -> Iterator[Event]:
-        """Reverses steps of which the first one's carry is the last of the slots."""
+        """The events of the reversal of a segment, whose first carry is stored."""
         again = lambda position, kept=0: Event("again", position, slots, kept)
         free, last = self.slots - slots + 1, start + length - 1
         if free == 1:

@@ -1,25 +1,26 @@
 """Mixed storage: combinatorics in plain Python, no JAX.
 
 A chain of steps is reversed with slots, each of which can hold a carry, as in
-`_binomial.py`. Here, so many of them can hold the residuals of a step instead. A step
+`_binomial.py`. Here, `rows` slots can hold the residuals of a step instead. A step
 whose residuals are stored is reversed without being run again.
 
-Whatever is to be reversed starts at a stored carry. If the slots behind it can hold
-the residuals of all its steps but the last, it is run once, and reversed: its rank is
-0. A chain of a higher rank is split. A carry is stored on the way, and what lies behind
-it is reversed with one slot less; then its slot is free, and what lies before it has a
-rank less, too. So the longest chains follow from those of rank 0:
+A chain starts at a stored carry. If the other slots can hold the residuals of all its
+steps but the last, the chain is run once and then reversed: its rank is 0. A chain of a
+higher rank is split, as in `_binomial.py`. The right part is reversed first, with one
+slot less and the same rank; the left part is reversed with all slots and the rank
+below. So the longest chains follow from those of rank 0:
 
+    longest(slots, 0) = 1 + (slots - 1) // rows
     longest(slots, rank) = longest(slots, rank - 1) + longest(slots - 1, rank)
 
-With carries alone, no chain longer than one step would be of rank 0, and these are
-the binomial coefficients.
+With carries alone, a chain of rank 0 would have one step, and these would be the
+binomial coefficients.
 
 References:
     J. R. Maddison, *Step-based checkpointing with high-level algorithmic
     differentiation*, 2024, [arXiv:2305.09568](https://arxiv.org/abs/2305.09568),
-    where a dynamic program finds the least number of evaluations. This is at most a few
-    per cent above it, and known at once for chains of any length.
+    where a dynamic program finds the least number of evaluations. The orders here take
+    at most a few per cent more, and are known at once for chains of any length.
 """
 
 import bisect
@@ -37,7 +38,7 @@ class MixedChain:
 
     Attributes:
         length: How many steps it has.
-        slots: How many slots there are, no more than steps.
+        slots: How many slots there are. There are no more of them than steps.
         rows: How many slots the residuals of a step take.
     """
 
@@ -52,12 +53,13 @@ class MixedChain:
 
     @property
     def segments(self) -> list[int]:
-        """How many steps lie between the carries that the primal stores.
+        """The lengths of the segments between the carries that the primal stores.
 
-        All segments are raised rank by rank, and the steps that are left over go to the
-        first ones, as in `_binomial.segments`. Each has a step at least, so that all
-        slots are in use.
+        As in `_binomial.segments`, all segments get their reach at one rank after the
+        other, and the steps that are left over go to the first ones. Each segment has
+        at least one step, so that all slots are in use.
         """
+        # The reach at the rank below the last one; below rank 0, it is one step each.
         *_, below, most = ((1,) * (self.slots + 1), *self.longest)
         lengths = [below[self.slots - i] for i in range(self.slots)]
         left_over = self.length - sum(lengths)
@@ -69,7 +71,7 @@ class MixedChain:
 
     @property
     def advances(self) -> int:
-        """How many steps are run again only to get to a carry."""
+        """How many steps are run again only to get to a later carry."""
         return _work_of(self)[0]
 
     @property
@@ -81,17 +83,17 @@ class MixedChain:
         """How far to advance before the next carry is stored.
 
         Args:
-            length: How many steps are to be reversed.
-            slots: With how many slots, of which one has the carry before them.
+            length: The length of a chain.
+            slots: The slots for it, the one with its first carry included.
 
         Returns:
-            The number of steps, or 0 if their rank is 0.
+            The number of steps, or 0 if the rank of the chain is 0.
         """
         return _split_at(_by_slots(self.longest), length, slots)
 
 
 def _split_at(by_slots: Table, length: int, slots: int) -> int:
-    """See `MixedChain.split_at`; of the longest chains by slots and then by rank."""
+    """See `MixedChain.split_at`; the table is by slots, and then by rank."""
     rank = bisect.bisect_left(by_slots[slots], length)
     if rank == 0:
         return 0
@@ -101,7 +103,8 @@ def _split_at(by_slots: Table, length: int, slots: int) -> int:
 
 @functools.lru_cache(maxsize=512)
 def _longest(length: int, slots: int, rows: int) -> Table:
-    # Without a slot, a step is reversed from the carry before it, which is at hand.
+    # By rank, from 0 on; and by slots, from 0 on. A chain of one step needs no slot, as
+    # the carry before it is at hand.
     table = [tuple(1 + max(count - 1, 0) // rows for count in range(slots + 1))]
     while sum(table[-1][1:]) < length:
         longer = itertools.accumulate(table[-1][1:], initial=1)
@@ -116,9 +119,10 @@ def _by_slots(longest: Table) -> Table:
 
 @functools.lru_cache(maxsize=512)
 def _work_of(chain: MixedChain) -> tuple[int, int]:
-    """The advances over a chain, and how many of its steps have their residuals stored.
+    """The advances of a chain, and how many of its steps have their residuals stored.
 
-    Segments of the same length are split alike, and only a few lengths come up.
+    Chains of the same length and with as many slots are split alike. Only a few of them
+    come up, so remembering their work makes this fast.
     """
     known: dict[tuple[int, int], tuple[int, int]] = {}
     table = _by_slots(chain.longest)
@@ -128,10 +132,13 @@ def _work_of(chain: MixedChain) -> tuple[int, int]:
         if key in known:
             return known[key]
         advances = kept = 0
+        # The right part goes on in this loop, the left part is a call.
         while slots > 1 and (far := _split_at(table, length, slots)):
             before = of_segment(far, slots)
             advances, kept = advances + far + before[0], kept + before[1]
             length, slots = length - far, slots - 1
+        # Rank 0: all but the last step are kept. With a single slot, the chain is run
+        # again from its start for each of its steps.
         if slots > 1:
             kept += length - 1
         else:

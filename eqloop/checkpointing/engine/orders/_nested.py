@@ -1,6 +1,7 @@
-"""Nested levels of segments: static trip counts throughout, which suits accelerators.
+"""Nested levels of segments, all of them with static trip counts.
 
-Which levels there are is worked out in `_levels.py`, by integers alone.
+On a GPU, a loop whose trip count is not static waits for the host in each iteration.
+How a loop is cut into levels is worked out in `_levels.py`.
 """
 
 import dataclasses
@@ -19,19 +20,19 @@ from ..slots._slots import Carries, DeviceSlots, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
 
-# Levels that are compiled as they are to find out what memory they take. Each makes the
-# program longer.
+# The most levels of a nest that is compiled to find out its memory. Each level makes
+# the program longer.
 _DEEPEST = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Nested(AbstractSlotOrder):
-    """Nests one after the other, in the order of their steps.
+    """Consecutive nests.
 
     Attributes:
-        nests: The nests.
-        with_products: For how many of them, the last ones, the primal stores the
-            products of each step. These steps are run again without multiplying.
+        nests: The nests, in the order of their steps.
+        with_products: For how many of the last nests the primal stores the products of
+            each step. These steps are run again without multiplying.
     """
 
     nests: tuple[Nest, ...]
@@ -51,6 +52,8 @@ class Nested(AbstractSlotOrder):
 
     @property
     def slots(self) -> int:
+        # While a nest is reversed, the carries that the primal has stored for the nests
+        # before it are still there, and those for the nests after it are not needed.
         before = most = 0
         for nest in self.nests:
             most = max(most, before + nest.slots)
@@ -84,7 +87,7 @@ class Nested(AbstractSlotOrder):
         return all(len(nest.levels) == 1 for nest in self.nests)
 
     def as_part(self) -> "Nested":
-        # Those of a part are not the last steps of the loop.
+        # Products are stored for the last steps of a loop, which a part need not have.
         return dataclasses.replace(self, with_products=0)
 
     # How it is run.
@@ -94,6 +97,7 @@ class Nested(AbstractSlotOrder):
         first = self.length - self.steps_with_products
         for nest in reversed(self.nests):
             position, row = position - nest.length, row - nest.levels[0]
+            # From here on back, there are no stored products.
             if position < first:
                 sweep = sweep.multiplying
             cts = _reverse_level(sweep, nest, position, carries, row, cts)
@@ -102,8 +106,9 @@ class Nested(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        # XLA does away with what is never read: where no step is run again but to be
-        # reversed, that is what the reversal of a step does not need of its carry.
+        # A leaf that is held only to compute later carries is not needed where no later
+        # carry is computed, as on the last level with blocks of one step. XLA sees that
+        # it is never read, and removes its slots.
         last = cost.read if self.block == 1 else cost.held
         inner = (
             sum(nest.levels[1:-1]) * cost.held + nest.levels[-1] * last
@@ -111,7 +116,8 @@ class Nested(AbstractSlotOrder):
             if len(nest.levels) > 1
         )
         of_primal = self._first_slots + 1 if first else 0
-        # Nests are reversed one after the other, in the same memory.
+        # XLA gives the inner slots of all nests the same memory, as nests are reversed
+        # one after the other.
         each = last if self.is_flat else cost.held
         products = self.steps_with_products * cost.known
         return of_primal * each + max(inner, default=0) + products
@@ -125,8 +131,8 @@ class Nested(AbstractSlotOrder):
             own = known if _keeps_products(nest, reversal) else pace
             total += _nest_time(own, nest, reversal)
         for nest in self.nests[first:]:
-            # The primal writes the products, and advances are counted as if they
-            # multiplied.
+            # The primal writes the products. `duration` counts the advances as if they
+            # multiplied; that is corrected here.
             written = 2 * nest.length * pace.cost.known * pace.rate.byte
             saved = nest.advances * (pace.advance - known.advance)
             total += _nest_time(known, nest, reversal) + written - saved
@@ -137,8 +143,8 @@ class Nested(AbstractSlotOrder):
         return self.with_products > 0 or any(keeps)
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
-        # XLA has been seen to make half as good a program of a step that is in it
-        # twice, but not of batches.
+        # A program that has the step twice has been seen to be slower by up to half,
+        # but not if the steps are reversed in batches.
         worse = 1 + 0.1 * (len(self.nests) - 1) * (reversal.batch(1) == 1)
         return super().duration(pace, reversal) * worse
 
@@ -149,12 +155,13 @@ class Nested(AbstractSlotOrder):
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
+        # How many levels were left out in all.
         deeper = sum(
             len(nest.levels) - len(small.levels)
             for nest, small in zip(self.nests, nests, strict=True)
         )
-        # Each level has counters of its own, and a few values that move between loops:
-        # with 50 leaves up to 9 kB were seen, with two leaves 1 kB.
+        # Each level has counters of its own, and a few values that move between loops.
+        # Up to 9 kB were seen with 50 leaves, and 1 kB with two leaves.
         return Nested(nests, self.with_products), deeper * (1024 + 176 * leaves)
 
     # How it is shown.
@@ -187,8 +194,18 @@ def _reverse_level(
     row: int,
     cts: Cotangents,
 ) -> Cotangents:
-    """Reverses a nest whose outermost carries are stored from a row on."""
+    """Reverses a nest.
+
+    Args:
+        sweep: The sweep.
+        nest: The nest.
+        start: The position of its first step.
+        carries: Slots, which hold the carries at its outermost segments.
+        row: The row of the first of these carries.
+        cts: The cotangents after the nest.
+    """
     count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
+    # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
         steps = StoredSteps(carries, row, start, count, most)
         return sweep.reversal.each(sweep, steps, cts)
@@ -200,9 +217,12 @@ def _reverse_level(
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
         within, slots = Nest(tuple(inner), nest.block), carries.slots.near
+        # The reversal runs the segments of the last level itself, as it may keep more
+        # of their steps than the carries.
         if within.stride == 1:
             ran, most = _count(within, position, sweep.count), within.length
             return sweep.reversal.rerun(sweep, slots, carry, position, ran, most, cts)
+        # Otherwise store the carries of the next level, and reverse that from them.
         filled = _fill_nest(sweep, slots, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, cts)
 
@@ -213,9 +233,9 @@ def _reverse_level(
 def _fill_nest(
     sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
-    """The carries at the start of each outermost segment of a nest.
+    """Runs a nest again to store the carries at its outermost segments.
 
-    The segments have several steps each.
+    These have several steps each. The last of them is not run.
     """
     stride, count = nest.stride, _count(nest, start, sweep.count)
     move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
@@ -223,7 +243,13 @@ def _fill_nest(
 
 
 def _count(nest: Nest, start: Index, stop: Value) -> Index:
-    """How many of the outermost segments of a nest have steps that were run."""
+    """How many of the outermost segments of a nest have steps that were run.
+
+    Args:
+        nest: The nest.
+        start: The position of its first step.
+        stop: How many steps of the loop were run, if not all; see `Sweep.count`.
+    """
     count = nest.levels[0]
     if stop is None:
         return count
@@ -232,23 +258,30 @@ def _count(nest: Nest, start: Index, stop: Value) -> Index:
 
 
 def _nest_time(pace: AbstractPace, nest: Nest, reversal: AbstractReversal) -> float:
-    """What the blocks of a nest take, and the loops around them."""
+    """How long the blocks of a nest take, and the loops around them."""
     total, segments = 0.0, 1
     for count in nest.levels:
-        # A loop is entered, its slots are made, and every segment starts with one.
+        # For each loop: entering it, making its slots, and reading one per segment.
         total += segments * (3 * pace.rate.iteration + count * pace.slot)
         segments *= count
     return total + segments * pace.block(reversal, nest.block)
 
 
 def _keeps_products(nest: Nest, reversal: AbstractReversal) -> bool:
-    """Whether what is run again of a nest is one batch, which keeps its products."""
+    """Whether the steps of the last level are one batch, which keeps its products.
+
+    See `Together.rerun`, which keeps them for a single batch only.
+    """
     *outer, last = nest.levels
     return bool(outer) and nest.block == 1 and 1 < last <= reversal.batch(1)
 
 
 def _with_few_levels(nest: Nest) -> Nest:
-    """Fewer levels with as many slots: those between hold the same leaves."""
+    """A nest of fewer levels with as many slots, for the same memory.
+
+    The first level is stored by the primal, and slots of the last one may lack leaves.
+    Those in between are all alike, so they are put together.
+    """
     if len(nest.levels) <= _DEEPEST:
         return nest
     first, *between, last = nest.levels
@@ -257,7 +290,7 @@ def _with_few_levels(nest: Nest) -> Nest:
 
 
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
-    """Reverses a nest whose outermost carries are the last of the slots."""
+    """The events of the reversal of a nest, whose outermost carries are stored."""
     count, *inner = nest.levels
     for segment in reversed(range(count)):
         position = start + segment * nest.stride
@@ -265,7 +298,7 @@ def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
             yield from block_history(position, nest.block, slots)
         else:
             within = Nest(tuple(inner), nest.block)
-            # All but the last segment are run for the carry that comes after.
+            # Every segment but the last is run, for the carry after it.
             for offset in range(within.length - within.stride):
                 filled = 1 + offset // within.stride
                 yield Event("again", position + offset, slots + filled)

@@ -1,8 +1,9 @@
-"""What an order is: which carries are stored, and how the steps are reversed from them.
+"""The interface of an order: which carries are stored, and how steps are reversed.
 
-An order is integers: a frozen, hashable dataclass, made by a schedule for one length.
-It says how it is run and what that costs. To add an order, subclass `AbstractOrder` in
-a file of its own; nothing else in the library asks which order it has.
+An order consists of integers. It is a frozen, hashable dataclass that a schedule makes
+for one length. It says how it is run and what that costs. To add an order, subclass
+`AbstractSlotOrder` in a file of its own; nothing else in the library asks which order a
+layout has.
 """
 
 import abc
@@ -28,11 +29,11 @@ class Event(NamedTuple):
 
     Attributes:
         kind: Whether the primal runs the step, or it is run again, or it is reversed.
-            Without residuals a reversal evaluates the step as well.
-        position: Which step.
+            A reversal without stored residuals evaluates the step, too.
+        position: The position of the step.
         slots: How many carries are stored meanwhile.
-        residuals: Of how many steps the residuals are stored.
-        far: Of an order of two places, how many of the carries are in the second one.
+        residuals: For how many steps residuals are stored meanwhile.
+        far: How many of the carries are in the second of two places, if there are two.
     """
 
     kind: Literal["primal", "again", "reversal"]
@@ -42,7 +43,12 @@ class Event(NamedTuple):
     far: int = 0
 
     def within(self, start: int, slots: int) -> "Event":
-        """The same in a loop that runs so many steps, and has so many slots, before."""
+        """The same as part of a longer loop.
+
+        Args:
+            start: The position in the longer loop at which this one starts.
+            slots: How many more carries are stored for the longer loop.
+        """
         return self._replace(position=self.position + start, slots=self.slots + slots)
 
 
@@ -73,11 +79,14 @@ class AbstractOrder(abc.ABC):
     @property
     @abc.abstractmethod
     def evaluations(self) -> int:
-        """How often the step is evaluated for one gradient, by the primal included."""
+        """How often one gradient evaluates the step; the primal counts, too."""
 
     @property
     def adjacent(self) -> int:
-        """How many steps, at most, are reversed from carries that lie side by side."""
+        """How many consecutive steps, at most, have their carries in adjacent rows.
+
+        So many can be reversed together without running them again.
+        """
         return self.block
 
     @property
@@ -92,7 +101,7 @@ class AbstractOrder(abc.ABC):
 
     @property
     def steps_with_products(self) -> int:
-        """For how many steps, the last ones, the primal stores their products."""
+        """For how many of the last steps the primal stores the products."""
         return 0
 
     @abc.abstractmethod
@@ -101,7 +110,7 @@ class AbstractOrder(abc.ABC):
 
     @abc.abstractmethod
     def as_part(self) -> "AbstractSlotOrder":
-        """The order for some steps of a loop, of which the first carry is known."""
+        """The order for a part of a longer loop, whose first carry is stored."""
 
     # What it costs.
 
@@ -109,12 +118,12 @@ class AbstractOrder(abc.ABC):
     def stored_bytes(
         self, cost: StepCost, reversal: "AbstractReversal", first: bool
     ) -> int:
-        """The bytes of the slots, and of what the reversal of blocks takes.
+        """The bytes of the slots and of the reversal of blocks.
 
         Args:
             cost: What a step costs.
             reversal: How a block is taken back.
-            first: Whether to count the slots of the primal: they may be elsewhere.
+            first: Whether to count the slots of the primal, which may be elsewhere.
         """
 
     @abc.abstractmethod
@@ -127,22 +136,22 @@ class AbstractOrder(abc.ABC):
         """
 
     def asks_for_products(self, reversal: "AbstractReversal") -> bool:
-        """Whether its time depends on that of steps whose products are known."""
+        """Whether its time depends on how fast steps with known products are."""
         return False
 
     @property
     @abc.abstractmethod
     def kind(self) -> Hashable:
-        """Orders of one kind make similar programs: one is a guide to the others."""
+        """What programs of similar orders have in common, see `Layout.kind`."""
 
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
-        """An order that takes as much memory, of which the program is small.
+        """An order with a smaller program, to compile for its memory.
 
         Args:
             leaves: How many leaves the carry has.
 
         Returns:
-            The order, and the bytes that this one takes besides.
+            The order, and how many more bytes this one takes.
         """
         return self, 0
 
@@ -150,7 +159,7 @@ class AbstractOrder(abc.ABC):
 
     @abc.abstractmethod
     def history(self) -> Iterator[Event]:
-        """All that a gradient does, in order."""
+        """All events of a gradient, in order."""
 
     @abc.abstractmethod
     def event_bytes(self, cost: StepCost, event: Event) -> int:
@@ -162,11 +171,16 @@ class AbstractOrder(abc.ABC):
 
     @abc.abstractmethod
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
-        """What is stored, in words, as rows of the table that a plan prints."""
+        """What is stored, as rows of the table that a plan prints."""
 
 
 class AbstractSlotOrder(AbstractOrder):
-    """An order whose primal stores carries, from which steps are run again."""
+    """An order whose primal stores carries, from which steps are run again.
+
+    The row `i` of the slots has the carry at `starts[i]`. There is one row more, for
+    carries that are computed on the way but not kept, or for the last carry of the loop
+    (`keeps_last`).
+    """
 
     @property
     @abc.abstractmethod
@@ -176,12 +190,12 @@ class AbstractSlotOrder(AbstractOrder):
     @property
     @abc.abstractmethod
     def advances(self) -> int:
-        """How many steps are run again only to get to a carry."""
+        """How many steps are run again only to get to a later carry."""
 
     @property
     @abc.abstractmethod
     def block_sizes(self) -> Sequence[int]:
-        """The size of the blocks of each loop over blocks that is in the program."""
+        """The sizes of blocks: one for each loop over blocks in the program."""
 
     @property
     def block(self) -> int:
@@ -189,18 +203,20 @@ class AbstractSlotOrder(AbstractOrder):
 
     @property
     def evaluations(self) -> int:
-        """The primal, the reversal of every step, and the advances in between."""
+        """One per step by the primal and one by the reversal, and the advances."""
         return 2 * self.length + self.advances
 
     @property
     def keeps_last(self) -> bool:
-        """Whether the row beyond those of the starts is for the last carry."""
+        """Whether the row after those of the starts holds the last carry."""
         return False
 
     def checked(
         self, step: "Step", loop: "Loop", held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
         """The inputs of the loop, after a check of what this order relies on.
+
+        The result depends on the check, so XLA does not remove it.
 
         Args:
             step: The step.
@@ -220,7 +236,7 @@ class AbstractSlotOrder(AbstractOrder):
 
     @property
     def is_flat(self) -> bool:
-        """Whether blocks are reversed by one loop, which has no other loop in it."""
+        """Whether a single loop reverses all blocks, with no other loop around it."""
         return False
 
     @abc.abstractmethod
@@ -231,7 +247,7 @@ class AbstractSlotOrder(AbstractOrder):
 
         Args:
             sweep: The loop, and what is done to a block.
-            carries: Those at `starts`.
+            carries: The carries at `starts`.
             cts: The cotangents at the end.
         """
 
@@ -243,7 +259,7 @@ class AbstractSlotOrder(AbstractOrder):
 
     @abc.abstractmethod
     def reversed_in(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
-        """How long its blocks take to be taken back, and the loops around them."""
+        """How long the reversal of its blocks takes, with the loops around them."""
 
     def stored_bytes(
         self, cost: StepCost, reversal: "AbstractReversal", first: bool
@@ -266,11 +282,11 @@ class AbstractSlotOrder(AbstractOrder):
 
     @abc.abstractmethod
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
-        """All that is done on the way back, in order.
+        """The events of the reverse sweep, in order.
 
         Args:
             start: The position at which the loop starts, if it is a part of another.
-            slots: How many carries are stored as it begins.
+            slots: How many carries are stored when the sweep begins.
         """
 
     def event_bytes(self, cost: StepCost, event: Event) -> int:
@@ -278,7 +294,7 @@ class AbstractSlotOrder(AbstractOrder):
         return carries + (event.residuals * cost.residuals if self.block > 1 else 0)
 
     def stored_by_primal(self, event: Event) -> int:
-        # Segments are reversed last to first, and then their starts are read no more.
+        # Segments are reversed last to first, and then their starts are not needed.
         return bisect.bisect_right(self.starts, event.position)
 
     def described(self, cost: StepCost) -> list[tuple[str, str]]:
@@ -290,7 +306,7 @@ class AbstractSlotOrder(AbstractOrder):
 
 
 def block_history(start: int, count: int, slots: int) -> Iterator[Event]:
-    """The reversal of a block: one step at once, or several by their residuals."""
+    """The events of the reversal of a block, for a block of one or of several steps."""
     if count > 1:
         for offset in range(count):
             yield Event("again", start + offset, slots, offset + 1)

@@ -24,10 +24,12 @@ from ._slot_stack import Chain, Stack
 
 @dataclasses.dataclass(frozen=True)
 class Revolved(AbstractSlotOrder):
-    """A chain of blocks, reversed with so many slots, which are used in place.
+    """A chain of blocks, reversed with the slots of the primal, which are used again.
 
-    Where the size of a block does not divide the length the first one is shorter. Trip
-    counts depend on the position, so they are dynamic.
+    If the size of a block does not divide the length, the first block is shorter. It is
+    reversed last, by code of its own, so that all others can share one loop.
+
+    Trip counts depend on the position, so they are dynamic.
     """
 
     steps: int
@@ -49,12 +51,12 @@ class Revolved(AbstractSlotOrder):
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The length, in blocks, and the rank of what lies between the slots."""
+        """The segments between stored carries: their lengths in blocks, and ranks."""
         return _binomial.segments(self.blocks.count, self.checkpoints)
 
     @property
     def block_starts(self) -> list[int]:
-        """The block that each slot of the primal starts at."""
+        """The first block of each segment."""
         lengths = [length for length, _ in self.segments]
         return [sum(lengths[:i]) for i in range(len(lengths))]
 
@@ -88,7 +90,7 @@ class Revolved(AbstractSlotOrder):
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         reach, missing = constant(self.reach), self.blocks.missing
         chain = Chain(sweep, self.slots - 1, reach, self.block_size, missing)
-        # The first block may be shorter. It is the last to be reversed, by itself.
+        # A shorter first block is left out of the chain, and reversed at the end.
         first = int(missing > 0)
         stack, last = self._stack(carries), self.blocks.count - 1
         if sweep.count is not None:
@@ -99,7 +101,7 @@ class Revolved(AbstractSlotOrder):
         return sweep.pull_first(stack.carries.read(0), self.block_size - missing, cts)
 
     def _stack(self, carries: Carries) -> Stack:
-        """The slots as the primal leaves them, all in use."""
+        """The slots as the primal leaves them, all of them in use."""
         ranks = [rank for _, rank in self.segments]
         rows = list(zip(self.block_starts, ranks, strict=True))
         numbers = (self.slots - 1, *rows[-1])
@@ -109,14 +111,25 @@ class Revolved(AbstractSlotOrder):
     def _stack_until(
         self, count: Index, reach: Value, carries: Carries
     ) -> tuple[Stack, Value]:
-        """The slots after so many steps, some of them free, and the last block."""
+        """The slots after so many steps.
+
+        Args:
+            count: How many steps were run.
+            reach: The table by which segments are split.
+            carries: The carries in the slots.
+
+        Returns:
+            The slots, some of which may be free, and the last block with any steps.
+        """
+        # As if the first block were full: then blocks begin at multiples of their size.
         steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
         blocks = -(-steps // self.block_size)
         stack, starts = self._stack(carries), constant(self.block_starts)
         top = jnp.maximum(jnp.sum(starts < blocks) - 1, 0).astype(jnp.int32)
         start = element(starts, top)
         longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
-        # What is left of the last segment may be so short that its rank is less.
+        # The last segment may have ended early, and be of a lower rank. The rank is the
+        # number of ranks whose reach is too short.
         rank = jnp.sum(longest < blocks - start, dtype=jnp.int32)
         # Each device may have run as many steps as it needed.
         table = vary(stack.table, axes_of(count))
@@ -131,9 +144,9 @@ class Revolved(AbstractSlotOrder):
         return of_carries + self.slots * 8
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
-        # How many runs of consecutive blocks are reversed, about: every segment of the
-        # primal is one at least, and none is longer than the free slots, which are half
-        # of them on average.
+        # About how many runs of consecutive blocks are reversed: at least one for each
+        # segment of the primal, and none is longer than the number of free slots, which
+        # is half of all on average.
         runs = max(self.slots, self.blocks.count / (self.slots / 2 + 1))
         dynamic = self.blocks.count + self.advances
         blocks = self.blocks.count * pace.block(reversal, self.block_size)
@@ -158,7 +171,14 @@ class Revolved(AbstractSlotOrder):
     def chain_history(
         self, start: int, length: int, rank: int, slots: int
     ) -> Iterator[Event]:
-        """Reverses blocks of which the first one's carry is the last of the slots."""
+        """The events of the reversal of a chain, in the order of `_slot_stack.Chain`.
+
+        Args:
+            start: The first block.
+            length: How many blocks there are.
+            rank: The rank of the chain.
+            slots: How many slots are in use; the last one holds the chain's start.
+        """
         free = self.slots - slots + 1
         if length > 1 and free > 1:
             far = _binomial.split_at(length, free, rank)

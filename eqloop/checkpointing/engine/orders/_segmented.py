@@ -1,4 +1,7 @@
-"""Segments one after the other, each of which is reversed by an order of its own."""
+"""Consecutive segments, each of which is reversed by an order of its own.
+
+This is what `LoopSpec.cut` makes: the order of schedules from other projects.
+"""
 
 import dataclasses
 import itertools
@@ -22,11 +25,12 @@ from ._order import AbstractSlotOrder, Event
 class Segmented(AbstractSlotOrder):
     """The primal stores the carry at the start of each segment.
 
-    On the way back, each segment is run again from there, for the carries that its own
-    order starts from, and reversed by that.
+    On the way back, each segment is run again from there, to store the carries that its
+    own order starts from, and is then reversed by that order.
 
     Attributes:
-        parts: How many equal segments follow one another, and the order of each.
+        parts: For each group of equal consecutive segments, how many there are, and the
+            order of one.
     """
 
     parts: tuple[tuple[int, AbstractSlotOrder], ...]
@@ -50,6 +54,7 @@ class Segmented(AbstractSlotOrder):
 
     @property
     def advances(self) -> int:
+        # To store the carries at its starts, a segment is run up to the last of them.
         each = [(n, order.starts[-1] + order.advances) for n, order in self.parts]
         return sum(count * advances for count, advances in each)
 
@@ -112,7 +117,16 @@ def _reverse_part(
     first: tuple[Carries, int],
     cts: Cotangents,
 ) -> Cotangents:
-    """Reverses equal segments, whose first carries are stored from a row on."""
+    """Reverses equal segments.
+
+    Args:
+        sweep: The sweep.
+        count: How many segments there are.
+        order: The order of each.
+        start: The position at which the first of them starts.
+        first: The slots, and the row of the carry at `start`.
+        cts: The cotangents after the last segment.
+    """
     carries, row = first
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
@@ -124,6 +138,7 @@ def _reverse_part(
 
     run = count
     if sweep.count is not None:
+        # Segments with any steps that were run: `ceil((count - start) / length)`.
         run = jnp.clip(-((start - sweep.count) // order.length), 0, count)
     return lax.fori_loop(0, run, body, cts)
 
@@ -131,7 +146,7 @@ def _reverse_part(
 def _fill_segment(
     sweep: Sweep, slots: DeviceSlots, order: AbstractSlotOrder, carry: Arrays
 ) -> Carries:
-    """The carries that an order starts from, given the first of them."""
+    """Runs a segment again to store the carries that its order starts from."""
     stride, starts = _stride(order), constant(order.starts)
 
     def move(i: Index, carry: list[Value]) -> list[Value]:
@@ -143,11 +158,11 @@ def _fill_segment(
     count = run = len(order.starts)
     if sweep.count is not None:
         run = jnp.maximum(jnp.sum(starts < sweep.count), 1)
-    # One more row is for carries that find no free slot, as in those of the primal.
+    # There is one more row, as for the primal, see `AbstractSlotOrder`.
     return slots.filled(carry, count + 1).run_on(carry, run, move)
 
 
 def _stride(order: AbstractSlotOrder) -> int | None:
-    """How many steps lie between the carries that an order starts from, if as many."""
+    """The number of steps between the starts of an order, if it is always the same."""
     gaps = {stop - start for start, stop in itertools.pairwise(order.starts)}
     return gaps.pop() if len(gaps) == 1 else None

@@ -1,7 +1,19 @@
 """The machine that reverses a chain of blocks with a stack of slots, in place.
 
-Segments are split where `_binomial.py` says. The loops have trip counts that depend on
-the position.
+Each slot holds the carry at the start of a segment. The last segment is next:
+
+    slots     0        1     2   (free)
+              |        |     |       |
+    chain     [--------[-----[-------]....  reversed already
+
+1. `split`: while the last segment is long and slots are free, advance into it, and
+   store the carry there: a new, shorter last segment (`_binomial.py` says where).
+2. `fill`: store the carry of each block of the last segment in the free slots.
+3. `pull_run`: reverse these blocks, last to first.
+4. `drop`: free the slot of the segment if all of it has been reversed.
+
+The recursion of `_binomial.py` becomes a loop in this way: what it would have on its
+stack of calls is in the slots. Trip counts depend on the position, so they are dynamic.
 """
 
 import dataclasses
@@ -26,8 +38,9 @@ class Stack(NamedTuple):
         top: The last slot in use.
         start: The block at which its segment starts.
         rank: The rank of its segment, which says how it is split (`_binomial`).
-        table: Start and rank of the segments of the slots before.
-        carries: The carries. One more row takes those that find no free slot.
+        table: The start and the rank of the segments of earlier slots.
+        carries: The carries. There is one more row than slots, for carries that are
+            computed when no slot is free.
     """
 
     top: jax.Array
@@ -44,11 +57,12 @@ class Chain:
     Attributes:
         sweep: The loop.
         last: The place of the last slot on the stack.
-        reach: The table of `reach_table`, as an array.
+        reach: The `reach_table`, as an array.
         block: How many steps a block has.
-        missing: How many steps the first block is short of that.
-        order: For every place on the stack the row of its slot, and one more for the
-            row beyond; `None` if places and rows are the same.
+        missing: How many steps the first block lacks.
+        order: For every place on the stack, the row of its slot, and at the end the row
+            that is no slot. `None` if places and rows are the same. In a while loop
+            they are not: a slot that was given to a later carry keeps its row.
     """
 
     sweep: Sweep
@@ -61,7 +75,7 @@ class Chain:
     def reverse(
         self, stack: Stack, block: Index, first: Value, cts: Cotangents
     ) -> tuple[Stack, Cotangents]:
-        """Reverses the blocks from one down to another."""
+        """Reverses the blocks from `block` down to `first`."""
 
         def reverse_run(state: tuple[jax.Array, Stack, Cotangents]) -> PyTree:
             block, stack, cts = state
@@ -82,16 +96,18 @@ class Chain:
         return jnp.maximum(start, 0) if self.missing else start
 
     def split(self, stack: Stack, block: Index) -> Stack:
-        """Stores the carries that start new segments before the block.
+        """Splits the last segment, which ends with `block`, until `fill` can take it.
 
-        Ends with a segment that is reversed with one advance over each of its blocks,
-        or without a free slot.
+        That is when its rank is 1, so that one advance over each of its blocks is
+        enough, or when no slot is free.
         """
 
         def unfinished(stack: Stack) -> Value:
             return (stack.start < block) & (stack.rank > 1) & (stack.top < self.last)
 
         def move(stack: Stack) -> Stack:
+            # `_binomial.split_at(length, free + 1, rank)`: the segment has its own slot
+            # and the free ones. `stop` is where the new segment starts.
             top, start, rank, table, carries = stack
             free = self.last - top
             length = block + 1 - start
@@ -107,16 +123,20 @@ class Chain:
         return lax.while_loop(unfinished, move, stack)
 
     def fill(self, stack: Stack, block: Index) -> tuple[Stack, jax.Array, jax.Array]:
-        """Advances to the block and stores all carries on the way, if slots are free.
+        """Advances from the start of the last segment to the block, its last one.
 
-        If none is, they all go to the place beyond the last slot. So does the carry of
-        the block itself when those before it have taken the slots.
+        If slots are free, the carry of each block on the way goes to the next place. At
+        rank 1, there are enough slots for all but the last block, whose carry may go to
+        the row that is no slot. If none is free, all carries go to that row, and only
+        the last one is used.
 
         Returns:
-            The slots, the place of the block's carry, and the first block whose carry
-            lies there as well, with those in between in the places in between.
+            The slots; the place of the block's carry; and the first block whose carry
+            is there, too, the carries in between being in the places in between.
         """
         has_free = stack.top < self.last
+        # With a stride of 0, every carry goes to the place after `top`. A branch would
+        # copy the slots.
         stride = jnp.where(has_free, 1, 0)
 
         def move(state: tuple[Value, list[Value], Carries]) -> PyTree:
@@ -136,7 +156,8 @@ class Chain:
     def pull_run(
         self, carries: Carries, place: Index, block: Index, low: Index, cts: Cotangents
     ) -> Cotangents:
-        """Reverses the blocks from one down to another, whose carries are at hand."""
+        """Reverses the blocks from `block` down to `low`, whose carries are stored."""
+        # Consecutive blocks are in consecutive places.
         offset = place - block
 
         def pull(state: tuple[Value, Cotangents]) -> tuple[Value, Cotangents]:
@@ -149,7 +170,8 @@ class Chain:
         return iterate(pull, (block, cts), left, self.sweep.loop.unroll)[1]
 
     def drop(self, stack: Stack, low: Index) -> Stack:
-        """Frees the slot whose segment has been reversed, if it has been wholly."""
+        """Frees the last slot if its segment has been reversed, down to `low`."""
+        # `start` and `rank` of the slot that is then the last one are in the table.
         done = stack.start == low
         top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
         start, rank = element(stack.table, top)
@@ -169,7 +191,10 @@ class Chain:
         return place if self.order is None else element(self.order, place)
 
     def _reach_below(self, slots: Value, rank: Index) -> jax.Array:
-        """The longest chain that is reversed at the rank below."""
+        """The longest chain that can be reversed at `rank - 1`.
+
+        The first column of the table is for rank -1, so this is column `rank`.
+        """
         return lax.dynamic_slice(
             self.reach, (slots, rank), (1, 1), allow_negative_indices=False
         )[0, 0]

@@ -1,5 +1,12 @@
 """Reversals: how a block of steps is taken back, given the carry before it.
 
+An order calls a reversal in one of three ways, by what it has stored of the steps:
+
+- `reversal(...)`: the carry before a block;
+- `reversal.each(...)`: the carry before every step;
+- `reversal.rerun(...)`: the carry before some steps which the reversal may run again,
+  to store all of their carries. Then it goes on as in `each`.
+
 To take blocks back in another way, subclass `AbstractReversal` in a file of its own.
 """
 
@@ -29,11 +36,11 @@ class AbstractReversal(abc.ABC):
         """Takes cotangents past a block.
 
         Args:
-            sweep: The loop, and what is done to its steps.
+            sweep: The sweep.
             carry: The carry before the block.
             start: The position of its first step.
             count: How many steps it has.
-            cts: The cotangents behind it.
+            cts: The cotangents after the block.
         """
 
     def each(
@@ -55,13 +62,13 @@ class AbstractReversal(abc.ABC):
         """Takes cotangents past steps that are run again, to store all their carries.
 
         Args:
-            sweep: The loop.
-            slots: What the carries are stored in.
-            carry: That before the first step.
-            start: The position of that.
-            count: How many steps there are.
-            most: How many there are at most.
-            cts: The cotangents behind them.
+            sweep: The sweep.
+            slots: The slots to store the carries in.
+            carry: The carry before the first step.
+            start: The position of the first step.
+            count: How many steps there are. It may be known only when they run.
+            most: How many steps there are at most, which is known while tracing.
+            cts: The cotangents after the last step.
         """
         carries = carries_within(sweep, slots, carry, start, count, most)
         return self.each(sweep, StoredSteps(carries, 0, start, count, most), cts)
@@ -74,30 +81,33 @@ class AbstractReversal(abc.ABC):
         count: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        """Takes cotangents past a block by a function, after which a bar may move."""
+        """Takes cotangents past a block by `take`, for those who go around `__call__`.
+
+        A reversal with a bar is a wrapper of another one, and reports here, too.
+        """
         return take(cts)
 
     @property
     def kind(self) -> Hashable:
-        """Reversals of one kind make programs that are alike."""
+        """What programs of similar reversals have in common, see `Layout.kind`."""
         return type(self)
 
     @property
     def start(self) -> float:
-        """What a loop takes besides its blocks, roughly, in nanoseconds."""
+        """Roughly the time that a loop takes besides its blocks, in nanoseconds."""
         return 0.0
 
     @property
     def stores_residuals(self) -> bool:
-        """Whether the residuals of a block are stored, as far as a policy allows it."""
+        """Whether the residuals of a block are stored, as far as the policy allows."""
         return False
 
     def batch(self, count: int) -> int:
-        """How many steps of a block of so many are linearised at once."""
+        """How many steps are linearised at once in blocks of `count` steps."""
         return count
 
     def described(self, block: int) -> list[tuple[str, str]]:
-        """How blocks of so many steps are taken back, as rows of a plan's table."""
+        """How blocks of this size are taken back, as rows of a plan's table."""
         return []
 
     @abc.abstractmethod
@@ -105,15 +115,15 @@ class AbstractReversal(abc.ABC):
         """The bytes that a block takes while it is reversed."""
 
     def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
-        """The bytes of blocks that are reversed by loops one after the other.
+        """The bytes of blocks that are reversed by several loops, one after the other.
 
-        XLA gives each of these loops room of its own for residuals.
+        XLA does not share memory between the residuals of these loops.
         """
         return sum(self.block_bytes(cost, count) for count in counts)
 
     @abc.abstractmethod
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
-        """How long it takes to take a block back, roughly, in nanoseconds."""
+        """Roughly the time that the reversal of a block takes, in nanoseconds."""
 
 
 def one_by_one(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
@@ -130,7 +140,7 @@ def one_by_one(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotang
 
 @dataclasses.dataclass(frozen=True)
 class ByResiduals(AbstractReversal):
-    """The residuals of the whole block are stored, by JAX's own derivative of it."""
+    """JAX's own derivative of a block stores the residuals of all of its steps."""
 
     def __call__(
         self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
@@ -146,17 +156,17 @@ class ByResiduals(AbstractReversal):
     def block_bytes(self, cost: StepCost, count: int) -> int:
         if count == 1:
             return 0
-        # A block has its own cotangents of what all steps share, and its own part of
+        # A block has its own sum of the consts' cotangents, and a copy of its part of
         # `xs` and of the cotangents of `ys`.
         per_step = cost.residuals + cost.x + cost.ct_x + cost.ct_y
         return cost.ct_consts + count * per_step
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
-        # Every step is evaluated once more where it is reversed.
+        # Every step is evaluated once more when it is reversed.
         step = cost.evaluation + reversal_time(cost, rate)
         if count == 1:
             return step
-        # The cotangents of what steps share are first summed up within the block.
+        # The cotangents of the consts are first added up within the block.
         entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 100 * rate.iteration
         stored = residuals_time(cost, rate) + 2 * rate.iteration
         return entry + count * (step + stored)
@@ -165,10 +175,11 @@ class ByResiduals(AbstractReversal):
 def _step_by_step(
     sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
 ) -> "Cotangents":
-    """The carries of the block are stored, and its steps are taken back one by one.
+    """Stores the carries of a block, and takes its steps back one by one.
 
-    JAX would store residuals of the block here, too. But what it makes of a loop when
-    it is differentiated twice is not always what it makes of the steps (JAX 0.10).
+    For derivatives of a gradient. JAX could differentiate the block here, too. But on
+    JAX 0.10, the second derivative of a scan forgets a `custom_jvp` rule that calls the
+    function it belongs to.
     """
     carries = carries_within(sweep, DeviceSlots(), carry, start, count, count)
 
@@ -187,7 +198,8 @@ def carries_within(
     count: Index,
     most: int,
 ) -> Carries:
-    """The carry before each of some steps, which are run again: see `rerun`."""
+    """Runs steps again and stores the carry before each of them, see `rerun`."""
     move = lambda i, carry: sweep.next(carry, start + i)
+    # One move less than steps: the first carry is there. The last step is not run.
     unroll = max(min(sweep.loop.unroll, most - 1), 1)
     return slots.filled(carry, most).run_on(carry, count, move, unroll)

@@ -1,10 +1,14 @@
-"""Products that are known where a step is linearised, as it has been run before.
+"""Products that are known when a step is linearised, since it has been run before.
 
-Where the steps of a block are reversed together, they have just been run one after the
-other, since their carries were not known. What takes time in most steps are products
-of matrices, whose values take little room. So these are kept for the block, and the
-steps are linearised without multiplying again: the values are given to a step behind
-its `x`, and their derivatives are products of derivatives and factors, as always.
+Steps that are reversed together have just been run one after the other, to find their
+carries. Most of the time of most steps goes into products of matrices, whose values are
+small. So these values are kept for the batch, and linearising does not multiply again:
+
+    step          h -> z = W h          -> tanh(z)
+    known z       h, z given as an `x`  -> tanh(z)      dz = W dh + dW h, as before
+
+The step is given the values behind its `x`. Their derivatives are computed from the
+factors, as if the product had been evaluated.
 """
 
 import dataclasses
@@ -28,9 +32,10 @@ from .._step import Step
 if TYPE_CHECKING:
     from .._backward_step import BackwardStep
 
-# A sum of fewer terms is quickly computed again.
+# Products that add up fewer terms are not kept: they are quickly computed again.
 _LEAST_TERMS = 16
-# These may make one array of several products, which takes no more than they do.
+# Operations that may combine several products into one value that is no larger. Then
+# that value is kept instead.
 _LINEAR = frozenset({"add", "sub", "transpose", "reshape"})
 
 
@@ -40,7 +45,7 @@ class Products:
 
     Attributes:
         program: From consts, carry and `x` to their values.
-        step: The step, given the values behind `x`.
+        step: The step that is given these values behind its `x`.
     """
 
     program: jex.ClosedJaxpr
@@ -54,13 +59,13 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class KnownProducts:
-    """What is known of the last steps of a loop: their products.
+    """The stored products of the last steps of a loop.
 
     Attributes:
-        rows: The products, of a step in each row.
+        rows: The products; each row is for one step.
         first: The position of the step whose products are in the first row.
-        step: The step, which gets its products behind its `x`.
-        back: What is done to such a step, if it can be given them, too.
+        step: The step, given its products behind its `x`.
+        back: The backward step for that; `None` if it cannot take products.
     """
 
     rows: Arrays
@@ -91,6 +96,7 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
         groups = dict(pick(list(groups.items()), chosen))
     if not groups:
         return None
+    # The step without the equations of each group, in whose place is a single one.
     within = {id(eqn) for group in groups.values() for eqn in group}
     eqns, values = list[jex.JaxprEqn](), list[jex.Var]()
     for eqn in jaxpr.eqns:
@@ -112,7 +118,10 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
 def _groups(
     jaxpr: jex.Jaxpr, varying: Sequence[jex.Var]
 ) -> dict[jax.core.Atom, list[jex.JaxprEqn]]:
-    """What may be kept, with the equations that compute it from factors.
+    """The values that may be kept, with the equations that compute each of them.
+
+    A value is a product, or a linear combination of products that nothing else reads:
+    of `W h + U x`, the sum is kept, and not its two terms.
 
     Args:
         jaxpr: The program of a step.
@@ -123,35 +132,42 @@ def _groups(
     """
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + list(jaxpr.outvars)
     times = Counter(var for var in read if isinstance(var, jex.Var))
-    varies, found = set(varying), dict[jax.core.Atom, list[jex.JaxprEqn]]()
-    is_free = lambda x: isinstance(x, jex.Var) and times[x] == 1 and x in found
+    varies, groups = set(varying), dict[jax.core.Atom, list[jex.JaxprEqn]]()
+    # A value so far that only one equation reads: it can become a part of that one's.
+    is_free = lambda x: isinstance(x, jex.Var) and times[x] == 1 and x in groups
     for eqn in jaxpr.eqns:
+        # What is the same at every step is computed once for a batch anyway.
         if varies.isdisjoint(v for v in eqn.invars if isinstance(v, jex.Var)):
             continue
         varies.update(eqn.outvars)
         out, name = eqn.outvars[0], eqn.primitive.name
         if name == "dot_general" and _has_many_terms(eqn):
-            found[out] = [eqn]
+            groups[out] = [eqn]
         elif (
             name in _LINEAR
             and all(map(is_free, eqn.invars))
             and nbytes([aval_of(out)]) <= nbytes(map(aval_of, eqn.invars))
         ):
-            found[out] = [e for var in eqn.invars for e in found.pop(var)] + [eqn]
-    return found
+            groups[out] = [e for var in eqn.invars for e in groups.pop(var)] + [eqn]
+    return groups
 
 
 def _has_many_terms(eqn: jex.JaxprEqn) -> bool:
-    """Whether each number of a product is a sum of many."""
+    """Whether each entry of a product is a sum of many terms."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     sizes = [aval_of(eqn.invars[0]).shape[axis] for axis in contracted]
     return any(map(is_symbolic, sizes)) or math.prod(sizes) >= _LEAST_TERMS
 
 
 def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
-    """An equation in place of some that compute a value, and the variable of that.
+    """Replaces the equations that compute a value by one that is given it.
 
-    Its result is the value that it is given. Its derivative is that of the equations.
+    Args:
+        group: The equations. The result of the last one is the value.
+
+    Returns:
+        A `custom_jvp` that returns its first operand, and whose rule differentiates the
+        equations; and the new variable for that operand.
     """
     out, own = group[-1].outvars[0], {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
@@ -169,6 +185,8 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
     def push(
         primals: Sequence[Value], tangents: Sequence[Value]
     ) -> tuple[Value, Value]:
+        # The tangent of the given value is ignored. That of the product is computed for
+        # factors that have a tangent: zeros for the others would be multiplied, too.
         (value, *factors), (_, *dots) = primals, tangents
         moves = [not isinstance(dot, SymbolicZero) for dot in dots]
         of_moving = lambda *moving: run(program, *put(factors, moves, moving))[0]

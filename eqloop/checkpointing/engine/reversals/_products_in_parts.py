@@ -1,10 +1,14 @@
-"""Sums of products of matrices: a part of each product is made and added at a time.
+"""Adds products of matrices to sums part by part, so that they take little memory.
 
 What a batch of steps adds to the cotangent of a weight is a product, as large as the
-weight. XLA's CPU backend makes the products of all weights before it adds the first of
-them, and so they are all in memory at once, beside the sums. It runs loops one after
-the other. In a loop over parts of a product, a part is made and added to its sum, and
-the next one is made in the same place.
+weight itself. XLA's CPU backend computes the products of all weights before it adds the
+first of them, so that all of them are in memory at once, next to the sums. But it runs
+loops one after the other. So each product is computed in a loop over parts of its rows:
+
+    for i in range(parts):
+        total[rows_i] += left[:, rows_i].T @ right
+
+A part is added to the sum at once, and the next one takes its place in memory.
 """
 
 import dataclasses
@@ -22,10 +26,10 @@ from ...._programs import aval_of, pruned, run
 from ...._types import Index, Value
 from .._loop import nbytes, part, put_part
 
-# Products smaller than this take little, and are made as a whole.
+# Smaller products take little memory, and are computed as a whole.
 _LEAST_BYTES = 2**16
-# Into how many parts a larger one is cut, if its rows can be. With more parts, each of
-# fewer rows, multiplying takes longer.
+# The numbers of parts to try, in this order; the number of rows must be a multiple.
+# More parts have fewer rows each, and multiplying takes longer.
 _PARTS = (4, 3, 5, 2)
 # XLA's CPU backend multiplies in tiles of 2**16 entries, each on one core. A part of
 # fewer entries than this leaves the other cores idle, and so takes up to twice as long.
@@ -35,15 +39,15 @@ _FOR_SEVERAL_CORES = 3 * 2**15
 def added_in_parts(
     program: jex.ClosedJaxpr, inputs: Sequence[Value], totals: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
-    """Adds what a program gives to sums, large products part by part.
+    """Adds outputs of a program to sums, large products part by part.
 
     Args:
-        program: The program. Its first outputs are what is to be added to the sums.
-        inputs: What it is given.
+        program: The program. Each of its first outputs is added to a sum.
+        inputs: The inputs of the program.
         totals: The sums so far.
 
     Returns:
-        The sums, and the other outputs.
+        The new sums, and the other outputs.
     """
     terms, factors = _terms_and_factors(program, len(totals))
     given = iter(run(factors, *inputs))
@@ -59,10 +63,16 @@ def added_in_parts(
 def _terms_and_factors(
     program: jex.ClosedJaxpr, count: int
 ) -> tuple[list[list["_Whole | _Product"]], jex.ClosedJaxpr]:
-    """What the first outputs are sums of, and a program of that and of the others."""
+    """Takes the first outputs of a program apart.
+
+    Returns:
+        The terms that each of the first outputs is a sum of; and a program that returns
+        the inputs of all terms, followed by the other outputs.
+    """
     jaxpr = program.jaxpr
     terms = _terms_of_outputs(jaxpr, count)
-    # The factors take the place of their products, which nothing needs any more.
+    # The program returns the factors of large products, so pruning removes the products
+    # themselves.
     factors = [var for each in terms for term in each for var in term.inputs]
     outvars = [*factors, *jaxpr.outvars[count:]]
     unnamed = jaxpr.debug_info._replace(result_paths=None)
@@ -71,14 +81,14 @@ def _terms_and_factors(
 
 
 def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
-    """The bytes of what is added to sums, as far as it is in memory at once.
+    """The bytes that all terms take that are in memory at once, before they are added.
 
     Args:
         jaxpr: A program whose first outputs are added to sums.
-        count: How many of its outputs are.
+        count: How many of its outputs are added.
     """
     every = [term for each in _terms_of_outputs(jaxpr, count) for term in each]
-    # The parts of products are made one after the other, when all else is there.
+    # Whole terms are all there at once; of the parts, one at a time.
     whole = sum(term.nbytes for term in every if term.parts == 1)
     return whole + max((term.nbytes for term in every if term.parts > 1), default=0)
 
@@ -88,7 +98,7 @@ class _Whole:
     """A term that is added as it is.
 
     Attributes:
-        inputs: The variable that it is.
+        inputs: The variable of the term.
     """
 
     inputs: tuple[jax.core.Atom]
@@ -96,7 +106,7 @@ class _Whole:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes before it is added."""
+        """The bytes that the term takes before it is added."""
         return nbytes([aval_of(var) for var in self.inputs])
 
     def added(self, total: Value, term: Value) -> Value:
@@ -110,9 +120,9 @@ class _Product:
 
     Attributes:
         eqn: The equation that multiplies.
-        order: How the axes of the product are transposed.
+        order: The transposition of the product's axes that follows.
         dim: The axis of the first factor that is cut into parts.
-        axis: Where that is in the sum.
+        axis: The axis of the sum that this one becomes.
         parts: How many parts there are.
     """
 
@@ -124,12 +134,12 @@ class _Product:
 
     @property
     def inputs(self) -> tuple[jax.core.Atom, ...]:
-        """The variables that are its factors."""
+        """The variables of its factors."""
         return tuple(self.eqn.invars)
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes before it is added: those of a part."""
+        """The bytes that one part takes before it is added."""
         return nbytes([aval_of(self.eqn.outvars[0])]) // self.parts
 
     def added(self, total: Value, left: Value, right: Value) -> Value:
@@ -147,10 +157,10 @@ class _Product:
 
 
 def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Product]]:
-    """What the first outputs of a program are sums of."""
+    """The terms that each of the first outputs of a program is a sum of."""
     read = [var for eqn in jaxpr.eqns for var in eqn.invars] + jaxpr.outvars
     times = Counter(var for var in read if isinstance(var, jex.Var))
-    # What is read elsewhere has to be made there, as a whole.
+    # A variable that is read twice has to exist as a whole, and is not taken apart.
     makers: dict[jax.core.Atom, jex.JaxprEqn]
     makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars if times[var] == 1}
     return [_terms(var, makers) for var in jaxpr.outvars[:count]]
@@ -159,7 +169,7 @@ def _terms_of_outputs(jaxpr: jex.Jaxpr, count: int) -> list[list[_Whole | _Produ
 def _terms(
     var: jax.core.Atom, makers: dict[jax.core.Atom, jex.JaxprEqn]
 ) -> list[_Whole | _Product]:
-    """What a variable is a sum of, if there are products among it."""
+    """The terms that a variable is a sum of; itself, if none of them is in parts."""
     eqn = makers.get(var) if isinstance(var, jex.Var) else None
     if eqn is None:
         return [_Whole((var,))]
@@ -175,7 +185,7 @@ def _terms(
 
 
 def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None:
-    """A product that is cut along an axis of its first factor, if it is large."""
+    """A product cut along an axis of its first factor; `None` if it cannot be cut."""
     (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
     left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
@@ -191,7 +201,8 @@ def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None
     parts = _parts(left.shape[own[0]], math.prod(out.shape))
     if parts == 1:
         return None
-    # A product has the axes of the batch, those of its first factor, and of the other.
+    # The axes of a `dot_general` are those of the batch, those of the first factor, and
+    # those of the second. So the cut axis of the first one is at `len(batch)`.
     order = tuple(range(out.ndim) if order is None else order)
     return _Product(eqn, order, own[0], order.index(len(batch)), parts)
 

@@ -1,16 +1,21 @@
-"""Steps that are reversed together: one part of it is a loop, the others are batches.
+"""Reverses steps together: one part of it is a loop, the others are batches.
 
-The gradient of a step has three parts:
+The reversal of a step has three parts:
 
-1. The step is linearised at the carry before it.
-2. The cotangents of its carry are taken back through the linear map.
-3. The cotangents of the parameters and of `xs` are computed from those that went
-   through it.
+1. linearise the step at the carry before it,
+2. take the cotangents of the carry back through this linear map,
+3. compute the cotangents of the parameters and of `xs` from those of the carry.
 
 Only the second part has to wait for the step after it. If the carries of many steps are
-known, the first part is one batch, the second a loop of little more than products of a
-matrix and a vector, and the third a batch again. The cotangents of a weight are then
-one product of matrices, where step by step each adds an outer product to them.
+known, the first and the third part are batches:
+
+    1. maps      = vmap(linearise)(h0, h1, h2, h3)
+    2. c3 <- c4, c2 <- c3, c1 <- c2, c0 <- c1       by maps[3], maps[2], ...
+    3. ct_W, ct_x = transpose of the batch, at c1, c2, c3, c4
+
+The loop of the second part has little more than products of a matrix and a vector. The
+cotangent of a weight is one product of matrices, whereas step by step, each step adds
+an outer product.
 
 Fused kernels of recurrent cells do the same by hand (J. Appleyard, T. Kocisky and
 P. Blunsom, *Optimizing performance of recurrent neural networks on GPUs*,
@@ -65,14 +70,14 @@ _CONTROL = frozenset(
     {"cond", "while", "shard_map", "pure_callback", "rng_bit_generator"}
 )
 
-# XLA makes one kernel of a loop of little steps, and many of a batch of them: any loop
-# on the CPU was seen to take so many nanoseconds more (JAX 0.10).
+# XLA compiles a loop of small steps to one kernel, but a batch of them to many. On the
+# CPU, any loop was seen to take so many nanoseconds more (JAX 0.10).
 _START = 2e5
 
 
 @dataclasses.dataclass(frozen=True)
 class Together(AbstractReversal):
-    """Steps one after the other whose carries are known are reversed in batches.
+    """Consecutive steps whose carries are known are reversed in batches.
 
     Attributes:
         size: How many steps a batch has at most.
@@ -98,7 +103,8 @@ class Together(AbstractReversal):
         most: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        # Several batches would have to wait with their products for their turn.
+        # Products are kept only if all steps make one batch, which is reversed at once.
+        # The products of several batches would be in memory until it is their turn.
         if self._size_of_batches(sweep, most) < max(most, 2):
             return super().rerun(sweep, slots, carry, start, count, most, cts)
         steps = _rerun(sweep, slots, carry, start, count, most)
@@ -110,7 +116,9 @@ class Together(AbstractReversal):
         size = self._size_of_batches(sweep, steps.most)
         if size == 1:
             return super().each(sweep, steps, cts)
-        # Examples that stopped have to be left out, which is done step by step.
+        # Under `vmap`, examples may have run different numbers of steps. The steps that
+        # all of them ran are reversed in batches. Only step by step is it possible to
+        # leave out those examples that had stopped.
         batches = sweep.common(steps.start, steps.count) // size
         within = batches * size
         left = steps.count - within
@@ -125,7 +133,7 @@ class Together(AbstractReversal):
         return lax.fori_loop(0, batches, body, cts)
 
     def _size_of_batches(self, sweep: "Sweep", most: int) -> int:
-        """How many of so many steps are in a batch."""
+        """The size of a batch, if `most` steps are divided as evenly as possible."""
         return most // -(-most // self.size) if sweep.back.joins_steps else 1
 
     @property
@@ -150,7 +158,7 @@ class Together(AbstractReversal):
         return max(linear_maps, cost.products + ends)
 
     def bytes_of_blocks(self, cost: StepCost, counts: Sequence[int]) -> int:
-        # No loop carries any of it, so all of them take it in the same place.
+        # No loop carries any of this, so XLA has all of them use the same memory.
         return max((self.block_bytes(cost, count) for count in counts), default=0)
 
     def block_time(self, cost: StepCost, count: int, rate: Rates) -> float:
@@ -168,11 +176,12 @@ class Together(AbstractReversal):
 
 
 def together(step: Step, size: int) -> AbstractReversal:
-    """Steps are reversed in batches of so many, if they can be.
+    """The reversal of steps in batches of this size, if the step allows it.
 
-    Of a branch a batch runs both sides, and takes derivatives of what the other side
-    was not meant for. So steps with branches, and with effects, are reversed one by
-    one; so are those with loops of this library, which have plans of their own.
+    A batch runs both sides of a branch, and so would evaluate derivatives where a side
+    is not meant to be run, which may be NaN. So steps with branches or effects are
+    reversed one by one. Steps with loops of this library are, too: these have plans of
+    their own.
     """
     return Together(size) if size > 1 and can_join(step) else ByResiduals()
 
@@ -184,23 +193,24 @@ def can_join(step: Step) -> bool:
         return False
     if not has_rules(step.jaxpr, ("custom_jvp_call",)):
         return True
-    # What a rule does comes out where it is used. That of a `jax.custom_vjp` is not
-    # differentiated again, and so may have branches.
+    # The equations of a `custom_jvp` rule show only when it is used. The rule of a
+    # `custom_vjp` may have branches, as it is not differentiated again.
     marks = tuple(map(is_inexact, step.jaxpr.in_avals))
     moves_out = tuple(map(is_inexact, step.jaxpr.out_avals))
     try:
         rules = pushed(step.jaxpr, (marks,), (moves_out,))
     except Exception:
-        # A rule may refuse what is not differentiated. If it is, the loop says so.
+        # The rule may raise an error for tangents that the user never asks for. If the
+        # user does ask for them, the loop raises it again.
         return False
     return all(map(_is_plain, equations(rules)))
 
 
 def _is_plain(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation does the same in a batch, and its derivative, too."""
+    """Whether an equation and its derivative do the same in a batch."""
     if formula_of(eqn) is not None:
         return False  # a loop of this library
-    # Keys of this kind give other numbers in a batch.
+    # Keys of the `rbg` kinds give other numbers in a batch.
     dtypes = (getattr(var.aval, "dtype", None) for var in eqn.invars)
     if any("rbg>" in str(dtype) for dtype in dtypes):
         return False
@@ -215,10 +225,10 @@ def _rerun(
     count: Index,
     most: int,
 ) -> StoredSteps:
-    """Runs steps again, to store their carries, and their products if they have any.
+    """Runs steps again to store their carries, and their products if they have any.
 
-    The step and the program of its products both compute these, next to each other.
-    XLA does so once.
+    Both the step and the program of its products compute the products. The two are next
+    to each other, so XLA merges them.
     """
     found = sweep.back.products if sweep.products is None else None
     if found is None:
@@ -240,7 +250,7 @@ def _rerun(
 
 
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
-    """Takes cotangents past a batch of steps."""
+    """Takes cotangents past a batch of steps, in the three parts of this file."""
     loop, consts, count = sweep.loop, sweep.consts, steps.count
     at, xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
@@ -251,6 +261,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     if products:
         xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
         loop = dataclasses.replace(loop, x_axes=x_axes)
+    # 1. The linear maps. Arrays in them that are the same for all steps stay one.
     known, linear, varies = parts_in_turn(back)
     axes = [*[None] * len(consts), *[0] * len(before), *x_axes, *[0] * len(zs)]
     maps = jax.vmap(
@@ -260,6 +271,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         axis_size=count,
     )(*consts, *before, *xs, *zs)
 
+    # 2. Back through them. The outputs are what is carried to each step from after it.
     def step(carried: list[Value], own: list[Value]) -> tuple[list[Value], list[Value]]:
         return run(linear, *put(maps, varies, own), *carried), carried
 
@@ -272,6 +284,8 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
         unroll=min(loop.unroll, count),
     )
 
+    # 3. All that is left, for the whole batch. The steps are evaluated once more here;
+    #    XLA merges that with the first part.
     inputs = [*consts, *before, *xs, *ends, *zs]
     program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
@@ -282,19 +296,19 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
 def _joined_program(
     back: BackwardStep, loop: Loop, types: tuple[Aval, ...]
 ) -> jex.ClosedJaxpr:
-    """What all steps of a batch give together, as a program.
+    """The third part as a program: `BackwardStep.joined`.
 
-    To differentiate a batch takes longer than all else that is traced of it, and a
-    nested loop has batches of one size at each of its levels.
+    Differentiating a batch takes longer than everything else that is traced for it, and
+    a loop in several nests has batches of the same size in each of them.
 
     Args:
-        back: What is done to a step.
+        back: The backward step.
         loop: The loop over the batch.
-        types: The types of the consts, and of what is stacked for the batch: carries,
-            `xs`, what is carried back, and what steps get besides.
+        types: The types of consts, carries, `xs`, `carried` and `zs`. All but the
+            consts are stacked.
 
     Returns:
-        A program from these to the sums, and to what the `xs` get.
+        A program from these to the sums and the cotangents of `xs`.
     """
     counts = (*map(len, back.types), len(back.end_types[0]))
 
@@ -309,7 +323,10 @@ def _joined_program(
 def _with_products(
     sweep: "Sweep", steps: StoredSteps
 ) -> tuple[BackwardStep, list[Value]]:
-    """What is done to a batch of steps, and the products that it is given of them."""
+    """The backward step for a batch, and the known products that it is given.
+
+    The products were kept when the batch was run again, or stored by the primal.
+    """
     found, known = sweep.back.products, sweep.products
     if steps.products and found is not None:
         back = sweep.back.with_products(found)
@@ -324,12 +341,12 @@ def _with_products(
 
 @functools.lru_cache(maxsize=128)
 def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr, Flags]:
-    """What is carried back past one step, in two programs.
+    """The first and the second part of the reversal of one step.
 
     Returns:
-        A program from consts, carry, `x` and `z` to what is known of a step beforehand;
-        one from that and what is carried back to what is carried on; and what of it
-        differs from step to step.
+        A program from consts, carry, `x` and `z` to the linear map of the step, as a
+        list of arrays; a program from this map and `carried` to the new `carried`; and
+        which of these arrays differ from step to step.
     """
     carried, z = back.end_types
     counts = *map(len, back.types), len(z)

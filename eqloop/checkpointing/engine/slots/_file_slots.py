@@ -1,9 +1,12 @@
-"""Slots in files, for what neither the device nor the host holds.
+"""Slots in files, for carries that neither the device nor the host can hold.
 
-What flows through the program in place of an array of slots is the number of the run,
-one for each leaf. A row that is written gives a new one, so that what is read later
-depends on it. Under `vmap` it is batched if the leaf is, and says how many rows of a
-batch there are: the whole batch is one row of the file.
+The program has no array of slots. In its place it carries a handle for each leaf: the
+number of the run, by which callbacks find the files. Writing a row returns a new
+handle, though the number is the same. So a later read depends on the write, and XLA
+cannot exchange them.
+
+Under `vmap` the handle is batched if the leaf is, and the whole batch is one row of the
+file.
 """
 
 import dataclasses
@@ -27,11 +30,11 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
 @dataclasses.dataclass(frozen=True)
 class FileSlots(AbstractSlots):
-    """Written and read by callbacks, while a reverse sweep lasts.
+    """Carries are written and read by callbacks, during a reverse sweep.
 
     Attributes:
         directory: Where the files are.
-        files: Those of the runs that are under way.
+        files: The files of all runs that are under way.
     """
 
     directory: str
@@ -50,8 +53,8 @@ class FileSlots(AbstractSlots):
 
     @property
     def outlast_primal(self) -> bool:
-        # Nobody says when the primal's slots are needed no more: they may be read by no
-        # reverse sweep, or by several.
+        # Files of the primal could never be closed: nobody can say whether none, one or
+        # several reverse sweeps will read them.
         return False
 
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
@@ -87,7 +90,7 @@ class FileSlots(AbstractSlots):
         loaded = jax.pure_callback(
             load, aval, array.number, row, vmap_method="broadcast_all"
         )
-        # Each device has files of its own, which the number of the run does not say.
+        # Each device has files of its own, which the type of the number does not show.
         return vary(placed_as(loaded, array.aval), axes_of(array.aval))
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
@@ -107,7 +110,7 @@ class FileSlots(AbstractSlots):
         def closed(number: np.ndarray, *_: object) -> None:
             self.files.close(_one(number))
 
-        # When all that the sweep gives is there.
+        # The files may be closed when all outputs of the sweep have been computed.
         ends = list(map(_proof, jax.tree.leaves(outputs)))
         io_callback(closed, None, arrays[0].number, *ends)
         return outputs
@@ -115,12 +118,12 @@ class FileSlots(AbstractSlots):
 
 @dataclasses.dataclass(frozen=True)
 class _Handle:
-    """The rows of a leaf.
+    """Stands for the array of a leaf's slots.
 
     Attributes:
         number: The number of the run.
-        leaf: Which leaf.
-        aval: Its type, as it is stored.
+        leaf: The place of the leaf among those that are stored.
+        aval: The type in which the leaf is stored.
     """
 
     number: Index
@@ -134,7 +137,7 @@ jax.tree_util.register_dataclass(
 
 
 def _proof(leaf: Value) -> Value:
-    """A number that is there once a leaf is."""
+    """A small array that depends on a leaf, to pass to a callback in its place."""
     if explicit_sharding(leaf) is not None:
         return jnp.sum(leaf)  # an axis that is split over devices is not sliced
     return leaf.reshape(-1)[:1]

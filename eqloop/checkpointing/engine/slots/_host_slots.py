@@ -1,4 +1,4 @@
-"""Slots in host memory, so that the device need not hold the carries."""
+"""Slots in host memory, so that the device does not have to hold the carries."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 @dataclasses.dataclass(frozen=True)
 class HostSlots(AbstractSlots):
-    """Sent there as the primal stores them, and fetched one at a time."""
+    """Carries are sent to the host by the primal, and fetched one at a time."""
 
     @property
     def take_device_memory(self) -> bool:
@@ -39,12 +39,13 @@ class HostSlots(AbstractSlots):
         return rate.iteration + nbytes * rate.byte_to_host
 
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
-        # Of keys JAX knows on the host no more than their data.
+        # JAX cannot place keys on the host, but their data.
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jnp.dtype(jnp.uint32)
-        # Bits have no cotangents. JAX makes the zero cotangents of slots that a loop
-        # around hands on, and makes them on the device, which those of slots on the
-        # host are not. Of a complex number it cannot take the bits.
+        # Floats are stored as integers, which have no cotangents. If a loop around this
+        # one carries slots, JAX makes zero cotangents for them. It makes these on the
+        # device, and the types of slots on the host differ. JAX cannot take the bits of
+        # complex numbers.
         as_bits = is_widened(dtype) or jnp.issubdtype(dtype, jnp.floating)
         return bits_of(dtype) if as_bits else dtype
 
@@ -62,9 +63,10 @@ class HostSlots(AbstractSlots):
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        """Nothing is sent to the host but what is kept.
+        """Runs the segments in a scan, whose stacked outputs are the slots.
 
-        The slots are what a scan stacks, for that is how XLA knows to make them there.
+        In this way XLA makes the slots on the host, and only carries that are kept are
+        sent there.
         """
         segments = segments.opaque()
 
@@ -73,15 +75,16 @@ class HostSlots(AbstractSlots):
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             return segments.run_to(reached, stop), kept
 
-        # The last row is for the carries that find no free slot.
+        # One more segment, without steps, for the row after those of the starts.
         length = segments.loop.length
         stops = constant([*segments.starts[1:], length, length])
         reached, slots = lax.scan(run, segments.start(init), stops)
         return reached.carry, reached.ys, slots
 
 
-# JAX makes gathers and scatters of slices under `vmap`, whose indices would have to be
-# on the host as well. The rows are the same for the whole batch, so slices will do.
+# Under `vmap`, JAX turns slices into gathers and scatters, whose indices would have to
+# be on the host as well. But a row is the same for the whole batch, so a slice along
+# another axis is enough.
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Slots: room for stored carries, and the forward sweep that leaves carries there.
 
 To store carries elsewhere or in another form, subclass `AbstractSlots` in a file of its
-own. The slots of inner levels, which are few and soon read, are on the device always.
+own. This is about the slots that the primal fills. Those of inner levels, which are few
+and read soon, are always on the device.
 """
 
 import abc
@@ -28,9 +29,13 @@ from .._loop import element, part, store, zero
 class AbstractSlots(abc.ABC):
     """Where carries are stored, and in which form: a frozen, hashable dataclass.
 
+    A carry goes through two conversions before it is written to a row, see `packed`:
+    floats are rounded to `precision`, and then a dtype that cannot be stored is
+    replaced by one that can, bit by bit.
+
     Attributes:
-        precision: The dtype that floating-point leaves have there, unless they have as
-            few bits already; `None` for their own.
+        precision: The dtype in which floating-point leaves are stored, unless their own
+            has no more bits; `None` for their own.
     """
 
     precision: np.dtype | None = dataclasses.field(default=None, kw_only=True)
@@ -38,53 +43,50 @@ class AbstractSlots(abc.ABC):
     @property
     @abc.abstractmethod
     def take_device_memory(self) -> bool:
-        """Whether they count among the bytes that a gradient takes."""
+        """Whether they count as memory of the device."""
 
     @property
     @abc.abstractmethod
     def place(self) -> str:
-        """Where they are, as a plan says it."""
+        """Where they are, in the words of a plan."""
 
     @abc.abstractmethod
     def move_time(self, nbytes: int, rate: Rates) -> float:
-        """How long it takes to write so many bytes there, or to read them, roughly.
-
-        In nanoseconds.
-        """
+        """Roughly how many nanoseconds it takes to write or to read so many bytes."""
 
     @property
     def outlast_primal(self) -> bool:
-        """Whether what the primal stores is there until a cotangent comes.
+        """Whether the carries that the primal stores are still there on the way back.
 
-        If it is not, the way back runs the loop once more for the carries.
+        If they are not, the reverse sweep runs the loop once more to store them.
         """
         return True
 
     @abc.abstractmethod
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
-        """The dtype in which leaves of a dtype are stored, see `packed`."""
+        """The dtype in which leaves of a dtype are stored, with the same bits."""
 
     @abc.abstractmethod
     def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
-        """The types of so many slots."""
+        """The types of the arrays that hold so many slots, one for each leaf."""
 
     @abc.abstractmethod
     def read(self, array: Value, row: Index) -> Value:
-        """What is in a row of an array of them, on the device."""
+        """The leaf in a row of one of these arrays, on the device."""
 
     def read_part(self, array: Value, row: Index, count: int) -> Value:
-        """What is in so many rows from one on."""
+        """The leaves in `count` rows from one on."""
         rows = row + jnp.arange(count, dtype=jnp.int32)
         return lax.map(lambda row: self.read(array, row), rows)
 
     @abc.abstractmethod
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
-        """An array of them with a leaf in a row, which is on the device."""
+        """The array with a leaf, which is on the device, written to a row."""
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        """Runs a loop and stores the carries that its order starts from, by segments.
+        """Runs a loop and stores the carries at the starts of its order.
 
         Args:
             segments: The loop.
@@ -93,8 +95,8 @@ class AbstractSlots(abc.ABC):
 
         Returns:
             The final carry, `ys`, and the slots. They have a row for each start, and
-            one more for carries that are not kept. The last carry is there if the order
-            asks for it.
+            one more, which holds the last carry if the order asks for it. Otherwise it
+            is for carries that are not kept.
         """
         segments, count = segments.opaque(), len(segments.starts)
 
@@ -117,43 +119,47 @@ class AbstractSlots(abc.ABC):
         return DeviceSlots(precision=self.precision)
 
     def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
-        """The outputs of a reverse sweep, after which slots are read no more."""
+        """The outputs of a reverse sweep; after it, the slots are not needed."""
         return outputs
 
     def packed(self, carry: Arrays) -> list[Value]:
-        """A carry in the form in which it is stored."""
+        """A carry in its stored form."""
         dtypes = [jax.typeof(leaf).dtype for leaf in carry]
         lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         carry = list(map(_rounded, carry, lowered))
         return list(map(_as_stored, carry, map(self.stored_dtype, lowered)))
 
     def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
-        """A carry as it was, given what was stored of it, and its dtypes."""
+        """The carry with these dtypes, given its stored form."""
         lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
         return list(map(_rounded, map(_restored, stored, lowered), dtypes))
 
     def packed_types(self, carry_types: Arrays) -> list[Aval]:
-        """The types of a carry in that form."""
+        """The types of a carry in its stored form."""
         return list(jax.make_jaxpr(self.packed)(list(carry_types)).out_avals)
 
     def filled(self, carry: Arrays, rows: int) -> "Carries":
-        """Slots on the device, with a carry in each of them."""
+        """New slots. On the device, each of them holds the carry.
+
+        What is in them does not matter, but the carry knows its type, its mesh and its
+        axes.
+        """
         arrays = [stack_of(leaf, rows) for leaf in self.packed(carry)]
         return Carries(arrays, self, tuple(jax.typeof(leaf).dtype for leaf in carry))
 
     def holding(self, arrays: Arrays, carry_types: Arrays) -> "Carries":
-        """The carries in slots that a sweep has left."""
+        """The carries in slots that a forward sweep has filled."""
         return Carries(list(arrays), self, tuple(aval.dtype for aval in carry_types))
 
 
 @dataclasses.dataclass(frozen=True)
 class Carries:
-    """Carries in slots.
+    """Carries in slots: a PyTree that a loop can carry.
 
     Attributes:
         arrays: The slots, an array for each leaf.
         slots: What kind they are.
-        dtypes: The dtype of each leaf of a carry.
+        dtypes: The dtype of each leaf of a carry, which may be stored in another one.
     """
 
     arrays: list[Value]
@@ -166,7 +172,7 @@ class Carries:
         return self.slots.unpacked(leaves, self.dtypes)
 
     def read_part(self, row: Index, count: int) -> list[Value]:
-        """The carries in so many rows from one on, along the leading axis."""
+        """The carries in `count` rows from one on, stacked along the first axis."""
         leaves = [self.slots.read_part(array, row, count) for array in self.arrays]
         return self.slots.unpacked(leaves, self.dtypes)
 
@@ -185,10 +191,10 @@ class Carries:
         move: Callable[[Index, list[Value]], list[Value]],
         unroll: int | None = None,
     ) -> "Carries":
-        """The same with so many carries in the first rows, one after the other.
+        """Fills the first rows, each with the carry that follows from the one before.
 
         Args:
-            carry: That in the first row.
+            carry: The carry in the first row.
             count: How many rows are filled, the first one included.
             move: From a row and its carry to the carry of the next row.
             unroll: How many moves an iteration makes.
@@ -214,12 +220,12 @@ class StoredSteps:
 
     Attributes:
         carries: The carries.
-        row: Where that before the first step is.
+        row: The row of the carry before the first step.
         start: The position of the first step.
-        count: How many steps there are.
-        most: How many there are at most.
-        products: What else is known of each step (`_known_products.py`), if anything:
-            of the first step in the row where its carry is.
+        count: How many steps there are. It may be known only when they run.
+        most: How many steps there are at most, which is known while tracing.
+        products: The known products of these steps, if any (`_known_products.py`). They
+            are in the same rows as the carries.
     """
 
     carries: Carries
@@ -230,7 +236,7 @@ class StoredSteps:
     products: Arrays = ()
 
     def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
-        """So many of them, from one on."""
+        """Some of these steps: `count` of them, from one on."""
         row, start = self.row + offset, self.start + offset
         return StoredSteps(self.carries, row, start, count, most, self.products)
 
@@ -251,7 +257,8 @@ class DeviceSlots(AbstractSlots):
         return rate.iteration + nbytes * rate.byte
 
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
-        # XLA would widen some small ones for the whole loop. It keeps their bits.
+        # XLA would convert all slots of some small floats to a wider dtype for the
+        # whole loop. It leaves integers alone.
         return bits_of(dtype) if is_widened(dtype) else dtype
 
     def types(self, carry_types: Arrays, rows: int) -> list[Aval]:
@@ -269,13 +276,18 @@ class DeviceSlots(AbstractSlots):
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
     ) -> tuple[list[Value], list[Value], list[Value]]:
-        # XLA does away with outputs that nobody needs if there is one loop; of loops in
-        # loops, only if all trip counts are static.
+        # Often nobody needs `ys` or slots of this program, and XLA should remove them.
+        # It does so for a single loop; for loops in loops only if all trip counts are
+        # static. So where they are not, a loop over single steps writes the slots.
         step, loop, order = segments.step, segments.loop, segments.order
         if not step.y_types or (segments.are_static and loop.kept is None):
             return super().sweep(segments, held, init)
-        # Carries that are not kept are written, too: to the next free row, which is
-        # written again before it is read. A branch would have a GPU wait for the host.
+        # Every step writes its carry to the next free row, and only a carry that is to
+        # be kept moves on to the row after that. So the row of any other carry is
+        # written again before it is read. A branch around the write would have a GPU
+        # wait for the host.
+        # After the last start, the next free row is the extra one, and no position is
+        # that of the end. So `row` stays there.
         starts = constant([*segments.starts, order.length])
         count = len(segments.starts)
         carries = self.filled(pick(init, held), count + 1)
@@ -301,7 +313,7 @@ class DeviceSlots(AbstractSlots):
 
 
 def lowered_dtype(dtype: np.dtype, precision: np.dtype | None) -> np.dtype:
-    """The dtype of a leaf that is stored with so much precision, or its own."""
+    """The dtype of a leaf after it is rounded to a precision, see `AbstractSlots`."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     if precision is None or not is_float or dtype.itemsize <= precision.itemsize:
         return dtype
@@ -309,6 +321,7 @@ def lowered_dtype(dtype: np.dtype, precision: np.dtype | None) -> np.dtype:
 
 
 def _rounded(leaf: Value, dtype: np.dtype) -> Value:
+    """A leaf converted to a dtype, if it does not have that already."""
     own = jax.typeof(leaf).dtype
     return leaf if own == dtype else lax.convert_element_type(leaf, dtype)
 
@@ -319,8 +332,8 @@ def bits_of(dtype: np.dtype) -> np.dtype:
 
 
 def _as_stored(leaf: Value, dtype: np.dtype) -> Value:
-    """A leaf of the carry in another dtype: the bits of numbers, the data of keys."""
-    # A literal of the program is a leaf, too, and has no dtype of its own.
+    """A leaf of the carry in a stored dtype: the bits of numbers, the data of keys."""
+    # `typeof`, since a leaf may be a Python number, a literal of the program.
     own = jax.typeof(leaf).dtype
     if own == dtype:
         return leaf
@@ -340,8 +353,11 @@ def _restored(stored: Value, dtype: np.dtype) -> Value:
 
 @functools.cache
 def key_impl(dtype: np.dtype) -> Hashable:
-    """How keys of a dtype are implemented: JAX tells this of arrays alone."""
-    found: list[Value] = []
-    ask = lambda key: found.append(jax.random.key_impl(key))
+    """The implementation of keys of a dtype.
+
+    JAX tells this of arrays only, so it is asked about an array that is being traced.
+    """
+    answer: list[Value] = []
+    ask = lambda key: answer.append(jax.random.key_impl(key))
     jax.eval_shape(ask, jax.ShapeDtypeStruct((), dtype))
-    return found[0]
+    return answer[0]

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...._types import PyTree, Value
 
-# How many rows wait to be written at most. So the memory that a run takes is bounded.
+# How many rows may wait to be written, which bounds the memory of a run.
 _MOST_WAITING = 2
 
 
@@ -24,8 +24,8 @@ class SpillFiles:
     """The files of all runs that are under way.
 
     Args:
-        directory: Where they are.
-        owner: Whose files they are, as errors name it.
+        directory: Where the files are.
+        owner: The transform that they belong to, for error messages.
     """
 
     def __init__(self, directory: str, owner: str = "Spill"):
@@ -42,15 +42,15 @@ class SpillFiles:
         return number
 
     def write(self, number: int, leaf: int, row: int, array: Value) -> None:
-        """Writes a row of a leaf, soon."""
+        """Has a row of a leaf written, by another thread."""
         self._tried(number, lambda run: run.write(leaf, row, array))
 
     def read(self, number: int, leaf: int, row: int) -> Value:
-        """A row of a leaf, as it was written last."""
+        """A row of a leaf, as it was last written."""
         return self._tried(number, lambda run: run.read(leaf, row))
 
     def close(self, number: int) -> None:
-        """Gives the room of a run back; more than once does no harm."""
+        """Deletes the files of a run. It may be called more than once."""
         with self._lock:
             run = self._runs.pop(number, None)
         if run is not None:
@@ -86,9 +86,10 @@ class _FilesOfRun:
 
     def write(self, leaf: int, row: int, array: Value) -> None:
         with self._lock:
+            # A row that was read ahead is out of date when it is written again.
             if self._ahead.get(leaf, (None,))[0] == row:
                 del self._ahead[leaf]
-            # A copy, as the memory of the array is not ours once this has returned.
+            # A copy, as JAX may use the memory of the array again after the callback.
             job = self._worker.submit(self._files[leaf].put, row, np.array(array))
             self._waiting.append(job)
             self._wait_until_left(_MOST_WAITING)
@@ -120,7 +121,7 @@ class _LeafFile:
     """The rows of one leaf, all of one type and shape."""
 
     def __init__(self, directory: str):
-        # It is open for as long as the run lasts.
+        # Not in a `with` statement: the file stays open while the run lasts.
         make = tempfile.TemporaryFile
         self._file: IO[bytes] = make(dir=directory, buffering=0)
         self._like: Any = None
@@ -136,7 +137,7 @@ class _LeafFile:
         self._rows.add(row)
 
     def get(self, row: int) -> Value:
-        """The row, or nothing if there is none: it was asked for ahead of time."""
+        """The row; `None` if it was never written, as it may be if it is read ahead."""
         if row not in self._rows:
             return None
         array = np.empty(self._like.shape[1:], self._like.dtype)

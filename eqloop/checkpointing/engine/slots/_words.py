@@ -1,8 +1,8 @@
-"""Arrays on their way to a callback: numbers of 64 bits go as words of 32.
+"""Passes numbers of 64 bits to callbacks, and back, as words of 32 bits.
 
-JAX may run a callback in a thread of its own. `jax.enable_x64` as a context manager
-holds in the thread that entered it, so in the other one JAX would round numbers of 64
-bits to 32. It leaves words of 32 bits as they are.
+JAX may run a callback in a thread of its own. `jax.enable_x64` as a context manager is
+in effect only in the thread that entered it. In the thread of the callback, JAX would
+round numbers of 64 bits to 32 bits, but it leaves words of 32 bits as they are.
 """
 
 import jax
@@ -16,7 +16,7 @@ _WORD = np.dtype(np.uint32)
 
 
 def to_words(leaf: Value) -> Value:
-    """The words of each number along a new last axis, if it has 64 bits or more."""
+    """The words of each number, along a new last axis, if it has 64 bits or more."""
     dtype = jax.typeof(leaf).dtype
     if not _is_long(dtype):
         return leaf
@@ -28,7 +28,7 @@ def to_words(leaf: Value) -> Value:
 
 
 def of_words(words: Value, dtype: np.dtype) -> Value:
-    """The numbers of a dtype whose words these are."""
+    """The numbers of a dtype, given their words."""
     if not _is_long(dtype):
         return words
     if not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -39,7 +39,7 @@ def of_words(words: Value, dtype: np.dtype) -> Value:
 
 
 def read_words(words: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The same on the host."""
+    """The same for a NumPy array, on the host."""
     if not _is_long(dtype):
         return words
     return np.ascontiguousarray(words).view(dtype)[..., 0]
