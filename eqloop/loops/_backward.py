@@ -1,6 +1,7 @@
 """What happens to the cotangent of a carry on its way back from step to step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
@@ -13,6 +14,7 @@ from jax import lax
 from .._arrays import (
     describe,
     flatten,
+    is_complex,
     is_dynamic,
     is_inexact,
     paths,
@@ -116,14 +118,26 @@ class ClipCotangent:
         Returns:
             The same with at most this norm.
         """
-        leaves = jax.tree.leaves(cotangent)
-        squares = [jnp.sum(jnp.square(jnp.abs(x)).astype(float)) for x in leaves]
+        sizes = [jnp.abs(x).astype(float) for x in jax.tree.leaves(cotangent)]
+        # Squares of large entries overflow, and those of small ones vanish, in half
+        # precision soon. So what is squared has been divided by the largest entry.
+        largest = functools.reduce(
+            jnp.maximum, [jnp.max(x, initial=0) for x in sizes], jnp.zeros(())
+        )
+        unit = jnp.where(largest > 0, largest, 1)
+        squares = [jnp.sum(jnp.square(x / unit)) for x in sizes]
         norm = jnp.sqrt(sum(squares, start=jnp.zeros(())))
-        is_large = norm > self.max_norm
-        scale = self.max_norm / jnp.where(is_large, norm, 1.0)
-        # Left as it is to the last bit, if it is not too large.
-        scaled = lambda x: jnp.where(is_large, x * scale.astype(x.dtype), x)
-        return jax.tree.map(scaled, cotangent)
+        is_large = norm > self.max_norm / unit
+        scale = self.max_norm / jnp.where(is_large, norm, 1) / unit
+
+        def clipped(x: Value) -> Value:
+            # In a precision that can hold the scale.
+            wide = x if is_complex(x) else x.astype(float)
+            scaled = (wide * scale.astype(wide.dtype)).astype(x.dtype)
+            # Left as it is to the last bit, if it is not too large.
+            return jnp.where(is_large, scaled, x)
+
+        return jax.tree.map(clipped, cotangent)
 
 
 Backward: TypeAlias = Truncate | Callable[[Any], Any]

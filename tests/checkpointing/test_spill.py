@@ -223,6 +223,16 @@ def test_a_full_disk(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_directory_that_is_gone(tmp_path):
+    directory = tmp_path / "carries"
+    directory.mkdir()
+    spill = el.Spill(el.Chunked(4), directory)
+    directory.rmdir()
+    with pytest.raises(Exception, match=r"could not be stored in .*: No such file"):
+        jax.block_until_ready(grad(functools.partial(loss, [], spill))(H, XS))
+    assert spill._files.count == 0
+
+
 def test_what_spill_takes(tmp_path):
     file = tmp_path / "file"
     file.write_text("")

@@ -334,6 +334,33 @@ def test_a_cotangent_that_is_small_stays_as_it_is(dtype):
     assert (zero == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "entry", "max_norm", "expected"),
+    [
+        (jnp.float16, 300.0, 1000.0, 300.0),  # whose square is no number of this type
+        (jnp.float16, 300.0, 10.0, 5.0),
+        (jnp.float16, 1e-4, 1e-5, 5e-6),  # whose square is 0
+        (jnp.float32, 1e20, 10.0, 5.0),
+        (jnp.float32, 1e-30, 1e-31, 5e-32),
+        (jnp.float32, 3e38, 10.0, 5.0),  # of which two are no number
+        (jnp.complex64, 1e20, 10.0, 5.0),
+    ],
+)
+def test_squares_of_a_cotangent_neither_overflow_nor_vanish(
+    dtype, entry, max_norm, expected
+):
+    clipped = el.ClipCotangent(max_norm)(jnp.full(4, entry, dtype))
+    assert clipped.dtype == dtype
+    close = np.testing.assert_allclose
+    close(np.abs(clipped).astype(float), expected, rtol=1e-2)
+
+
+def test_a_cotangent_that_is_not_finite_is_handed_on():
+    clip = el.ClipCotangent(1.0)
+    for bad in (jnp.inf, jnp.nan):
+        assert not jnp.isfinite(clip(jnp.array([bad, 1.0]))).all()
+
+
 def test_the_function_is_given_a_tree_like_the_carry():
     seen = []
 

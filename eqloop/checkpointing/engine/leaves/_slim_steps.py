@@ -1,9 +1,9 @@
 """Cuts steps and backward steps down to the leaves of a carry that slots hold.
 
 Other leaves are not read (`_needed_leaves.py`), so the programs can do without them.
-There is one exception: a buffer whose rows are written once (`_rows_once.py`) may be read though
-slots do not hold it. It is made in each step, from the buffer at the end, the buffer at
-the start, and the counter at the start, which are more consts of the step.
+There is one exception: a buffer whose rows are written once (`_rows_once.py`) may be
+read although slots do not hold it. Each step makes it from the buffer at the end, the
+buffer at the start and the counter at the start, which are additional consts.
 """
 
 import dataclasses

@@ -4,11 +4,12 @@ The files have no names, so nothing is left behind however a process ends. Each 
 loop has its own, one for each leaf of the carry.
 """
 
+import contextlib
 import itertools
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
@@ -36,7 +37,7 @@ class SpillFiles:
 
     def open(self, leaves: int) -> int:
         """Makes the files of a run, and returns its number."""
-        with self._lock:
+        with self._lock, self._explained():
             number = next(self._numbers)
             self._runs[number] = _FilesOfRun(self._directory, leaves)
         return number
@@ -63,9 +64,18 @@ class SpillFiles:
 
     def _tried(self, number: int, use: Callable[["_FilesOfRun"], PyTree]) -> PyTree:
         try:
-            return use(self._runs[number])
-        except OSError as error:
+            with self._explained():
+                return use(self._runs[number])
+        except OSError:
             self.close(number)
+            raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says of an error what could not be done, and what to do instead."""
+        try:
+            yield
+        except OSError as error:
             raise OSError(
                 f"{self._owner}: a carry could not be stored in {self._directory!r}: "
                 f"{error.strerror or error}. Store fewer carries, in a lower precision "
