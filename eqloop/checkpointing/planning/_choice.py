@@ -17,7 +17,7 @@ from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
 # that was found, or this often. Estimates are not good to a few per cent.
-WORTHWHILE, _WORTHWHILE_BY_ESTIMATE = 0.97, 0.9
+WORTHWHILE, _WORTHWHILE_BY_ESTIMATE = 0.97, 0.95
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
 
