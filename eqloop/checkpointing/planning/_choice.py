@@ -1,8 +1,9 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..engine._forward import Active
 from ..engine._layout import Layout
@@ -15,9 +16,10 @@ from ._paces import Paces, pace_keeping
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
-# that was found, or this often.
-WORTHWHILE = 0.97
+# that was found, or this often. Estimates are not good to a few per cent.
+WORTHWHILE, _WORTHWHILE_BY_ESTIMATE = 0.97, 0.95
 _MOST_TRIALS = 12
+_HOPEFUL_TRIALS = 6
 
 # Of what a step may keep, this much is measured.
 _MOST_MEASURED = 4
@@ -62,15 +64,21 @@ def fastest(
     guess = Guess(times)
     found: Layout | None = None
     left, limit = _by_duration(problem, times), math.inf
-    for _ in range(_MOST_TRIALS):
-        promising = [layout for time, layout in left if time < limit]
-        layout = next((one for one in promising if guess(one) <= nbytes), None)
+    is_measured = times.base.is_measured
+    worthwhile = WORTHWHILE if is_measured else _WORTHWHILE_BY_ESTIMATE
+    for turn in range(_MOST_TRIALS):
+        promising = [(time, layout) for time, layout in left if time < limit]
+        # What is fastest comes first, while there is hope that it fits: to be sure of
+        # slower ones before would be to compile them, too.
+        taken = guess.at_best if turn < _HOPEFUL_TRIALS else guess
+        fitting = (item for item in promising if taken(item[1]) <= nbytes)
+        layout = _with_fewest_nests(fitting, worthwhile)
         if layout is None:
             # The guess may be too high: compiling one of another kind will tell, unless
             # what it stores is too much already.
             others = [
                 one
-                for one in promising
+                for _, one in promising
                 if not guess.knows_kind(one) and guess.counted(one) <= nbytes
             ]
             layout = min(others, key=guess, default=None)
@@ -78,12 +86,29 @@ def fastest(
             break
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
-            found, limit = layout, WORTHWHILE * times.duration(layout)
+            found, limit = layout, worthwhile * times.duration(layout)
     if found is None:
         least = smallest(problem, active, times)
         fits = peak_bytes(problem, active, least, nbytes) <= nbytes
         return least if fits else None
     return found
+
+
+def _with_fewest_nests(
+    fitting: Iterator[tuple[float, Layout]], worthwhile: float
+) -> Layout | None:
+    """Of layouts in the order of their time the first, or one like it.
+
+    Each nest is a program of its own, and takes as long to compile as the others: here,
+    and in the program of the user. So one that is hardly slower and has fewer of them
+    is taken instead.
+    """
+    if (first := next(fitting, None)) is None:
+        return None
+    shortest, fastest = first
+    alike = itertools.takewhile(lambda item: worthwhile * item[0] < shortest, fitting)
+    same_kind = (layout for _, layout in alike if layout.kind == fastest.kind)
+    return min((fastest, *same_kind), key=lambda layout: len(layout.order.levels))
 
 
 @functools.lru_cache(maxsize=128)

@@ -17,28 +17,53 @@ class Guess:
     def __init__(self, paces: Paces):
         self._paces = paces
         self._known: dict[Layout, int] = {}
-        self._seen: dict[Hashable, tuple[int, int]] = {}
+        self._seen: dict[Hashable, tuple[Layout, int]] = {}
+        self._least_more: dict[Hashable, int] = {}
 
     def __call__(self, layout: Layout) -> int:
         """The bytes of a layout: those that were measured, or the guess."""
         if layout in self._known:
             return self._known[layout]
         stored = self.counted(layout)
-        counted, measured = self._like(layout)
-        if measured < counted:
-            return stored * measured // max(counted, 1)
-        return stored + measured - counted
+        if not self.knows_kind(layout):
+            return stored + working_set(self._cost(layout))
+        other, measured = self._seen[layout.kind]
+        counted = self.counted(other)
+        if measured >= counted:
+            return stored + measured - counted
+        # Slots are counted well. What the reversal of a block takes is not.
+        blocks, of_other = self._of_blocks(layout), self._of_blocks(other)
+        if of_other and (left := measured - counted + of_other) >= 0:
+            return stored - blocks + blocks * left // of_other
+        return stored * measured // max(counted, 1)
+
+    def at_best(self, layout: Layout) -> int:
+        """The bytes of a layout, if there is hope: few of them are not counted.
+
+        Of a kind that was not measured, these are as few as of any other kind that
+        takes blocks back in the same way.
+        """
+        if self.knows_kind(layout):
+            return self(layout)
+        more = self._least_more.get(layout.reversal.kind)
+        if more is None:
+            # What a batch takes is counted.
+            cost, one_by_one = self._cost(layout), layout.reversal.stores_residuals
+            more = working_set(cost) - cost.ct_consts if one_by_one else 0
+        return self.counted(layout) + more
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""
-        return layout.stored_bytes(self._paces.of(layout).cost)
+        return layout.stored_bytes(self._cost(layout))
 
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
         self._known[layout] = measured
-        seen = (self.counted(layout), measured)
+        more = max(measured - self.counted(layout), 0)
+        least = self._least_more.get(layout.reversal.kind, more)
+        self._least_more[layout.reversal.kind] = min(least, more)
         # The latest finding is the nearest to what is looked for.
-        self._seen[layout.kind] = seen
+        self._seen[layout.kind] = layout, measured
 
     def knows(self, layout: Layout) -> bool:
         """Whether a layout was measured."""
@@ -48,11 +73,12 @@ class Guess:
         """Whether one of its kind was measured."""
         return layout.kind in self._seen
 
-    def _like(self, layout: Layout) -> tuple[int, int]:
-        """What was counted and what was measured of a layout that is like this one."""
-        if (seen := self._seen.get(layout.kind)) is not None:
-            return seen
-        return 0, working_set(self._paces.of(layout).cost)
+    def _cost(self, layout: Layout) -> StepCost:
+        return self._paces.of(layout).cost
+
+    def _of_blocks(self, layout: Layout) -> int:
+        """The bytes that are counted for the reversal of blocks."""
+        return layout.order.bytes_of_blocks(self._cost(layout), layout.reversal)
 
 
 def working_set(cost: StepCost) -> int:

@@ -8,7 +8,13 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import trace_step
+from eqloop.checkpointing._schedules import Pinned
 from eqloop.checkpointing.engine import _backward_step
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine.leaves import _needed_leaves
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.reversals._together import Together
 
 from ...compiling import programs_compiled
 
@@ -119,6 +125,27 @@ def test_a_gradient_differentiates_a_single_step_once(
     assert counted.count(1) == 1
 
 
+def test_a_gradient_differentiates_batches_of_one_size_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Though they are in the program twice: of steps run again, and of stored ones."""
+    batches = list[int]()
+    differentiate = _backward_step.Pull.joined
+
+    def counting(back: Any, loop: Any, *args: Any) -> Any:
+        batches.append(loop.length)
+        return differentiate(back, loop, *args)
+
+    monkeypatch.setattr(_backward_step.Pull, "joined", counting)
+    order = Nested((Nest((12, 16)), Nest((64,))))
+    schedule = Pinned(Layout(order, reversal=Together(16)))
+    w = jnp.eye(8)
+    step = lambda h, x: (jnp.tanh(w @ h + x), None)
+    loss = lambda h: jnp.sum(el.Scan(step, schedule=schedule)(h, XS)[0])
+    jax.jit(jax.grad(loss)).lower(jnp.ones(8))
+    assert batches == [16]
+
+
 def test_a_step_is_traced_once(monkeypatch: pytest.MonkeyPatch):
     """What it closes over becomes an input of the program that was traced."""
     traced = list[Any]()
@@ -144,7 +171,7 @@ def test_no_block_is_traced_where_slots_hold_all_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ):
     blocks = list[int]()
-    ask = _held.leaves_read
+    ask = _needed_leaves.leaves_read
 
     def asking(back: Any, loop: Any, block: int = 1) -> Any:
         blocks.append(block)

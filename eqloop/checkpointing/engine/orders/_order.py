@@ -126,6 +126,10 @@ class AbstractOrder(abc.ABC):
             first: Whether to count the slots of the primal, which may be elsewhere.
         """
 
+    def bytes_of_blocks(self, cost: StepCost, reversal: "AbstractReversal") -> int:
+        """Of these bytes, what the reversal of blocks takes."""
+        return 0
+
     @abc.abstractmethod
     def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
         """How long a gradient takes, in nanoseconds.
@@ -264,8 +268,10 @@ class AbstractSlotOrder(AbstractOrder):
     def stored_bytes(
         self, cost: StepCost, reversal: "AbstractReversal", first: bool
     ) -> int:
-        blocks = reversal.bytes_of_blocks(cost, self.block_sizes)
-        return self.slot_bytes(cost, first) + blocks
+        return self.slot_bytes(cost, first) + self.bytes_of_blocks(cost, reversal)
+
+    def bytes_of_blocks(self, cost: StepCost, reversal: "AbstractReversal") -> int:
+        return reversal.bytes_of_blocks(cost, self.block_sizes)
 
     def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
         run = (self.length + self.advances) * pace.advance

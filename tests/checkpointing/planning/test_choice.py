@@ -1,0 +1,102 @@
+"""In which order layouts are compiled, and what of others is told from it."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+from eqloop.checkpointing.engine._costs import Estimated
+from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine.orders._levels import Nest
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.reversals._together import Together
+from eqloop.checkpointing.planning import _choice
+from eqloop.checkpointing.planning._cost import step_cost
+from eqloop.checkpointing.planning._memory_guess import Guess
+from eqloop.checkpointing.planning._paces import Paces
+from eqloop.checkpointing.planning._work import CPU
+
+from ..steps import recurrent
+from ..test_budget import Noted
+
+
+class Cell(eqx.Module):
+    """A step with many parameters."""
+
+    weight: jax.Array
+
+    def __call__(self, h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(h @ self.weight + x), None
+
+
+def nested(*levels: tuple[int, ...], batch: int = 8) -> Layout:
+    return Layout(Nested(tuple(map(Nest, levels))), reversal=Together(batch))
+
+
+@pytest.fixture(scope="module")
+def guess_of_cell() -> tuple[Any, Any]:
+    """What a recurrent step costs, and how to guess what its layouts take."""
+    asked = []
+    f, init, xs = recurrent(256)
+    schedule = Noted(el.Chunked(8), asked)
+    loss = lambda f: jnp.sum(el.Scan(f, schedule=schedule)(init, xs)[0])
+    jax.make_jaxpr(jax.grad(loss))(f)
+    ((problem, active, _),) = asked
+    cost = step_cost(problem, active)
+    return cost, lambda: Guess(Paces(((None, Estimated(cost, CPU)),)))
+
+
+def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
+    two, one = nested((10, 8), (16,)), nested((12, 8))
+    take = lambda *items: _choice._with_fewest_nests(iter(items), 0.97)
+    assert take() is None
+    assert take((1.0, two)) == two
+    assert take((1.0, two), (1.02, one)) == one
+    assert take((1.0, one), (1.02, two)) == one
+    # Not if it is slower, and not for one of another kind.
+    assert take((1.0, two), (1.04, one)) == two
+    assert take((1.0, two), (1.01, Layout(Revolved(96, 8, 1)))) == two
+
+
+def test_what_a_batch_takes_less_than_counted_is_not_taken_off_the_slots(
+    guess_of_cell: tuple[Any, Any],
+):
+    cost, make = guess_of_cell
+    guess = make()
+    seen, more_slots = nested((16, 16), batch=16), nested((128, 16), batch=16)
+    blocks = Together(16).block_bytes(cost, 1)
+    guess.learn(seen, guess.counted(seen) - blocks // 2)
+    added = guess.counted(more_slots) - guess.counted(seen)
+    assert guess(more_slots) - guess(seen) == pytest.approx(added, abs=1)
+
+
+def test_there_is_hope_for_a_kind_until_one_that_is_like_it_was_compiled(
+    guess_of_cell: tuple[Any, Any],
+):
+    _, make = guess_of_cell
+    guess = make()
+    flat, deep = nested((256,)), nested((16, 16))
+    assert guess.at_best(deep) == guess.counted(deep) < guess(deep)
+    guess.learn(flat, guess.counted(flat) + 1000)
+    assert guess.at_best(deep) == guess.counted(deep) + 1000
+    guess.learn(deep, guess.counted(deep) + 500)
+    assert guess.at_best(deep) == guess(deep) == guess.counted(deep) + 500
+
+
+def test_the_fastest_that_may_fit_is_compiled_first(monkeypatch: pytest.MonkeyPatch):
+    """Of parameters a batch takes no more than is counted, however many they are."""
+    tried = list[Layout]()
+    learn = _choice._bytes_learned
+
+    def learning(problem: Any, active: Any, layout: Layout, *rest: Any) -> int:
+        tried.append(layout)
+        return learn(problem, active, layout, *rest)
+
+    monkeypatch.setattr(_choice, "_bytes_learned", learning)
+    scan = el.Scan(Cell(jnp.eye(192)), schedule=el.Budget(300_000, measure=False))
+    found = scan.plan(jnp.zeros((1, 192)), jnp.ones((128, 1, 192)))
+    assert tried == [found.layout]
