@@ -47,7 +47,7 @@ class Online(AbstractWhileLayout):
         strides: What each step adds to the leaves that slots hold, if the way back
             reads nothing but counters: then only the initial carry is stored.
         peels: Whether the first step is run, and reversed, by itself, since more is
-            known of the others. Its carry has a slot of its own, the last one.
+            known of the others. Its carry has a slot more, the last one.
     """
 
     max_steps: int
