@@ -6,9 +6,9 @@ makes cotangents of all that the stages share, even if they are zeros, and every
 iteration adds them up in buffers of its own. Written out, with the branches that are
 known to be taken, these are a single sum.
 
-It is done on the way back. Where steps are only run, it is worth a larger program if all
-branches are known then (`whiles/_later_steps.py`); as long as they are not, XLA takes as
-long for the one as for the other.
+It is done on the way back. Where steps are only run, it is worth a larger program if
+branches are known then (`whiles/_later_steps.py`); as long as they are not, XLA takes
+as long for the one as for the other.
 """
 
 import functools

@@ -20,8 +20,8 @@ from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
 from ._by_counters import reverse_by_counters, strides_of
 from ._later_steps import run_all, steps_to_run, sweeps_past
+from ._online_run import OnlineRun
 from ._spread import appended, full
-from ._storing import Storing
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
@@ -127,8 +127,8 @@ class Online(AbstractWhileLayout):
         if self.peels:
             carries = carries.write(pick(init[1:], held), self.rows - 1)
             state, later = run_until(steps.first, consts, state, 1), steps.later
-        storing = Storing(self, later, held, consts, self.max_steps, int(self.peels))
-        (count, carry), spread, carries = storing.run((state, spread, carries))
+        running = OnlineRun(self, later, held, consts, self.max_steps, int(self.peels))
+        (count, carry), spread, carries = running.run((state, spread, carries))
         return carry, [count, spread.starts, spread.rows, *carries.arrays]
 
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:

@@ -159,7 +159,8 @@ def test_stages_are_written_out_where_later_steps_are_run():
     state = (jnp.asarray(0), jnp.asarray(True), Y, Y)
 
     def move(consts, carry, x):
-        after = step(*consts, carry[1:])
+        (w,) = consts
+        after = step(w, carry[1:])
         return [carry[0], *map(jnp.asarray, after)], []
 
     carry_types = [jax.typeof(x) for x in (jnp.asarray(True), *state)]
