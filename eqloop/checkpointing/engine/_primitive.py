@@ -296,7 +296,11 @@ class PlannedLoop(Formula):
         needs = needs_of_gradient(problem, active, wanted, layout.block)
         if self.saves is not None:
             needs = needs.with_those_of(self.saves.needs)
-        return Saves(layout.for_needs(problem.step, needs), needs)
+        fitted = layout.for_needs(problem.step, needs)
+        if fitted is not layout:
+            # What is noted is found by its identity.
+            fitted = listed(fitted, active, problem.still)
+        return Saves(fitted, needs)
 
     def _refuse_to_run_again(self) -> None:
         """Checks that a gradient may run the steps more than once."""

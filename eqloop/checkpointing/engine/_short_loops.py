@@ -6,8 +6,9 @@ makes cotangents of everything that the stages share, even if they are zeros, an
 iteration adds them up in buffers of its own. Written out, with only the branches that
 are known to be taken, all of this is a single sum.
 
-The steps of the primal are not rewritten. XLA runs them as fast with the loop, and the
-program is smaller.
+This is done on the way back. Where steps are only run, it is worth a larger program if
+branches are known there (`whiles/_later_steps.py`). As long as they are not, XLA runs
+both programs equally fast.
 
 The program is evaluated equation by equation, with arrays that may be known integers
 (`_Value`). So it is known at a branch which side is taken.

@@ -7,6 +7,7 @@ first one. So no carry is stored but the initial one, and no step is run again.
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import Arrays, pick
@@ -39,7 +40,7 @@ def reverse_by_counters(
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
         position = sweep.steps - 1 - i
-        carry = [c + (position * stride).astype(c.dtype) for c, stride in pairs]
+        carry = [c + jnp.asarray(position * n, c.dtype) for c, n in pairs]
         return sweep.pull(carry, position, 1, cts)
 
     return lax.fori_loop(0, sweep.steps, back, cts)

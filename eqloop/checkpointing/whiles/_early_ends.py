@@ -129,7 +129,7 @@ def _ending_scan(eqn: jex.JaxprEqn) -> _EndingScan | None:
         for which, idle in enumerate(map(close, branch.params["branches"])):
             after = _after_idle(branch, idle.jaxpr, jaxpr.outvars)
             if after == list(jaxpr.invars[counts[0] :]):
-                return _taken_apart(program, place, 1 - which)
+                return _parts_of_scan(program, place, 1 - which)
     return None
 
 
@@ -155,7 +155,7 @@ def _after_idle(
     return [None if isinstance(x, jex.Literal) else same.get(x, x) for x in outvars]
 
 
-def _taken_apart(program: jex.ClosedJaxpr, place: int, taken: int) -> _EndingScan:
+def _parts_of_scan(program: jex.ClosedJaxpr, place: int, taken: int) -> _EndingScan:
     """Takes the body of a scan apart.
 
     Args:

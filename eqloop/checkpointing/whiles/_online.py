@@ -19,8 +19,8 @@ from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
 from ._by_counters import reverse_by_counters, strides_of
 from ._later_steps import run_all, steps_to_run, sweeps_past
+from ._online_run import OnlineRun
 from ._spread import appended, full
-from ._storing import Storing
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
@@ -46,7 +46,7 @@ class Online(AbstractWhileLayout):
         strides: What each step adds to the leaves that slots hold, if the way back
             reads nothing but counters: then only the initial carry is stored.
         peels: Whether the first step is run, and reversed, by itself, since more is
-            known of the others. Its carry has a slot of its own, the last one.
+            known of the others. Its carry has a slot more, the last one.
     """
 
     max_steps: int
@@ -126,8 +126,8 @@ class Online(AbstractWhileLayout):
         if self.peels:
             carries = carries.write(pick(init[1:], held), self.rows - 1)
             state, later = run_until(steps.first, consts, state, 1), steps.later
-        storing = Storing(self, later, held, consts, self.max_steps, int(self.peels))
-        (count, carry), spread, carries = storing.run((state, spread, carries))
+        running = OnlineRun(self, later, held, consts, self.max_steps, int(self.peels))
+        (count, carry), spread, carries = running.run((state, spread, carries))
         return carry, [count, spread.starts, spread.rows, *carries.arrays]
 
     def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:

@@ -177,7 +177,7 @@ def test_no_block_is_traced_where_slots_hold_all_leaves(
         blocks.append(block)
         return ask(back, loop, block)
 
-    monkeypatch.setattr(_held, "leaves_read", asking)
+    monkeypatch.setattr(_needed_leaves, "leaves_read", asking)
 
     def trace(step: Any) -> None:
         scan = el.Scan(step, schedule=el.Binomial(4, block=8))

@@ -16,7 +16,7 @@ from eqloop.checkpointing.engine._loop import Loop
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine._sweep import Sweep
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
-from eqloop.checkpointing.whiles._later_steps import sweeps_past
+from eqloop.checkpointing.whiles._later_steps import steps_to_run, sweeps_past
 
 from ...marks import slow
 
@@ -152,4 +152,27 @@ def test_branches_of_later_steps_are_known():
 def test_a_flag_that_changes_is_not_known():
     sweep = sweep_of(jnp.logical_not)
     first, later = sweeps_past(sweep)
+    assert later is first
+
+
+def test_stages_are_written_out_where_later_steps_are_run():
+    state = (jnp.asarray(0), jnp.asarray(True), Y, Y)
+
+    def move(consts, carry, x):
+        (w,) = consts
+        after = step(w, carry[1:])
+        return [carry[0], *map(jnp.asarray, after)], []
+
+    carry_types = [jax.typeof(x) for x in (jnp.asarray(True), *state)]
+    steps = steps_to_run(make_step(move, [jax.typeof(W)], carry_types, []))
+    loops = [
+        {eqn.primitive.name for eqn in equations(one.jaxpr)} & {"while", "scan", "cond"}
+        for one in steps
+    ]
+    assert loops[0]
+    assert not loops[1]
+
+
+def test_a_step_of_which_no_more_is_known_is_not_run_by_itself():
+    first, later = steps_to_run(sweep_of(jnp.logical_not).step)
     assert later is first

@@ -22,7 +22,7 @@ Whole: TypeAlias = tuple[State, Spread, Carries]
 
 
 @dataclasses.dataclass(frozen=True)
-class Storing:
+class OnlineRun:
     """How a loop is run.
 
     Attributes:
@@ -52,8 +52,9 @@ class Storing:
             return whole
         if slots > 1:
             return self._spread_out(whole)
-        state, *stored = whole
-        return run_until(self.step, self.consts, state, self.max_steps), *stored
+        state, spread, carries = whole
+        state = run_until(self.step, self.consts, state, self.max_steps)
+        return state, spread, carries
 
     def _fill(self, whole: Whole) -> Whole:
         """Stores every carry while there are free slots."""
