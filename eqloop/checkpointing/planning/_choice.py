@@ -12,12 +12,17 @@ from ._guess import Guess
 from ._memory import peak_bytes
 from ._pace_of_known import with_pace_of_known
 from ._paces import Paces, pace_keeping
+from ._run_off import CLOSE, fastest_of
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
 # that was found, or this often.
 WORTHWHILE = 0.97
 _MOST_TRIALS = 12
+
+# Of so many layouts of other kinds it is seen whether they fit, to be run beside the
+# one that seems to be the fastest. Each is compiled.
+_MOST_RIVALS = 1
 
 # Of what a step may keep, this much is measured.
 _MOST_MEASURED = 4
@@ -51,7 +56,26 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
         own = pace_keeping(problem, active, layout.kept, times.base)
         times = times.replaced(layout.kept, own)
         layout = fastest(problem, active, nbytes, times)
-    return layout
+    return layout and _fastest_run(problem, active, nbytes, times, layout)
+
+
+@functools.lru_cache(maxsize=128)
+def _fastest_run(
+    problem: Problem, active: Active, nbytes: int, times: Paces, first: Layout
+) -> Layout:
+    """The faster one, when run, of a layout and of one of another kind that fits.
+
+    Of layouts of one kind the times are off by as much.
+    """
+    guess, limit = Guess(times), CLOSE * times.duration(first)
+    others = [
+        layout
+        for time, layout in _by_duration(problem, times)
+        if time <= limit and layout.kind != first.kind and guess(layout) <= nbytes
+    ]
+    tried = others[:_MOST_RIVALS]
+    fits = lambda layout: peak_bytes(problem, active, layout, nbytes) <= nbytes
+    return fastest_of(problem, active, [first, *filter(fits, tried)], times)
 
 
 @functools.lru_cache(maxsize=128)

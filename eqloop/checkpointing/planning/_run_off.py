@@ -1,0 +1,76 @@
+"""The last choice, between layouts that seem to be about as fast: by running them.
+
+Short loops tell how long the pieces of a gradient take, and so which of hundreds of
+layouts are fast. They do not tell what a whole gradient does to caches and to memory
+that it touches for the first time, and of two layouts that seem equal one may take half
+as long again. So the gradients of a few are run.
+"""
+
+from collections.abc import Sequence
+
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._problem import Problem
+from ..engine.orders._all_at_once import AllAtOnce
+from ._cost import step_cost
+from ._measured import known_times_of, times_of
+from ._paces import Paces
+
+# Which layouts are compared: so many times as slow as the fastest one at the most.
+CLOSE = 1.25
+# Gradients that take longer, in nanoseconds, or more bytes, are not run.
+_QUICK = 1e8
+_MOST_BYTES = 2**26
+
+
+def fastest_of(
+    problem: Problem, active: Active, layouts: Sequence[Layout], times: Paces
+) -> Layout:
+    """The fastest of some layouts: the first one, if their gradients cannot be run.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layouts: The layouts, in the order of their times as far as these are known.
+        times: How long the pieces of a gradient take.
+    """
+    first, *_ = layouts
+    if not times.base.is_measured or first.kept is not None:
+        return first
+    if max(map(times.duration, layouts)) > _QUICK or not _is_small(problem, active):
+        return first
+    # Beside them is run what plans compare themselves with.
+    beside = _storing_everything(problem, active)
+    found = times_of(problem, active, [None, *beside, *layouts], problem.loop.length)
+    if found is None:
+        return first
+    own = found[-len(layouts) :]
+    return layouts[own.index(min(own))]
+
+
+def time_beside_everything(
+    problem: Problem, active: Active, layout: Layout
+) -> float | None:
+    """How many times as long as storing everything it takes, if both were run."""
+    everything = _storing_everything(problem, active)
+    layouts = [layout, *everything]
+    found = known_times_of(problem, active, layouts, problem.loop.length)
+    if not everything or found is None:
+        return None
+    own, whole = found
+    return own / whole
+
+
+def _is_small(problem: Problem, active: Active) -> bool:
+    """Whether inputs and their cotangents are small enough to be made up."""
+    cost = step_cost(problem, active)
+    size = problem.loop.length * (cost.x + cost.ct_x + cost.ct_y)
+    # How far a loop that may stop runs depends on what it is given.
+    return size <= _MOST_BYTES and not problem.run.loop.stops
+
+
+def _storing_everything(problem: Problem, active: Active) -> list[Layout]:
+    """The layout that stores all residuals, if there is room to run it."""
+    layout = Layout(AllAtOnce(problem.loop.length))
+    size = layout.stored_bytes(step_cost(problem, active))
+    return [layout] * (size <= _MOST_BYTES)
