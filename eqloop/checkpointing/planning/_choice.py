@@ -1,6 +1,7 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -19,10 +20,6 @@ from ._search import layouts
 # that was found, or this often.
 WORTHWHILE = 0.97
 _MOST_TRIALS = 12
-
-# Of so many layouts of other kinds it is seen whether they fit, to be run beside the
-# one that seems to be the fastest. Each is compiled.
-_MOST_RIVALS = 1
 
 # Of what a step may keep, this much is measured.
 _MOST_MEASURED = 4
@@ -59,7 +56,6 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     return layout and _fastest_run(problem, active, nbytes, times, layout)
 
 
-@functools.lru_cache(maxsize=128)
 def _fastest_run(
     problem: Problem, active: Active, nbytes: int, times: Paces, first: Layout
 ) -> Layout:
@@ -68,14 +64,17 @@ def _fastest_run(
     Of layouts of one kind the times are off by as much.
     """
     guess, limit = Guess(times), CLOSE * times.duration(first)
-    others = [
-        layout
-        for time, layout in _by_duration(problem, times)
-        if time <= limit and layout.kind != first.kind and guess(layout) <= nbytes
-    ]
-    tried = others[:_MOST_RIVALS]
-    fits = lambda layout: peak_bytes(problem, active, layout, nbytes) <= nbytes
-    return fastest_of(problem, active, [first, *filter(fits, tried)], times)
+    close = itertools.takewhile(
+        lambda item: item[0] <= limit, _by_duration(problem, times)
+    )
+    other = next(
+        (one for _, one in close if one.kind != first.kind and guess(one) <= nbytes),
+        None,
+    )
+    layouts = [first]
+    if other is not None and peak_bytes(problem, active, other, nbytes) <= nbytes:
+        layouts.append(other)
+    return fastest_of(problem, active, layouts, times)
 
 
 @functools.lru_cache(maxsize=128)
