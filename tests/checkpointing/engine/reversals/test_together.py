@@ -244,7 +244,7 @@ def test_what_a_batch_takes_is_counted(block):
 
     measured = temp_bytes(jax.grad(loss, (0, 1)), init, xs)
     counted = plan.layout.stored_bytes(plan.cost)
-    assert 0.9 * measured < counted < 1.2 * measured
+    assert 0.9 * measured < counted < 1.3 * measured
 
 
 def test_rows_of_a_table_are_not_made_dense_at_each_step():
