@@ -1,7 +1,6 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +19,11 @@ from ._search import layouts
 # that was found, or this often.
 WORTHWHILE = 0.97
 _MOST_TRIALS = 12
+
+# So many layouts of other kinds are run beside the one that seems to be the fastest.
+# To find them, so many are compiled, of which some may not fit.
+_MOST_RIVALS = 1
+_MOST_TRIED = 3
 
 # Of what a step may keep, this much is measured.
 _MOST_MEASURED = 4
@@ -59,22 +63,21 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
 def _fastest_run(
     problem: Problem, active: Active, nbytes: int, times: Paces, first: Layout
 ) -> Layout:
-    """The faster one, when run, of a layout and of one of another kind that fits.
+    """The fastest one, when run, of a layout and of a few of other kinds that fit.
 
     Of layouts of one kind the times are off by as much.
     """
     guess, limit = Guess(times), CLOSE * times.duration(first)
-    close = itertools.takewhile(
-        lambda item: item[0] <= limit, _by_duration(problem, times)
-    )
-    other = next(
-        (one for _, one in close if one.kind != first.kind and guess(one) <= nbytes),
-        None,
-    )
-    layouts = [first]
-    if other is not None and peak_bytes(problem, active, other, nbytes) <= nbytes:
-        layouts.append(other)
-    return fastest_of(problem, active, layouts, times)
+    found, trials = {first.kind: first}, 0
+    for time, layout in _by_duration(problem, times):
+        if time > limit or len(found) > _MOST_RIVALS or trials == _MOST_TRIED:
+            break
+        if layout.kind in found or guess(layout) > nbytes:
+            continue
+        trials += 1
+        if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
+            found[layout.kind] = layout
+    return fastest_of(problem, active, list(found.values()), times)
 
 
 @functools.lru_cache(maxsize=128)
