@@ -6,8 +6,6 @@ that it touches for the first time, and of two layouts that seem equal one may t
 as long again. So the gradients of a few are run.
 """
 
-from collections.abc import Sequence
-
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
@@ -16,36 +14,33 @@ from ._cost import step_cost
 from ._measured import known_times_of, times_of
 from ._paces import Paces
 
-# Which layouts are compared: so many times as slow as the fastest one at the most.
-CLOSE = 1.25
 # Gradients that take longer, in nanoseconds, or more bytes, are not run.
 _QUICK = 1e8
 _MOST_BYTES = 2**26
 
 
-def fastest_of(
-    problem: Problem, active: Active, layouts: Sequence[Layout], times: Paces
-) -> Layout:
-    """The fastest of some layouts: the first one, if their gradients cannot be run.
+def run_time(
+    problem: Problem, active: Active, layout: Layout, times: Paces
+) -> float | None:
+    """How long the gradient of a loop takes when it is run, in nanoseconds.
 
     Args:
         problem: The loop.
         active: Which of its inputs are differentiated.
-        layouts: The layouts, in the order of their times as far as these are known.
+        layout: How it is stored and reversed.
         times: How long the pieces of a gradient take.
+
+    Returns:
+        The time, or `None` if nothing is measured, or it would take too much.
     """
-    first, *_ = layouts
-    if not times.base.is_measured or first.kept is not None:
-        return first
-    if max(map(times.duration, layouts)) > _QUICK or not _is_small(problem, active):
-        return first
-    # Beside them is run what plans compare themselves with.
-    beside = _storing_everything(problem, active)
-    found = times_of(problem, active, [None, *beside, *layouts], problem.loop.length)
-    if found is None:
-        return first
-    own = found[-len(layouts) :]
-    return layouts[own.index(min(own))]
+    if not times.base.is_measured or layout.kept is not None:
+        return None
+    if times.duration(layout) > _QUICK or not _is_small(problem, active):
+        return None
+    # Beside it is run what plans compare themselves with.
+    layouts = [None, *_storing_everything(problem, active), layout]
+    found = times_of(problem, active, layouts, problem.loop.length)
+    return found[-1] if found else None
 
 
 def time_beside_everything(
