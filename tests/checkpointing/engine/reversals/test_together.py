@@ -247,6 +247,25 @@ def test_what_a_batch_takes_is_counted(block):
     assert 0.9 * measured < counted < 1.3 * measured
 
 
+def test_what_a_batch_of_loops_takes_is_counted():
+    weight, h, xs = normal(0, (32, 32)), jnp.ones(32), jnp.ones((256, 32))
+
+    def step(weight, h, x):
+        sweep = lambda h, _: (jnp.tanh(weight @ h + x), None)
+        return jax.lax.scan(sweep, h, None, 5)[0], None
+
+    def scan(weight):
+        step_of = lambda h, x: step(weight, h, x)
+        return el.Scan(step_of, schedule=el.Chunked(256, block=64))
+
+    def loss(weight, h):
+        return jnp.sum(scan(weight)(h, xs)[0])
+
+    plan = scan(weight).plan(h, xs)
+    measured = temp_bytes(jax.grad(loss, (0, 1)), weight, h)
+    assert 0.9 * measured < plan.layout.stored_bytes(plan.cost) < 1.5 * measured
+
+
 def test_rows_of_a_table_are_not_made_dense_at_each_step():
     table, block = jnp.ones((500, 8)), 16
     ids = jnp.arange(64) % 7
