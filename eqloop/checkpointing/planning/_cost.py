@@ -130,9 +130,9 @@ def _map_bytes(back: BackwardStep, residuals: int) -> int:
         return 0
     known, _, varies = parts_in_turn(back)
     counted = nbytes(pick(known.out_avals, varies))
-    # A loop in a step has more in memory while it is linearised: roughly as much.
+    # A loop in a step has more in memory while it is linearised: about as much again.
     loops = any(eqn.primitive.name == "scan" for eqn in equations(step.jaxpr))
-    return max(counted, 3 * residuals // 2) if loops else counted
+    return max(counted, 2 * residuals) if loops else counted
 
 
 def _everything(
