@@ -22,7 +22,7 @@ _MOST_TRIALS = 12
 
 # So many layouts of other kinds are compiled, to be run if they fit: one that seems to
 # be so many times as slow at the most, and others.
-_MOST_TRIED = 3
+_MOST_TO_RUN = 3
 _CLOSE = 1.25
 
 # Of what a step may keep, this much is measured.
@@ -74,7 +74,7 @@ def _fastest_run(
     close = _CLOSE * max(least, times.duration(first))
     for time, layout in _by_duration(problem, times):
         limit = close if len(kinds) == 1 else least
-        if time > limit or trials == _MOST_TRIED:
+        if time > limit or trials == _MOST_TO_RUN:
             break
         if layout.kind in kinds or guess(layout) > nbytes:
             continue

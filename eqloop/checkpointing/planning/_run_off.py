@@ -16,7 +16,7 @@ from ._paces import Paces
 
 # Gradients that take longer, in nanoseconds, or more bytes, are not run.
 _QUICK = 1e8
-_MOST_BYTES = 2**26
+_BYTES_TO_RUN = 2**26
 
 
 def run_time(
@@ -35,7 +35,7 @@ def run_time(
     """
     if not times.base.is_measured or layout.kept is not None:
         return None
-    if times.duration(layout) > _QUICK or not _is_small(problem, active):
+    if times.duration(layout) > _QUICK or not _has_room(problem, active):
         return None
     # Beside it is run what plans compare themselves with.
     layouts = [None, *_storing_everything(problem, active), layout]
@@ -56,16 +56,16 @@ def time_beside_everything(
     return own / whole
 
 
-def _is_small(problem: Problem, active: Active) -> bool:
+def _has_room(problem: Problem, active: Active) -> bool:
     """Whether inputs and their cotangents are small enough to be made up."""
     cost = step_cost(problem, active)
     size = problem.loop.length * (cost.x + cost.ct_x + cost.ct_y)
     # How far a loop that may stop runs depends on what it is given.
-    return size <= _MOST_BYTES and not problem.run.loop.stops
+    return size <= _BYTES_TO_RUN and not problem.run.loop.stops
 
 
 def _storing_everything(problem: Problem, active: Active) -> list[Layout]:
     """The layout that stores all residuals, if there is room to run it."""
     layout = Layout(AllAtOnce(problem.loop.length))
     size = layout.stored_bytes(step_cost(problem, active))
-    return [layout] * (size <= _MOST_BYTES)
+    return [layout] * (size <= _BYTES_TO_RUN)

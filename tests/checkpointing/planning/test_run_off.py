@@ -91,7 +91,7 @@ def test_what_takes_long_is_not_run(runs, monkeypatch):
 
 
 def test_what_has_large_inputs_is_not_run(runs, monkeypatch):
-    monkeypatch.setattr(_run_off, "_MOST_BYTES", 2**10)
+    monkeypatch.setattr(_run_off, "_BYTES_TO_RUN", 2**10)
     found = plan()
     assert 3 not in runs.calls
     assert found.is_measured

@@ -47,7 +47,7 @@ def added_in_parts(
     Returns:
         The sums, and the other outputs.
     """
-    terms, factors = _taken_apart(program, len(totals))
+    terms, factors = _terms_and_factors(program, len(totals))
     given = iter(run(factors, *inputs))
     sums = list[Value]()
     for total, each in zip(totals, terms, strict=True):
@@ -58,7 +58,7 @@ def added_in_parts(
 
 
 @functools.lru_cache(maxsize=128)
-def _taken_apart(
+def _terms_and_factors(
     program: jex.ClosedJaxpr, count: int
 ) -> tuple[list[list["_Whole | _Product"]], jex.ClosedJaxpr]:
     """What the first outputs are sums of, and a program of that and of the others."""
