@@ -21,6 +21,7 @@ from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
 from .planning._pace_of_known import with_pace_of_known
 from .planning._paces import pace_keeping
+from .planning._run_off import time_beside_everything
 from .whiles._ending import Ending
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ def plan_of(
         size: The bytes that the gradient takes, if they are known.
     """
     everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
+    seen = time_beside_everything(problem, active, layout)
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
@@ -238,12 +240,14 @@ def plan_of(
     cost = layout.stored_cost(how_long.cost)
     if size is None:
         size = peak_bytes(problem, active, layout, limit_of(problem.planner))
+    if seen is None:
+        seen = layout.duration(how_long) / everything if everything else 1.0
     return Plan(
         schedule=problem.planner,
         layout=layout,
         cost=cost,
         peak_bytes=size,
-        relative_time=layout.duration(how_long) / everything if everything else 1.0,
+        relative_time=seen,
         is_measured=how_long.is_measured,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),

@@ -3,6 +3,7 @@
 import functools
 
 from ..._arrays import Flags, is_inexact, pick, union
+from ..._programs import equations
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
@@ -63,7 +64,7 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         ct_consts=nbytes(pick(step.const_types, active.consts)),
         products=product_bytes(pull, sum(active.consts)),
         known=_known_bytes(back),
-        maps=_map_bytes(back),
+        maps=_map_bytes(back, residuals),
         residuals=residuals,
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
@@ -121,12 +122,16 @@ def _known_bytes(back: BackwardStep) -> int:
     return nbytes(products.types) if products else 0
 
 
-def _map_bytes(back: BackwardStep) -> int:
+def _map_bytes(back: BackwardStep, residuals: int) -> int:
     """Bytes of what is known of a step before the cotangent of its carry is."""
-    if not can_join(back.base.step):
+    step = back.base.step
+    if not can_join(step):
         return 0
     known, _, varies = parts_in_turn(back)
-    return nbytes(pick(known.out_avals, varies))
+    counted = nbytes(pick(known.out_avals, varies))
+    # A loop in a step has more in memory while it is linearised: about as much again.
+    loops = any(eqn.primitive.name == "scan" for eqn in equations(step.jaxpr))
+    return max(counted, 2 * residuals) if loops else counted
 
 
 def _everything(

@@ -173,7 +173,7 @@ def move_time(
     length = _trial_length(problem, Estimated(pace.cost, pace.rate))
     order = Nested((Nest((length,)),))
     layouts = [Layout(order, slots.near), Layout(order, slots)]
-    times = _times_of(problem, active, layouts, length, kept=None)
+    times = times_of(problem, active, layouts, length)
     if times is None:
         return estimated
     near, far = (time / length for time in times)
@@ -225,7 +225,7 @@ def _timed(
         order = Nested((Nest((length // count,), count),))
         names = kept if count > 1 else None
         layouts.append(Layout(order, reversal=reversal, kept=names))
-    times = _times_of(problem, active, layouts, length, kept)
+    times = times_of(problem, active, layouts, length, kept)
     if times is None:
         return None
     advance, everything, *others = (time / length for time in times)
@@ -283,23 +283,20 @@ def _trial_length(problem: Problem, estimated: Estimated) -> int:
     return length // most * most if length >= most else 2 ** (length.bit_length() - 1)
 
 
-def _times_of(
+def times_of(
     problem: Problem,
     active: Active,
     layouts: Sequence[Layout | None],
     length: int,
-    kept: tuple[str, ...] | None,
+    kept: tuple[str, ...] | None = None,
 ) -> list[float] | None:
-    """How long short loops take, by layout; without one, the steps alone.
+    """How long loops of some length take, by layout; without one, the steps alone.
 
     What does not depend on what is kept is measured again for each, to compare what was
     measured at other times.
     """
-    loop = of_length(problem.loop, length)
-    loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
-    short = dataclasses.replace(problem, loop=loop)
-    about = [*printed(problem.step, active), loop, problem.policy, active, kept]
-    keys = [key_of([*about, layout]) for layout in layouts]
+    short = _of_length(problem, length)
+    keys = _keys(short, active, layouts, kept)
     missing = [
         (key, layout)
         for key, layout in zip(keys, layouts, strict=True)
@@ -309,7 +306,8 @@ def _times_of(
     if missing and jax.process_count() > 1:
         return None
     if missing:
-        known = lookup(key_of([*about, None]))
+        (alone,) = _keys(short, active, [None], kept)
+        known = lookup(alone)
         again = [None] * (known is not None)
         tried = [*(layout for _, layout in missing), *again]
         found = nanoseconds([_short_program(short, active, one) for one in tried])
@@ -320,6 +318,32 @@ def _times_of(
         of_keys = zip((key for key, _ in missing), found, strict=True)
         remember({key: time / slower for key, time in of_keys})
     return [time for key in keys if (time := lookup(key)) is not None]
+
+
+def known_times_of(
+    problem: Problem, active: Active, layouts: Sequence[Layout], length: int
+) -> list[float] | None:
+    """The same, if all of them were measured before."""
+    keys = _keys(_of_length(problem, length), active, layouts, None)
+    found = [time for key in keys if (time := lookup(key)) is not None]
+    return found if len(found) == len(layouts) else None
+
+
+def _of_length(problem: Problem, length: int) -> Problem:
+    loop = of_length(problem.loop, length)
+    loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))
+    return dataclasses.replace(problem, loop=loop)
+
+
+def _keys(
+    problem: Problem,
+    active: Active,
+    layouts: Sequence[Layout | None],
+    kept: tuple[str, ...] | None,
+) -> list[str]:
+    """The names under which the times of a loop are remembered."""
+    about = [*printed(problem.step, active), problem.loop, problem.policy, active, kept]
+    return [key_of([*about, layout]) for layout in layouts]
 
 
 def _short_program(problem: Problem, active: Active, layout: Layout | None) -> Any:

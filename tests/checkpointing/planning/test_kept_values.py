@@ -79,7 +79,7 @@ def test_costs_are_told_from_that_of_keeping_nothing():
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
         # What `reads` counts is only known of the step as it is traced. Of slots and of
         # batches nobody asks where values are kept, which is in blocks.
-        same = ("reversal", "reads", "rows", "started_once", "dots_once")
+        same = ("reversal", "reads", "rows", "started_once", "dots_once", "maps")
         own = {name: getattr(found, name) for name in same}
         assert dataclasses.replace(cost, **own) == found
 

@@ -12,7 +12,7 @@ import eqloop as el
 from eqloop.checkpointing.engine._costs import Estimated, StepCost
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _paces, _stopwatch
+from eqloop.checkpointing.planning import _measured_pace, _paces, _run_off, _stopwatch
 from eqloop.checkpointing.planning._measured_pace import Measured, pace
 from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
 from eqloop.checkpointing.planning._work import CPU
@@ -26,7 +26,13 @@ BUDGET = el.Budget("256KiB")
 
 
 @pytest.fixture
-def runs(monkeypatch):
+def pieces_alone(monkeypatch):
+    """No whole gradients are run, which `test_run_off.py` is about."""
+    monkeypatch.setattr(_run_off, "_QUICK", 0.0)
+
+
+@pytest.fixture
+def runs(monkeypatch, pieces_alone):
     """How many programs were run, with times that are made up, the same each time."""
     counts = []
 
@@ -34,7 +40,7 @@ def runs(monkeypatch):
         counts.append(len(programs))
         return [1e6 * (1 + i) for i in range(len(programs))]
 
-    monkeypatch.setattr(_measured, "nanoseconds", nanoseconds)
+    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
     el.measurements(None)
     yield counts
     el.measurements(None)
@@ -114,7 +120,7 @@ def test_measured_where_a_loop_is_batched_or_nested(runs):
 
 @pytest.mark.parametrize(("milliseconds", "taken"), [(1, True), (60, False)])
 def test_known_products_are_measured_where_they_may_pay(
-    monkeypatch, milliseconds, taken
+    monkeypatch, pieces_alone, milliseconds, taken
 ):
     runs = []
 
@@ -126,7 +132,7 @@ def test_known_products_are_measured_where_they_may_pay(
         runs.append(len(programs))
         return [1e6 * time for time in times]
 
-    monkeypatch.setattr(_measured, "nanoseconds", nanoseconds)
+    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
     el.measurements(None)
     found = plan().layout
     assert runs == [7, 5]  # of blocks one of a single step alone, and both batches
@@ -140,7 +146,7 @@ def test_known_products_are_guessed_where_it_would_not_pay_to_measure(runs):
     ((problem, active, _),) = asked
     # As long as it takes for the step, but not for one that does not multiply.
     estimated = pace(problem, active, measure=False)
-    length = int(_measured._WORTH_MEASURING / estimated.everything) + 1
+    length = int(_measured_pace._WORTH_MEASURING / estimated.everything) + 1
     loop = dataclasses.replace(problem.loop, length=length)
     problem = dataclasses.replace(problem, loop=loop)
     base = pace(problem, active, measure=True)
@@ -297,7 +303,7 @@ def _keys_of_pieces():
         return key
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_measured, "key_of", note)
+        patch.setattr(_measured_pace, "key_of", note)
         plan()
     return seen
 
@@ -342,7 +348,7 @@ def test_wrong_settings(tmp_path):
 
 def test_between_the_sizes_that_were_run_times_are_told():
     work = dict(evaluation=10.0, reversal=20.0, started_once=5.0, dots_once=0, reads=0)
-    cost = StepCost(*[100] * 3, (), *[100] * 7, 1, 100, **work)
+    cost = StepCost(*[100] * 3, (), *[100] * 8, 1, 100, **work)
     kinds = ByResiduals().kind, Together(8).kind
     seen = (
         (kinds[0], 1, 2.0),

@@ -223,6 +223,49 @@ def test_products_of_several_weights_are_not_in_memory_at_once():
     assert taken < products // 4 + 4 * width * (64 + 30 * block) < products // 2
 
 
+@pytest.mark.parametrize(("rows", "parts"), [(256, 4), (512, 1), (1024, 2), (2048, 4)])
+def test_parts_of_a_product_are_large_enough_for_several_cores(rows, parts):
+    weight, h = jnp.ones((rows, 256)), jnp.ones(256)
+    step = lambda h, x: (jnp.tanh((weight @ h)[:256] + x), None)
+    plan = el.Scan(step, schedule=el.Chunked(8, block=8)).plan(h, jnp.ones((8, 256)))
+    assert plan.cost.products == weight.nbytes // parts
+
+
+@pytest.mark.parametrize("block", [10, 20])
+def test_what_a_batch_takes_is_counted(block):
+    cells = jax.vmap(eqx.nn.LSTMCell(64, 64, key=jax.random.key(0)))
+    f = lambda carry, x: (cells(x, carry), None)
+    init, xs = (jnp.zeros((16, 64)),) * 2, jnp.zeros((400, 16, 64))
+    scan = el.Scan(f, schedule=el.Recursive(20, block=block))
+    plan = scan.plan(init, xs)
+
+    def loss(init, xs):
+        return jnp.sum(scan(init, xs)[0][0])
+
+    measured = temp_bytes(jax.grad(loss, (0, 1)), init, xs)
+    counted = plan.layout.stored_bytes(plan.cost)
+    assert 0.9 * measured < counted < 1.3 * measured
+
+
+def test_what_a_batch_of_loops_takes_is_counted():
+    weight, h, xs = normal(0, (32, 32)), jnp.ones(32), jnp.ones((256, 32))
+
+    def step(weight, h, x):
+        sweep = lambda h, _: (jnp.tanh(weight @ h + x), None)
+        return jax.lax.scan(sweep, h, None, 5)[0], None
+
+    def scan(weight):
+        step_of = lambda h, x: step(weight, h, x)
+        return el.Scan(step_of, schedule=el.Chunked(256, block=64))
+
+    def loss(weight, h):
+        return jnp.sum(scan(weight)(h, xs)[0])
+
+    plan = scan(weight).plan(h, xs)
+    measured = temp_bytes(jax.grad(loss, (0, 1)), weight, h)
+    assert 0.9 * measured < plan.layout.stored_bytes(plan.cost) < 1.5 * measured
+
+
 def test_rows_of_a_table_are_not_made_dense_at_each_step():
     table, block = jnp.ones((500, 8)), 16
     ids = jnp.arange(64) % 7

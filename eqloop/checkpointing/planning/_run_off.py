@@ -1,0 +1,71 @@
+"""The last choice, between layouts that seem to be about as fast: by running them.
+
+Short loops tell how long the pieces of a gradient take, and so which of hundreds of
+layouts are fast. They do not tell what a whole gradient does to caches and to memory
+that it touches for the first time, and of two layouts that seem equal one may take half
+as long again. So the gradients of a few are run.
+"""
+
+from ..engine._forward import Active
+from ..engine._layout import Layout
+from ..engine._problem import Problem
+from ..engine.orders._all_at_once import AllAtOnce
+from ._cost import step_cost
+from ._measured_pace import known_times_of, times_of
+from ._paces import Paces
+
+# Gradients that take longer, in nanoseconds, or more bytes, are not run.
+_QUICK = 1e8
+_BYTES_TO_RUN = 2**26
+
+
+def run_time(
+    problem: Problem, active: Active, layout: Layout, times: Paces
+) -> float | None:
+    """How long the gradient of a loop takes when it is run, in nanoseconds.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        layout: How it is stored and reversed.
+        times: How long the pieces of a gradient take.
+
+    Returns:
+        The time, or `None` if nothing is measured, or it would take too much.
+    """
+    if not times.base.is_measured or layout.kept is not None:
+        return None
+    if times.duration(layout) > _QUICK or not _has_room(problem, active):
+        return None
+    # Beside it is run what plans compare themselves with.
+    layouts = [None, *_storing_everything(problem, active), layout]
+    found = times_of(problem, active, layouts, problem.loop.length)
+    return found[-1] if found else None
+
+
+def time_beside_everything(
+    problem: Problem, active: Active, layout: Layout
+) -> float | None:
+    """How many times as long as storing everything it takes, if both were run."""
+    everything = _storing_everything(problem, active)
+    layouts = [layout, *everything]
+    found = known_times_of(problem, active, layouts, problem.loop.length)
+    if not everything or found is None:
+        return None
+    own, whole = found
+    return own / whole
+
+
+def _has_room(problem: Problem, active: Active) -> bool:
+    """Whether inputs and their cotangents are small enough to be made up."""
+    cost = step_cost(problem, active)
+    size = problem.loop.length * (cost.x + cost.ct_x + cost.ct_y)
+    # How far a loop that may stop runs depends on what it is given.
+    return size <= _BYTES_TO_RUN and not problem.run.loop.stops
+
+
+def _storing_everything(problem: Problem, active: Active) -> list[Layout]:
+    """The layout that stores all residuals, if there is room to run it."""
+    layout = Layout(AllAtOnce(problem.loop.length))
+    size = layout.stored_bytes(step_cost(problem, active))
+    return [layout] * (size <= _BYTES_TO_RUN)
