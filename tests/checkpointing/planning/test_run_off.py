@@ -3,7 +3,7 @@
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.planning import _measured, _run_off
+from eqloop.checkpointing.planning import _measured_pace, _run_off
 
 from ..steps import recurrent
 
@@ -39,7 +39,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch):
     found = Runs()
-    monkeypatch.setattr(_measured, "nanoseconds", found)
+    monkeypatch.setattr(_measured_pace, "nanoseconds", found)
     el.measurements(None)
     yield found
     el.measurements(None)
