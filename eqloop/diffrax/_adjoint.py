@@ -49,7 +49,8 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
     Args:
         checkpoints: How many carries are stored, the initial one included. By default
             those with which `max_steps` steps are evaluated at most 3 times each, or 64
-            if there is no `max_steps`.
+            if there is no `max_steps`. The initial carry is stored in addition if the
+            first step of the solver differs from the later ones.
         schedule: How to store carries instead. It needs `max_steps`.
 
     Raises:

@@ -181,7 +181,9 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         checkpoints: How many carries are stored, the initial one included. By default
             the fewest with which `max_steps` steps are evaluated at most 3 times each.
             Without `max_steps` it is 64, enough for 2144 steps; 47,904 steps would be
-            evaluated about 4 times each.
+            evaluated about 4 times each. If a flag in the carry tells the first step
+            from the later ones, the initial carry is stored in addition. If a gradient
+            reads nothing but counters of the carry, only the initial carry is stored.
         max_steps: The most steps that are run. A loop that reaches it stops, and
             returns its carry. By default there is no bound.
 

@@ -272,6 +272,31 @@ def test_the_table_of_a_while_loop():
     assert lines[3].split() == ["evaluations", "about", str(found.plan.evaluations)]
 
 
+def test_a_loop_that_reads_nothing_but_counters_stores_one_carry():
+    scales = jnp.ones(32)
+    loop = el.CheckpointedWhileLoop(
+        lambda c: c[0] < 5,
+        lambda c: (c[0] + 1, c[1] * scales[c[0]]),
+        checkpoints=8,
+        max_steps=32,
+    )
+    (found,) = el.plans(jax.grad(lambda x: loop((0, x))[1]))(1.0)
+    assert (found.plan.slots, found.plan.evaluations) == (1, 64)
+    assert "2 a step" in str(found.plan)
+
+
+def test_a_loop_that_knows_its_first_step_stores_its_carry_in_addition():
+    def body(carry):
+        is_first, x = carry
+        return False, jnp.sin(lax.cond(is_first, jnp.cos, lambda x: 2 * x, x))
+
+    loop = el.CheckpointedWhileLoop(
+        lambda c: c[1] < 9, body, checkpoints=3, max_steps=9
+    )
+    (found,) = el.plans(jax.grad(lambda x: loop((True, x))[1]))(1.0)
+    assert (found.plan.slots, found.plan.evaluations) == (4, 18 + 5)
+
+
 def test_loops_that_jax_differentiates():
     """Traced to be looked at, they are planned like the others, and are not run so."""
     gradient = grad_of(el.StoreAll())

@@ -498,7 +498,7 @@ WRONG = {
     "class of schedules": (
         lambda: CheckpointedAdjoint(schedule=el.Chunked),
         TypeError,
-        "`el.Binomial(30)`, not <class 'eqloop.checkpointing._schedule.Chunked'>.",
+        "`el.Binomial(30)`, not <class 'eqloop.checkpointing._schedules.Chunked'>.",
     ),
     "truncation": (
         lambda: CheckpointedAdjoint(schedule=el.Truncate(3)),

@@ -55,7 +55,15 @@ class AbstractLayout(abc.ABC):
         """The same for a loop whose primal can store carries, but no residuals."""
 
     def for_needs(self, step: Step, needs: "Needs") -> "AbstractLayout":
-        """The same for a way back that reads no more of the carries of such steps."""
+        """The same for a way back that reads no more than these leaves of carries.
+
+        Args:
+            step: The step.
+            needs: The leaves that the way back reads.
+
+        Returns:
+            A layout that may store less; this one, if nothing follows from it.
+        """
         return self
 
 

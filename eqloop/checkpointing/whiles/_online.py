@@ -85,14 +85,17 @@ class Online(AbstractWhileLayout):
 
     @property
     def stored(self) -> int:
-        return self.checkpoints
+        return 1 if self.strides is not None else self.checkpoints + self.peels
 
     @property
     def evaluations(self) -> int | None:
         """The fewest possible; `_spread.py` says how many more there may be."""
         if self.length is None:
             return None
-        return 2 * self.length + _binomial.sweep_advances(self.length, self.stored)
+        if self.strides is not None:
+            return 2 * self.length
+        chain = self.length - self.peels
+        return 2 * self.length + _binomial.sweep_advances(chain, self.checkpoints)
 
     @property
     def setting(self) -> str:
@@ -100,6 +103,8 @@ class Online(AbstractWhileLayout):
 
     @property
     def evaluations_described(self) -> str:
+        if self.strides is not None:
+            return "2 a step"
         if self.length is None:
             return f"3 a step up to {self.most_thrice} steps"
         is_exact = self.length <= self.most_thrice

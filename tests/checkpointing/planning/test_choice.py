@@ -52,7 +52,7 @@ def guess_of_cell() -> tuple[Any, Any]:
 
 def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
     two, one = nested((10, 8), (16,)), nested((12, 8))
-    take = lambda *items: _choice._with_fewest_nests(iter(items), 0.97)
+    take = lambda *items: _choice._with_fewest_nests(iter(items))
     assert take() is None
     assert take((1.0, two)) == two
     assert take((1.0, two), (1.02, one)) == one

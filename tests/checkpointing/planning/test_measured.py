@@ -292,7 +292,7 @@ def test_the_file_decides(runs, tmp_path):
 def _keys_of_pieces():
     """The names under which times are remembered, with the kind of reversal."""
     seen = {}
-    true = _measured.key_of
+    true = _measured_pace.key_of
 
     def note(parts):
         parts = list(parts)

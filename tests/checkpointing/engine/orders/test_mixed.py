@@ -271,7 +271,7 @@ def test_budgets_find_it():
     plan = lambda size: el.Scan(f, schedule=el.Budget(size, measure=False)).plan(
         init, xs
     )
-    chosen = plan(28 * 8192)
+    chosen = plan(34 * 8192)
     assert chosen.cost.rows == 1
     assert isinstance(chosen.layout.order, Mixed)
     assert "stored residuals" in str(chosen)
