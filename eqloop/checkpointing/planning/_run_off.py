@@ -1,9 +1,9 @@
-"""The last choice, between layouts that seem to be about as fast: by running them.
+"""Decides between layouts that seem to be about equally fast, by running them.
 
 Short loops tell how long the pieces of a gradient take, and so which of hundreds of
-layouts are fast. They do not tell what a whole gradient does to caches and to memory
-that it touches for the first time, and of two layouts that seem equal one may take half
-as long again. So the gradients of a few are run.
+layouts are fast. They do not tell how a whole gradient uses the caches, or what it
+costs to touch memory for the first time. Of two layouts that seem equal, one may take
+half as long again as the other. So the whole gradients of a few layouts are run.
 """
 
 from ..engine._forward import Active

@@ -1,8 +1,8 @@
-"""Loops of which the way back reads nothing but counters: they need no slots.
+"""Reverses loops whose way back reads nothing but counters: they need no slots.
 
 A counter is an integer of the carry that each step adds the same number to, such as the
-row that is written next. What it was before a step follows from what it was before the
-first one. So no carry is stored but the initial one, and no step is run again.
+index of the row to write next. Its value before step `i` is `start + i * stride`. So
+only the initial carry is stored, and no step is run again.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from ..engine.leaves._saves import Needs
 
 
 def strides_of(step: Step, needs: Needs) -> tuple[int, ...] | None:
-    """What a step adds to each leaf that slots hold, if all of these are counters."""
+    """The strides of the leaves that slots hold, if all of these are counters."""
     found = pick(counter_strides(step)[1:], needs.held)
     strides = tuple(stride for stride in found if stride is not None)
     return strides if len(strides) == len(found) else None

@@ -1,10 +1,10 @@
-"""The first step of a loop, and all later ones.
+"""Runs and reverses the first step of a loop by itself, if it differs from the others.
 
-Many a carry holds a flag that tells the first step from the others: a solver that uses
-what the step before has evaluated has nothing to use there. After it the flag is known,
-and so are branches that depend on it. Where the loop over the stages of a solver starts
-is such a branch: once it is known, the stages can be written out, which XLA runs in a
-third of the time. So the first step is run, and reversed, by itself.
+Many carries hold a flag that tells the first step from the later ones. An example is a
+Runge-Kutta method that reuses the last stage of the step before: its first step has
+nothing to reuse. After the first step the flag is known, and so are the branches that
+depend on it. One of them says at which stage the loop over the stages starts. Once that
+is known, the stages can be written out, and XLA runs them in a third of the time.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from ._while_layout import State, first_state, run_until
 
 
 class Steps(NamedTuple):
-    """The steps of a loop, for where they are only run; JAX cannot differentiate them.
+    """The steps of a loop that is only run; JAX cannot differentiate these programs.
 
     Attributes:
-        first: The first one.
-        later: Any other one. It is the very same if no more is known of it.
+        first: The first step.
+        later: Every other step. It is the same object if nothing more is known there.
     """
 
     first: Step
@@ -34,7 +34,7 @@ class Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def steps_to_run(step: Step) -> Steps:
-    """The steps of a loop, with short loops written out if that decides branches."""
+    """The steps of a loop; short loops are written out if that decides a branch."""
     lean = leaned(step)
     written = without_short_loops(lean)
     later = _later(written)
@@ -52,14 +52,14 @@ def run_all(steps: Steps, consts: Arrays, init: Arrays, max_steps: int) -> State
 
 
 class Sweeps(NamedTuple):
-    """The way back past a first step, and past any other; see `Steps`."""
+    """The way back past the first step, and past every other one; see `Steps`."""
 
     first: Sweep
     later: Sweep
 
 
 def sweeps_past(sweep: Sweep) -> Sweeps:
-    """The way back past the steps of a loop, of which short loops are written out."""
+    """The way back past the steps of a loop, with short loops written out."""
     steps, back = steps_to_run(sweep.step), sweep.back.mapped(without_short_loops)
     first = dataclasses.replace(sweep, step=steps.first, back=back)
     back_later = back.mapped(_later)
@@ -71,7 +71,7 @@ def sweeps_past(sweep: Sweep) -> Sweeps:
 
 @functools.lru_cache(maxsize=128)
 def _later(step: Step) -> Step:
-    """The step as it is if there was one before; the same if that decides no branch."""
+    """The step after a first one; the same object if this decides no branch."""
     if not _count_branches(step):
         return step
     later = with_known(step, numbers_after(step))

@@ -17,21 +17,21 @@ from ._while_layout import State, goes_on, next_carry, run_until
 if TYPE_CHECKING:
     from ._online import Online
 
-# The state of the loop, where the carries are that are stored, and these.
+# The state of the loop, the positions and rows of stored carries, and the carries.
 Whole: TypeAlias = tuple[State, Spread, Carries]
 
 
 @dataclasses.dataclass(frozen=True)
 class OnlineRun:
-    """How a loop is run.
+    """One run of a loop.
 
     Attributes:
         order: Which carries are stored.
         step: The step.
         held: Which leaves of a carry slots hold.
-        consts: What each step gets.
-        max_steps: At which position it ends at the latest.
-        first: The position of the first carry that may be stored; those of the order
+        consts: The consts of the step.
+        max_steps: The position at which the loop ends at the latest.
+        first: The position from which carries are stored. The positions of the order
             count from there.
     """
 
@@ -68,10 +68,11 @@ class OnlineRun:
         return lax.while_loop(lambda whole: goes_on(whole[0], most), body, whole)
 
     def _store_all(self, whole: Whole) -> Whole:
-        """Stores every carry, as all loops do whose rank stays the first.
+        """Stores every carry, in a slot that is free or that is given up for it.
 
-        Beside a small step, a loop within a loop as in `_spread_out` takes longer than
-        to look each time whether there is a free slot.
+        This is for loops that are so short that segments never have a second rank.
+        `_spread_out` would have to start its inner loop at every step, and for a small
+        step that takes longer than looking for a free slot each time.
         """
 
         def body(whole: Whole) -> Whole:
@@ -89,11 +90,13 @@ class OnlineRun:
         return lax.while_loop(self._goes_on, body, whole)
 
     def _spread_out(self, whole: Whole) -> Whole:
-        """Runs on when all slots are in use."""
+        """Runs on when all slots are in use, from one carry to store to the next."""
 
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
             row, spread = move_on(self.order, spread, self._position(state))
+            # If no carry could be given up, this goes to the row that is no slot: a
+            # branch around the write would copy the slots.
             carries = self._stored(state, carries, row)
             stop = jnp.minimum(spread.stop + self.first, self.max_steps)
             return run_until(self.step, self.consts, state, stop), spread, carries
