@@ -65,10 +65,11 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
 def _fastest_run(
     problem: Problem, active: Active, nbytes: int, times: Paces, first: Layout
 ) -> Layout:
-    """The fastest one, when run, of a layout and of a few of other kinds that fit.
+    """Runs a layout and a few of other kinds that fit, and returns the fastest.
 
-    Of layouts of one kind the times are off by as much. One that seems to be a little
-    slower is run, and then those that seem to be faster than what was seen.
+    Estimates of layouts of one kind are off by the same factor, so one of each kind is
+    enough. The first rival may be estimated a little slower. The others are only tried
+    if they are estimated faster than what was seen.
     """
     if (least := run_time(problem, active, first, times)) is None:
         return first
