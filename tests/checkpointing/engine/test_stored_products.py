@@ -219,8 +219,8 @@ def plan_of_cell(budget):
     return el.Scan(functools.partial(cell, CELL), schedule=budget).plan(INIT, INPUTS)
 
 
-# With room for the products of all steps, which take 400 KiB.
-BUDGET = el.Budget(1_200_000, measure=False)
+# With room for the products of all steps, and not for large batches besides.
+BUDGET = el.Budget(1_400_000, measure=False)
 # Those of half of the steps.
 HALF = Storing((Nest((4, 25)), Nest((4, 25))), with_products=1, size=25)
 
