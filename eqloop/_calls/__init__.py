@@ -1,9 +1,13 @@
 """The call of a transform: from a function of trees to one of arrays, and back.
 
-In the order in which a call meets them: the transform (`_transform.py`) and its
-settings, the check of its arguments (`_typecheck.py`), what is remembered of calls
-outside of `jit` (`_eager.py`, `_captures.py`), and the call taken apart
-(`_opening.py`).
+In the order in which a call meets them:
+
+- the transform (`_transform.py`) with its settings (`_settings.py`), the parameters in
+  which it is generic (`_generics.py`), and the docstrings that it inherits
+  (`_docstrings.py`),
+- the check of its arguments (`_typecheck.py`),
+- what is remembered of calls outside of `jit` (`_eager.py`, `_captures.py`),
+- the call taken apart (`_opening.py`).
 """
 
 from ._docstrings import document_settings

@@ -1,9 +1,19 @@
 """Traced programs: what is asked of them, what is derived from them, and primitives.
 
-A program is a jaxpr on a flat list of arrays. `_equations.py` finds and rewrites its
-equations, and `_calculus.py` makes the programs of its tangents, cotangents and
-batches. `_formula.py` makes a primitive of a program and of the rules by which it is
-differentiated: it is the connection to JAX's machinery for derivatives.
+A program is a jaxpr on a flat list of arrays.
+
+- **What a program does**: `_equations.py` finds and rewrites its equations,
+  `_reaching.py` tells which inputs reach which outputs, `_effects.py` which effects it
+  has, `_ranges.py` between which integers its values lie, and `_places.py` from which
+  line of the user's program an operation comes. `_compiled.py` compiles it to see how
+  much memory it takes.
+- **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
+  batches.
+- **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
+  differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
+  adds its forward mode, and `_vmapped.py` its `vmap` where there is no better rule.
+- **Small equations of our own**: tables of integers (`_constant.py`), and markers that
+  tell a debugger where a loop is (`_loop_markers.py`).
 """
 
 from ._calculus import (

@@ -1,8 +1,19 @@
 """How to trade memory for recomputation.
 
 This room works with steps on lists of arrays. It does not know about the loops that a
-user sees: those turn a call into a `Step`, pass it to `run_loop`, and turn the arrays
-back.
+user sees: those turn a call into a `Step`, pass it to `run_loop` of `_run.py`, and turn
+the arrays back.
+
+- **Schedules**: `_schedules.py` has those that a user sets, `_budget.py` the one that
+  chooses, `_reversible.py` the one for steps that can be undone, and
+  `_slot_schedules.py` those around another one, which say where its slots are.
+- **Policies**: `_policies.py`, and a function under a policy without a loop
+  (`_remat.py`).
+- **Plans**, which say what will be stored and what that costs: of a loop (`_plan.py`,
+  `_while_plan.py`), of all loops in a function (`_plans.py`), and of one loop under all
+  schedules (`_frontier.py`). `_plot.py` draws them.
+- **Rooms**: `engine/` runs a loop as its plan says, `whiles/` does so for loops of
+  unknown length, and `planning/` finds the fastest plan.
 """
 
 from . import _policies as policies

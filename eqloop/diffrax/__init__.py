@@ -1,7 +1,7 @@
 """Adjoints for [Diffrax](https://docs.kidger.site/diffrax/) that run on our loops.
 
-They are for `diffrax.diffeqsolve(..., adjoint=...)`. This room is imported by name,
-`import eqloop.diffrax`, as Diffrax need not be installed otherwise.
+They are in `_adjoint.py`, for `diffrax.diffeqsolve(..., adjoint=...)`. This room is
+imported by name, `import eqloop.diffrax`, as Diffrax need not be installed otherwise.
 """
 
 try:

@@ -1,6 +1,16 @@
 """The loops that a user sees: they turn a call into a step on arrays, and back.
 
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
+
+- **Loops of known length**: `_abstract_loop.py` has their settings, and `_open_loop.py`
+  opens a call. The loops are in `_scan.py`, `_for_loop.py`, `_sliced_scan.py`, and
+  `_scan_while.py` for a scan that may end early.
+- **While loops**: `_while_loop.py`; `_open_while.py` opens a call.
+- **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
+  types, and `_backward.py` has what `backward=` does to a cotangent.
+- **Layers**: `_stacked_layers.py` scans over equal layers, stacked by `_stack.py`.
+  `_layer_state.py` has their `eqx.nn.State`.
+- **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
 """
 
 from ._abstract_loop import AbstractLoop, frontier

@@ -2,6 +2,12 @@
 
 Loops pass the function that they run, and get it back with reports in it. This room
 does not know how a loop is stored or reversed.
+
+- **The user**: `_bar.py` has the settings of a bar.
+- **The device**: a meter (`_meter.py`) reports, from loops of known length
+  (`_reporting.py`) and from while loops, whose steps are counted (`_counted.py`).
+  `_changes.py` says what becomes of bars in programs that are run again.
+- **The host**: `_display.py` shows bars, and `_host_bar.py` moves one from Python.
 """
 
 from ._bar import ProgressBar, as_progress, check_progress

@@ -2,6 +2,11 @@
 
 Nothing here changes what a function computes. Passes that rewrite a jaxpr are in
 `eqloop.ir`.
+
+`_jit.py` compiles a function, `_named.py` names it, `_eval_shape.py` tells what it
+would return, and `_trace.py` shows its jaxpr, with `_usage.py` for what becomes of its
+inputs. `_find_leaves.py` finds leaves of a tree. `_nonfinite.py` has the error of
+numbers that are not finite.
 """
 
 from ._eval_shape import EvalShape
