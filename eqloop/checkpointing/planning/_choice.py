@@ -9,8 +9,8 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
-from ._memory import peak_bytes
 from ._measured_pace import is_quick, largeness
+from ._memory import peak_bytes
 from ._memory_guess import Guess
 from ._pace_of_known import with_pace_of_known
 from ._paces import Paces, pace_keeping
@@ -18,8 +18,8 @@ from ._run_off import run_time
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
-# that was found, or this often. A large step takes long to compile, and if a loop of it
-# is quick, what was estimated of it is not good to a few per cent.
+# that was found, or this often. If the step is large and its loop is quick, programs
+# take long to compile, and a few per cent of an estimate mean nothing.
 WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.9
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
@@ -101,8 +101,7 @@ def fastest(
     guess = Guess(times)
     found: Layout | None = None
     left, limit = _by_duration(problem, times), math.inf
-    is_large = largeness(problem.step) > 1 and is_quick(problem, times.base)
-    worthwhile = _WORTHWHILE_IF_LARGE if is_large else WORTHWHILE
+    worthwhile = _worthwhile(problem, times)
     for turn in range(_MOST_TRIALS):
         promising = [(time, layout) for time, layout in left if time < limit]
         # What is fastest comes first, while there is hope that it fits: to be sure of
@@ -131,6 +130,12 @@ def fastest(
     return found
 
 
+def _worthwhile(problem: Problem, times: Paces) -> float:
+    """How long a layout may take beside another that was found, to be compiled, too."""
+    is_large = largeness(problem.step) > 1 and is_quick(problem, times.base)
+    return _WORTHWHILE_IF_LARGE if is_large else WORTHWHILE
+
+
 def _with_fewest_nests(
     fitting: Iterator[tuple[float, Layout]], worthwhile: float
 ) -> Layout | None:
@@ -139,6 +144,10 @@ def _with_fewest_nests(
     Each nest is a program of its own, and takes as long to compile as the others: here,
     and in the program of the user. So one that is hardly slower and has fewer of them
     is taken instead.
+
+    Args:
+        fitting: The layouts, with the times that they take.
+        worthwhile: How long one takes beside another if it is worth a program more.
     """
     if (first := next(fitting, None)) is None:
         return None
