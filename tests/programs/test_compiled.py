@@ -22,16 +22,16 @@ SCHEDULES = (
 def test_small_loops_take_the_memory_of_their_programs_in_use(schedule: Any):
     """XLA makes one function of such a loop, but not where only memory is asked for."""
 
-    def step(h: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    def step(h: Any, x: jax.Array) -> tuple[Any, Any]:
         h = [jnp.sin(leaf + x) for leaf in h]
         return h, sum(h)
 
-    def loss(h: Any, xs: jax.Array) -> jax.Array:
+    def loss(h: Any, xs: jax.Array) -> Any:
         h, ys = el.Scan(step, schedule=schedule)(h, xs)
         return jnp.sum(ys) + sum(map(jnp.sum, h))
 
     gradient, types = jax.grad(loss, (0, 1)), ([jnp.ones(4)] * 6, jnp.ones((128, 4)))
-    in_use = jax.jit(gradient).lower(*types).compile().memory_analysis()
+    in_use: Any = jax.jit(gradient).lower(*types).compile().memory_analysis()
     assert temporary_bytes(gradient, *types) == in_use.temp_size_in_bytes
 
 

@@ -65,7 +65,7 @@ def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
 def wide(leaves: int) -> Any:
     """A step with so many leaves in its carry, and that carry."""
 
-    def step(h: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    def step(h: Any, x: jax.Array) -> tuple[Any, Any]:
         h = [jnp.tanh(2 * leaf + x) for leaf in h]
         return h, sum(map(jnp.sum, h))
 
