@@ -20,7 +20,7 @@ from ._search import layouts
 # A search compiles programs until no layout promises to be so much faster than the one
 # that was found, or this often. If the step is large and its loop is quick, programs
 # take long to compile, and a few per cent of an estimate mean nothing.
-WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.9
+WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.95
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
 
