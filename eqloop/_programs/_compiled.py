@@ -1,11 +1,17 @@
 """How much memory a program takes, found by compiling it; nothing is run."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from .._types import PyTree
+
+# XLA assigns memory before it generates code, so this code need not be fast. On the
+# CPU, this pass makes one function of a whole loop, and LLVM takes long to compile that
+# even if it optimises nothing. The pass itself changes no memory.
+_LEFT_OUT, _SLOW_PASS = "xla_disable_hlo_passes", "small-while-loop-hoisting"
 
 
 def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
@@ -19,8 +25,10 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
         The number, or `None` if the program cannot be compiled by itself: one with a
         collective cannot be compiled outside of its mesh.
     """
-    # XLA assigns memory before it generates code, so this code need not be fast.
     options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
+    # The option takes the place of that in `XLA_FLAGS`, which memory may depend on.
+    if _LEFT_OUT not in os.environ.get("XLA_FLAGS", ""):
+        options[_LEFT_OUT] = _SLOW_PASS
     try:
         analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()
     except Exception:

@@ -9,6 +9,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
+from ._measured_pace import is_quick, largeness
 from ._memory import peak_bytes
 from ._memory_guess import Guess
 from ._pace_of_known import with_pace_of_known
@@ -17,8 +18,9 @@ from ._run_off import run_time
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
-# that was found, or this often.
-WORTHWHILE = 0.97
+# that was found, or this often. If the step is large and its loop is quick, programs
+# take long to compile, and a few per cent of an estimate mean nothing.
+WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.95
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
 
@@ -99,13 +101,14 @@ def fastest(
     guess = Guess(times)
     found: Layout | None = None
     left, limit = _by_duration(problem, times), math.inf
+    worthwhile = _worthwhile(problem, times)
     for turn in range(_MOST_TRIALS):
         promising = [(time, layout) for time, layout in left if time < limit]
         # What is fastest comes first, while there is hope that it fits: to be sure of
         # slower ones before would be to compile them, too.
         taken = guess.at_best if turn < _HOPEFUL_TRIALS else guess
         fitting = (item for item in promising if taken(item[1]) <= nbytes)
-        layout = _with_fewest_nests(fitting)
+        layout = _with_fewest_nests(fitting, worthwhile)
         if layout is None:
             # The guess may be too high: compiling one of another kind will tell, unless
             # what it stores is too much already.
@@ -119,7 +122,7 @@ def fastest(
             break
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
-            found, limit = layout, WORTHWHILE * times.duration(layout)
+            found, limit = layout, worthwhile * times.duration(layout)
     if found is None:
         least = smallest(problem, active, times)
         fits = peak_bytes(problem, active, least, nbytes) <= nbytes
@@ -127,17 +130,29 @@ def fastest(
     return found
 
 
-def _with_fewest_nests(fitting: Iterator[tuple[float, Layout]]) -> Layout | None:
+def _worthwhile(problem: Problem, times: Paces) -> float:
+    """How long a layout may take beside another that was found, to be compiled, too."""
+    is_large = largeness(problem.step) > 1 and is_quick(problem, times.base)
+    return _WORTHWHILE_IF_LARGE if is_large else WORTHWHILE
+
+
+def _with_fewest_nests(
+    fitting: Iterator[tuple[float, Layout]], worthwhile: float
+) -> Layout | None:
     """Of layouts in the order of their time the first, or one like it.
 
     Each nest is a program of its own, and takes as long to compile as the others: here,
     and in the program of the user. So one that is hardly slower and has fewer of them
     is taken instead.
+
+    Args:
+        fitting: The layouts, with the times that they take.
+        worthwhile: How long one takes beside another if it is worth a program more.
     """
     if (first := next(fitting, None)) is None:
         return None
     shortest, fastest = first
-    alike = itertools.takewhile(lambda item: WORTHWHILE * item[0] < shortest, fitting)
+    alike = itertools.takewhile(lambda item: worthwhile * item[0] < shortest, fitting)
     same_kind = (layout for _, layout in alike if layout.kind == fastest.kind)
     return min((fastest, *same_kind), key=lambda layout: len(layout.order.levels))
 

@@ -146,7 +146,7 @@ def pace(
     """
     keeping = problem if kept is None else problem.keeping(kept)
     estimated = Estimated(step_cost(keeping, active), rates())
-    if not measure or not _is_worthwhile(problem, estimated):
+    if not measure or is_quick(problem, estimated) or not _can_be_run(problem):
         return estimated
     return _timed(problem, active, estimated, kept, pieces) or estimated
 
@@ -182,15 +182,19 @@ def move_time(
     return max(far - again - near, 0.0) / 2 + slots.near.move_time(held, pace.rate)
 
 
-def _is_worthwhile(problem: Problem, estimated: Estimated) -> bool:
-    takes = problem.loop.length * estimated.everything
-    # How long it has to take for measuring to pay.
-    least = _WORTH_MEASURING * max(_largeness(problem.step), 1) ** 2
-    return takes >= least and _can_be_run(problem)
+def is_quick(problem: Problem, pace: AbstractPace) -> bool:
+    """Whether a gradient takes little time beside what it takes to compile it.
+
+    Args:
+        problem: The loop.
+        pace: How long the pieces of its gradient take.
+    """
+    takes = problem.loop.length * pace.everything
+    return takes < _WORTH_MEASURING * max(largeness(problem.step), 1) ** 2
 
 
 @functools.lru_cache(maxsize=512)
-def _largeness(step: Step) -> float:
+def largeness(step: Step) -> float:
     """How many times as large a step is as one that is quickly compiled."""
     return sum(1 for _ in equations(step.jaxpr)) / _QUICKLY_COMPILED
 
@@ -244,7 +248,7 @@ def _tried(
     problem: Problem, length: int, only_blocks: bool
 ) -> list[tuple[AbstractReversal, int]]:
     """Reversals to try, and the size of their blocks."""
-    most = min(length, _SMALL) if _largeness(problem.step) > 1 else length
+    most = min(length, _SMALL) if largeness(problem.step) > 1 else length
     blocks: list[tuple[AbstractReversal, int]] = [
         (ByResiduals(), count) for count in _BLOCKS if count <= most
     ]

@@ -52,7 +52,7 @@ def guess_of_cell() -> tuple[Any, Any]:
 
 def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
     two, one = nested((10, 8), (16,)), nested((12, 8))
-    take = lambda *items: _choice._with_fewest_nests(iter(items))
+    take = lambda *items: _choice._with_fewest_nests(iter(items), 0.97)
     assert take() is None
     assert take((1.0, two)) == two
     assert take((1.0, two), (1.02, one)) == one
@@ -60,6 +60,37 @@ def test_of_layouts_that_take_about_as_long_the_one_of_fewest_nests_is_taken():
     # Not if it is slower, and not for one of another kind.
     assert take((1.0, two), (1.04, one)) == two
     assert take((1.0, two), (1.01, Layout(Revolved(96, 8, 1)))) == two
+
+
+def wide(leaves: int) -> Any:
+    """A step with so many leaves in its carry, and that carry."""
+
+    def step(h: Any, x: jax.Array) -> tuple[Any, Any]:
+        h = [jnp.tanh(2 * leaf + x) for leaf in h]
+        return h, sum(map(jnp.sum, h))
+
+    return step, [jnp.zeros(16)] * leaves
+
+
+@pytest.mark.parametrize(
+    ("leaves", "length", "worthwhile"),
+    [(2, 256, 0.97), (20, 256, 0.95), (20, 1_000_000, 0.97)],
+)
+def test_a_few_per_cent_are_not_worth_a_program_if_the_loop_is_quicker_than_that(
+    leaves: int, length: int, worthwhile: float
+):
+    asked = []
+    f, init = wide(leaves)
+    schedule = Noted(el.Chunked(8), asked)
+    xs = jax.ShapeDtypeStruct((length, 16), jnp.float32)
+    loss = lambda xs: jnp.sum(el.Scan(f, schedule=schedule)(init, xs)[1])
+    jax.make_jaxpr(jax.grad(loss))(xs)
+    ((problem, active, _),) = asked
+    times = Paces(((None, Estimated(step_cost(problem, active), CPU)),))
+    assert _choice._worthwhile(problem, times) == worthwhile
+    one, two = nested((12, 8)), nested((10, 8), (16,))
+    taken = _choice._with_fewest_nests(iter([(1.0, two), (1.04, one)]), worthwhile)
+    assert taken == (two if worthwhile == 0.97 else one)
 
 
 def test_what_a_batch_takes_less_than_counted_is_not_taken_off_the_slots(
