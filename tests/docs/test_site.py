@@ -49,6 +49,17 @@ FIRST = {
     "dataloader": "recipes/streaming_data/",
     "gradient accumulation": "guides/maps/",
     "lstm": "faq/",
+    "rnn": "faq/",
+    "slow": "faq/",
+    "recompile": "faq/",
+    "overhead": "faq/",
+    "every 100th": "guides/sliced_scan/",
+    "rk4": "guides/sliced_scan/",
+    "layers": "guides/stacked_layers/",
+    "exploding gradients": "recipes/truncated_backpropagation/",
+    "dataset": "recipes/streaming_data/",
+    "neural ode": "recipes/diffrax/",
+    "sde": "recipes/diffrax/",
     "diffrax": "recipes/diffrax/",
 }
 
