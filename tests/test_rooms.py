@@ -152,3 +152,14 @@ def test_the_engine_says_in_which_order_to_read_it():
     assert docstring is not None
     named = re.findall(r"`([a-z_]+(?:\.py|/))`", docstring)
     assert sorted(named) == sorted(files | folders)
+
+
+def test_files_that_are_named_exist():
+    root = PACKAGE.parent
+    folders = "eqloop", "tests", "docs", "examples", ".github"
+    files = [path.as_posix() for f in folders for path in (root / f).rglob("*.py")]
+    named = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)`")
+    readers = [*FILES.values(), *root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    for reader in readers:
+        for name in named.findall(reader.read_text()):
+            assert any(file.endswith(f"/{name}") for file in files), (reader, name)
