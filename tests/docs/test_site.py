@@ -113,6 +113,7 @@ def page(site, browser):
     address, _ = site
     complaints = []
     page = browser.new_page(viewport=DESKTOP)
+    page.set_default_timeout(120_000)  # the notebooks are large, and others may run
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: _only(address, request.url, complaints))
     page.on("console", lambda message: _no_error(message, complaints))
