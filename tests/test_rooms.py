@@ -163,3 +163,14 @@ def test_the_engine_says_what_is_in_each_of_its_rooms():
     docstring = ast.get_docstring(parse(engine))
     assert docstring is not None
     assert set(re.findall(r"`([a-z_]+/)`", docstring)) == rooms
+
+
+def test_files_that_are_named_exist():
+    root = PACKAGE.parent
+    folders = "eqloop", "tests", "docs", "examples", ".github"
+    files = [path.as_posix() for f in folders for path in (root / f).rglob("*.py")]
+    named = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py)`")
+    readers = [*FILES.values(), *root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    for reader in readers:
+        for name in named.findall(reader.read_text()):
+            assert any(file.endswith(f"/{name}") for file in files), (reader, name)

@@ -49,6 +49,17 @@ FIRST = {
     "dataloader": "recipes/streaming_data/",
     "gradient accumulation": "guides/maps/",
     "lstm": "faq/",
+    "rnn": "faq/",
+    "slow": "faq/",
+    "recompile": "faq/",
+    "overhead": "faq/",
+    "every 100th": "guides/sliced_scan/",
+    "rk4": "guides/sliced_scan/",
+    "layers": "guides/stacked_layers/",
+    "exploding gradients": "recipes/truncated_backpropagation/",
+    "dataset": "recipes/streaming_data/",
+    "neural ode": "recipes/diffrax/",
+    "sde": "recipes/diffrax/",
     "diffrax": "recipes/diffrax/",
 }
 
@@ -102,6 +113,7 @@ def page(site, browser):
     address, _ = site
     complaints = []
     page = browser.new_page(viewport=DESKTOP)
+    page.set_default_timeout(120_000)  # the notebooks are large, and others may run
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: _only(address, request.url, complaints))
     page.on("console", lambda message: _no_error(message, complaints))

@@ -47,7 +47,7 @@ from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout
-from ._listing import listed, stands_for_residuals
+from ._listing import is_listing, listed, stands_for_residuals
 from ._problem import (
     Problem,
     activity,
@@ -353,7 +353,9 @@ def _products(
     layout: AbstractLayout, problem: Problem, active: Active, y_active: Flags
 ) -> Products | None:
     """The products that the primal stores for its last steps, if the layout asks."""
-    if not layout.steps_with_products:
+    # Where plans are listed, a loop has no leaves but its own: its plan is looked up by
+    # them. That program is never run.
+    if not layout.steps_with_products or is_listing():
         return None
     return products_to_store(problem, active, _with_rows(problem, y_active))
 

@@ -236,6 +236,16 @@ def test_a_plan_says_what_is_stored_and_how_much_that_takes(schedule, count):
         assert plan.peak_bytes <= BUDGET.nbytes
 
 
+def test_the_list_of_plans_has_the_plan_that_the_loop_itself_has():
+    """The rows of products are leaves of the carry of the program, not of the loop."""
+    (found,) = el.plans(gradient(of_cell(HALF)))(CELL, INIT, INPUTS)
+    asked = plan_of_cell(HALF)
+    assert found.plan.layout == asked.layout
+    assert found.plan.cost == asked.cost
+    assert found.plan.peak_bytes == asked.peak_bytes
+    assert found.plan.holds == asked.holds
+
+
 def test_a_plan_with_products_is_the_scan():
     args = CELL, INIT, INPUTS
     assert_equal(*(jax.jit(gradient(of_cell(one)))(*args) for one in (BUDGET, None)))
