@@ -22,13 +22,11 @@ class Program:
             derivatives lose weak types, and a primitive must keep the types it has.
         names: What its inputs are called.
         outputs: What its outputs are called.
-        is_backward: Whether it is a backward sweep.
     """
 
     jaxpr: jex.ClosedJaxpr
     names: tuple[str, ...]
     outputs: tuple[str, ...]
-    is_backward: bool = False
 
     def __call__(self, *args: PyTree) -> list[Value]:
         return _programs.run(self.jaxpr, *args)
@@ -45,7 +43,6 @@ class Program:
             _programs.pushed(self.jaxpr, (moves,), (moving,)),
             (*self.names, *_each("the tangent of", pick(self.names, moves))),
             (*self.outputs, *_each("the tangent of", pick(self.outputs, moving))),
-            self.is_backward,
         )
 
     def pulled(self, marks: Flags, wanted: Flags) -> "Program":
@@ -54,7 +51,6 @@ class Program:
             _programs.pulled(self.jaxpr, (marks,), (wanted,)),
             (*self.names, *_each("the cotangent of", pick(self.outputs, wanted))),
             tuple(_each("the cotangent of", pick(self.names, marks))),
-            is_backward=True,
         )
 
     def batched(self, axis_data: BatchAxis, dims: tuple[int | None, ...]) -> "Program":

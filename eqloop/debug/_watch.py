@@ -30,7 +30,7 @@ class Watch:
     def __call__(self, args: Arrays) -> tuple[list[Value], Finding]:
         """Runs the program: its outputs, and what was found."""
         program = self.program
-        closed, context = program.jaxpr, Context(is_backward=program.is_backward)
+        closed, context = program.jaxpr, Context()
         body = Body(self._sites, RULES)
         outs = body.run(closed.jaxpr, closed.consts, args, context)
         finding = first(body.finding(context), self._given(body, args, outs))

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import (
+    axes_of,
     describe,
     flatten,
     is_complex,
@@ -19,6 +20,7 @@ from .._arrays import (
     is_inexact,
     paths,
     structure_differences,
+    vary,
 )
 from .._calls import as_count
 from .._types import PyTree, Value
@@ -171,6 +173,9 @@ def passed_back(
 ) -> PyTree:
     """The carry before a step, whose cotangent a function is applied to."""
     moving, rest = eqx.partition(carry, lambda x: is_dynamic(x) and is_inexact(x))
+    # In `shard_map`, each device has a cotangent of its own, of all leaves.
+    axes = frozenset[str]().union(*map(axes_of, jax.tree.leaves(moving)))
+    moving = jax.tree.map(lambda x: vary(x, axes), moving)
 
     @jax.custom_vjp
     def identity(moving: PyTree) -> PyTree:
@@ -209,7 +214,7 @@ def _applied_to(
             f"shapes and dtypes as it was given, but it changed them:\n"
             + "\n".join(changes)
         )
-    return result
+    return jax.tree.map(lambda x, like: vary(x, axes_of(like)), result, cotangent)
 
 
 def _same_type(one: Value, other: Value) -> bool:

@@ -166,8 +166,9 @@ class Carry:
         after, after_treedef = flatten(out)
         if treedef != after_treedef:
             return []
+        # A leaf that differs between devices may come out as one that does not.
         return [
-            as_array(a)
+            vary(as_array(a), axes_of(b))
             for b, a in zip(before, after, strict=True)
             if is_dynamic(b) and (is_dynamic(a) or is_scalar(a))
         ]

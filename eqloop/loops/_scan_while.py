@@ -207,6 +207,8 @@ def _stopping(opened: OpenedLoop, condition: Condition, holds: Value) -> OpenedL
         of_step, of_condition = split(consts, len(opened.consts))
         _, count, *carry = carry
         carry, y = step(of_step, carry, x)
+        # Beyond the steps that a device runs, its rows are zeros.
+        y = [vary(leaf, axes_of(holds)) for leaf in y]
         return [condition(of_condition, carry), count + 1, *carry], y
 
     def close(carry: list[Value], ys: list[Value]) -> tuple[PyTree, PyTree]:

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,6 +27,8 @@ def search(
     counts: collections.Counter[str] = collections.Counter()
     seed = arguments.start
     while time.monotonic() < until:
+        # XLA can end the process; then this is the last line.
+        print("seed", seed, end="\r", file=sys.stderr, flush=True)
         try:
             finding = judge(random_case(seed))
         except Skipped as skipped:

@@ -17,6 +17,7 @@ from .choice import random_case
 from .grow import ON_DEVICES
 from .judging import Skipped, judge
 from .programs import Scanned
+from .searching import parser, search
 from .shrinking import shrink
 from .transforms import Transform
 from .values import Precision, Type
@@ -51,6 +52,26 @@ def test_what_is_left_out_is_not_there():
     assert not {case.mode for case in cases} & left_out
     assert not {case.place for case in cases} & left_out
     assert not any(case.program.names() & left_out for case in cases)
+
+
+def test_what_ends_the_process_is_not_judged():
+    with pytest.raises(Skipped, match="would end the process"):
+        judge(random_case(32000131))  # the gradient of a sort before a padded map
+
+
+@pytest.mark.parametrize("seed", [*map(slow, (31000080, 31000124))])
+def test_what_jax_refuses_in_shard_map_is_no_finding(seed):
+    assert judge(random_case(seed)) is None
+
+
+def test_a_search_that_is_ended_has_named_its_seed(capfd):
+    def ends(case):
+        raise SystemExit
+
+    arguments = parser("").parse_args(["--from", "17"])
+    with pytest.raises(SystemExit):
+        search(arguments, random_case, ends)
+    assert capfd.readouterr().err == "seed 17\r"
 
 
 @pytest.fixture
