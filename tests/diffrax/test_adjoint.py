@@ -11,6 +11,7 @@ import pytest
 
 import eqloop as el
 
+from ..checkpointing.memory import temp_bytes
 from ..marks import slow
 
 diffrax = pytest.importorskip("diffrax")
@@ -175,6 +176,39 @@ def test_batches(name, saved):
         return jax.jit(jax.grad(batch, (0, 1)))(args, y0), jax.jit(each)(args, y0)
 
     assert_same(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize("count", [1, 32])
+def test_no_more_memory_than_diffrax(saved, count):
+    saves = {**SAVED, "times": dict(ts=np.linspace(0.0, 20.0, 1000))}
+
+    def taken(adjoint):
+        def end(args, y0):
+            found = diffrax.diffeqsolve(
+                diffrax.ODETerm(lorenz),
+                diffrax.Tsit5(),
+                0.0,
+                20.0,
+                0.01,
+                y0,
+                args,
+                saveat=diffrax.SaveAt(**saves[saved]),
+                adjoint=adjoint,
+                max_steps=2048,
+            )
+            return jnp.sum(jnp.where(jnp.isfinite(found.ys), found.ys, 0) ** 2)
+
+        batch = lambda args, y0: jnp.sum(jax.vmap(end, (None, 0))(args, y0))
+        loss, args = (end if count == 1 else batch), jnp.array(ARGS)
+        y0 = jnp.ones(3) if count == 1 else jnp.ones((count, 3))
+        return temp_bytes(jax.grad(loss, (0, 1)), args, y0)
+
+    with jax.enable_x64(False):
+        assert taken(CheckpointedAdjoint()) <= taken(
+            diffrax.RecursiveCheckpointAdjoint()
+        )
 
 
 @pytest.mark.slow

@@ -50,6 +50,11 @@ class AbstractLayout(abc.ABC):
         """For how many steps, the last ones, the primal stores their products."""
         return 0
 
+    @property
+    def reads_init(self) -> bool:
+        """Whether the way back reads the initial carry among the loop's own inputs."""
+        return False
+
     @abc.abstractmethod
     def by_carries(self) -> Self:
         """The same for a loop whose primal can store carries, but no residuals."""

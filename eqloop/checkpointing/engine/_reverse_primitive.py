@@ -30,6 +30,7 @@ from ..._arrays import (
     put,
     split,
     type_of,
+    union,
     with_tangent_types,
     zero_cotangent,
 )
@@ -138,7 +139,9 @@ class Reverse(Formula):
             consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
             step, back = narrowed(step, known), Slim(back, known)
         settings = step, problem.loop, back, self.layout.reversal
-        sweep = Sweep(*settings, consts, xs, zs, self._known_products(rows, known))
+        products = self._known_products(rows, known)
+        first = pick(init[problem.repetition.lead :], given.held)
+        sweep = Sweep(*settings, consts, xs, zs, products, init=first)
         cts = problem.repetition.reverse(sweep, self.layout, slots, carried)
         return cts.consts, cts.carry, cts.xs
 
@@ -254,11 +257,14 @@ class Reverse(Formula):
         reads = jax.tree.map(lambda _: True, self.in_avals)
         if self.given is not None:
             # The initial carry is in the first slot. As an input it is read only for
-            # buffers whose rows are written once (`leaves/_rows_once.py`).
+            # buffers whose rows are written once (`leaves/_rows_once.py`), or if the
+            # layout says so.
             inputs, *others = reads
             consts, _, xs = inputs
-            known = self._known_of_carry(self.given)
-            init = [False] * self.problem.repetition.lead + known.firsts
+            init = self._known_of_carry(self.given).firsts
+            if self.layout.reads_init:
+                init = union(init, self.given.held)
+            init = [False] * self.problem.repetition.lead + init
             reads = (consts, init, xs), *others
         return tuple(jax.tree.leaves(reads))
 

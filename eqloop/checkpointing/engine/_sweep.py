@@ -72,6 +72,7 @@ class Sweep:
             differs. `None` for loops whose examples are not told apart.
         first: Where the part of the loop starts that this sweep is for, see `part`;
             `None` for the whole loop.
+        init: The initial carry, for layouts that read it (`AbstractLayout.reads_init`).
     """
 
     step: Step
@@ -85,6 +86,7 @@ class Sweep:
     count: Index | None = None
     own: Value = None
     first: Index | None = None
+    init: Arrays = ()
 
     def run(self, layout: Layout, slots: Arrays, ct_carry: Arrays) -> Cotangents:
         """Runs the whole sweep.

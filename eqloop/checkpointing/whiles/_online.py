@@ -46,7 +46,7 @@ class Online(AbstractWhileLayout):
         strides: What each step adds to the leaves that slots hold, if the way back
             reads nothing but counters: then only the initial carry is stored.
         peels: Whether the first step is run, and reversed, by itself, since more is
-            known of the others. Its carry has a slot more, the last one.
+            known of the others. Its carry is in no slot, but read among the inputs.
     """
 
     max_steps: int
@@ -72,12 +72,22 @@ class Online(AbstractWhileLayout):
         return _binomial.reach_table(self.checkpoints, self.ranks, UNLIMITED)
 
     @property
+    def splits(self) -> bool:
+        """Whether a segment may have to be split, since its rank is above 1."""
+        chain = self.max_steps - self.peels
+        return self.checkpoints > 1 and chain > self.most_thrice
+
+    @property
     def integers(self) -> Sequence[tuple[int, ...]]:
         return [(), (self.checkpoints,), (self.checkpoints + 1,)]
 
     @property
     def rows(self) -> int:
-        return self.checkpoints + 1 + self.peels
+        return self.checkpoints + 1
+
+    @property
+    def reads_init(self) -> bool:
+        return self.peels or self.strides is not None
 
     @property
     def length(self) -> int | None:
@@ -124,12 +134,10 @@ class Online(AbstractWhileLayout):
         )
         steps, state = steps_to_run(step), first_state(init)
         if self.strides is not None:
-            carries = carries.write(pick(init[1:], held), 0)
             count, carry = run_all(steps, consts, init, self.max_steps)
             return carry, [count, spread.starts, spread.rows, *carries.arrays]
         later = steps.first
         if self.peels:
-            carries = carries.write(pick(init[1:], held), self.rows - 1)
             state, later = run_until(steps.first, consts, state, 1), steps.later
         running = OnlineRun(self, later, held, consts, self.max_steps, int(self.peels))
         (count, carry), spread, carries = running.run((state, spread, carries))
@@ -141,29 +149,25 @@ class Online(AbstractWhileLayout):
         carries = self.slots.holding(slots, sweep.step.carry_types)
         cts = sweep.start(ct_carry)
         if self.strides is not None:
-            init = carries.read(0)
-            return reverse_by_counters(past.first, self.strides, init, cts)
+            return reverse_by_counters(past.first, self.strides, sweep.init, cts)
         later = past.later.part(1) if self.peels else past.first
-        steps, reach = later.steps, constant(self.reach)
+        steps, reach = later.steps, constant(self.reach) if self.splits else None
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         stack = self._stack(reach, steps, starts, carries)
         stack, cts = chain.reverse(stack, steps - 1, zero(), cts)
-        if not self.peels:
-            return cts
-        init = stack.carries.read(self.rows - 1)
-        return past.first.pull_first(init, 1, cts)
+        return past.first.pull_first(sweep.init, 1, cts) if self.peels else cts
 
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries
     ) -> Stack:
         """The slots as the primal leaves them; after few steps, some are free."""
+        top = jnp.clip(count - 1, 0, self.checkpoints - 1)
+        if reach is None:
+            return Stack(top, starts[top], None, starts, None, carries)
         places = jnp.arange(self.checkpoints, dtype=jnp.int32)
         # For slots that are not in use, these numbers mean nothing, and are not read.
         lengths = appended(starts[1:], count) - starts
         # The rank of each segment, by its length and its place.
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
-        table = jnp.stack([starts, ranks], axis=1)
-        top = jnp.clip(count - 1, 0, self.checkpoints - 1)
-        first, rank = table[top]
-        return Stack(top, first, rank, table, carries)
+        return Stack(top, starts[top], ranks[top], starts, ranks, carries)

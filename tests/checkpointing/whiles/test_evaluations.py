@@ -63,6 +63,27 @@ def test_checkpointed(slots):
             assert one <= other
 
 
+@pytest.mark.parametrize(("max_steps", "loops"), [(3, 4), (9, 4), (10, 8)])
+def test_short_loops_split_no_segments(max_steps, loops):
+    """With 3 slots, no segment of up to 9 steps has to be split on the way back.
+
+    Then the forward pass is a single loop, and the way back has loops over segments,
+    over the steps that are run again, and over those that are reversed.
+    """
+
+    def gradient(x, n):
+        loop = el.CheckpointedWhileLoop(
+            lambda carry: carry[0] < n,
+            lambda carry: (carry[0] + 1, jnp.sin(carry[1])),
+            checkpoints=3,
+            max_steps=max_steps,
+        )
+        return jax.grad(lambda x: loop((0, x))[1])(x)
+
+    program = jax.jit(gradient).lower(0.5, 7).as_text()
+    assert program.count("stablehlo.while") == loops
+
+
 def test_bounded():
     """Each level but the outermost runs all but the last of its segments again."""
     count = evaluations(

@@ -19,6 +19,7 @@ from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.whiles._later_steps import steps_to_run, sweeps_past
 
 from ...marks import slow
+from ..memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -171,6 +172,23 @@ def test_stages_are_written_out_where_later_steps_are_run():
     ]
     assert loops[0]
     assert not loops[1]
+
+
+def test_the_initial_carry_takes_no_slot():
+    """There are the slots, a row for what is not stored, and the carry itself."""
+
+    def run(y):
+        def body(state):
+            at, is_first, y = state
+            return at + 1, jnp.asarray(False), lax.cond(is_first, jnp.sin, jnp.tanh, y)
+
+        loop = el.CheckpointedWhileLoop(
+            lambda state: state[0] < STEPS, body, checkpoints=8, max_steps=64
+        )
+        return jnp.sum(loop((jnp.asarray(0), jnp.asarray(True), y))[-1] ** 2)
+
+    small, large = (temp_bytes(jax.grad(run), jnp.ones(n)) for n in (1000, 3000))
+    assert large - small == (8 + 1 + 1) * 2000 * jnp.ones(()).nbytes
 
 
 def test_a_step_of_which_no_more_is_known_is_not_run_by_itself():

@@ -293,6 +293,6 @@ class _Machine:
         # number of ranks whose reach is too short.
         longest = self.reach[-1, 1:]
         rank = jnp.sum(longest < stop - way.start, dtype=jnp.int32)
-        table = jnp.zeros((self.chain.last + 1, 2), jnp.int32)
-        numbers = (zero(), way.start, rank, table)
+        places = jnp.zeros(self.chain.last + 1, jnp.int32)
+        numbers = (zero(), way.start, rank, places, places)
         return Stack(*(vary(number, self.axes) for number in numbers), carries=near)

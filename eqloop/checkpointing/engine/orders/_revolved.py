@@ -102,11 +102,10 @@ class Revolved(AbstractSlotOrder):
 
     def _stack(self, carries: Carries) -> Stack:
         """The slots as the primal leaves them, all of them in use."""
-        ranks = [rank for _, rank in self.segments]
-        rows = list(zip(self.block_starts, ranks, strict=True))
-        numbers = (self.slots - 1, *rows[-1])
+        starts, ranks = self.block_starts, [rank for _, rank in self.segments]
+        numbers = (self.slots - 1, starts[-1], ranks[-1])
         top, start, rank = (jnp.asarray(number, jnp.int32) for number in numbers)
-        return Stack(top, start, rank, constant(rows), carries)
+        return Stack(top, start, rank, constant(starts), constant(ranks), carries)
 
     def _stack_until(
         self, count: Index, reach: Value, carries: Carries
@@ -124,17 +123,17 @@ class Revolved(AbstractSlotOrder):
         # As if the first block were full: then blocks begin at multiples of their size.
         steps = jnp.clip(count, 0, self.steps) + self.blocks.missing
         blocks = -(-steps // self.block_size)
-        stack, starts = self._stack(carries), constant(self.block_starts)
-        top = jnp.maximum(jnp.sum(starts < blocks) - 1, 0).astype(jnp.int32)
-        start = element(starts, top)
+        stack = self._stack(carries)
+        top = jnp.maximum(jnp.sum(stack.starts < blocks) - 1, 0).astype(jnp.int32)
+        start = element(stack.starts, top)
         longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
         # The last segment may have ended early, and be of a lower rank. The rank is the
         # number of ranks whose reach is too short.
         rank = jnp.sum(longest < blocks - start, dtype=jnp.int32)
         # Each device may have run as many steps as it needed.
-        table = vary(stack.table, axes_of(count))
-        stack = stack._replace(top=top, start=start, rank=rank, table=table)
-        return stack, blocks - 1
+        axes = axes_of(count)
+        starts, ranks = vary(stack.starts, axes), vary(stack.ranks, axes)
+        return Stack(top, start, rank, starts, ranks, carries), blocks - 1
 
     # What it costs.
 

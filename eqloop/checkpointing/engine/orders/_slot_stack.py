@@ -37,16 +37,19 @@ class Stack(NamedTuple):
     Attributes:
         top: The last slot in use.
         start: The block at which its segment starts.
-        rank: The rank of its segment, which says how it is split (`_binomial`).
-        table: The start and the rank of the segments of earlier slots.
+        rank: The rank of its segment, which says how it is split (`_binomial`). `None`
+            if no segment has a rank above 1, as then none is split.
+        starts: The starts of the segments of earlier slots.
+        ranks: Their ranks, or `None`.
         carries: The carries. There is one more row than slots, for carries that are
             computed when no slot is free.
     """
 
     top: jax.Array
     start: jax.Array
-    rank: jax.Array
-    table: Value
+    rank: Value
+    starts: Value
+    ranks: Value
     carries: Carries
 
 
@@ -57,7 +60,7 @@ class Chain:
     Attributes:
         sweep: The loop.
         last: The place of the last slot on the stack.
-        reach: The `reach_table`, as an array.
+        reach: The `reach_table`, as an array; only segments with ranks need it.
         block: How many steps a block has.
         missing: How many steps the first block lacks.
         order: For every place on the stack, the row of its slot, and at the end the row
@@ -79,7 +82,9 @@ class Chain:
 
         def reverse_run(state: tuple[jax.Array, Stack, Cotangents]) -> PyTree:
             block, stack, cts = state
-            stack = self.split(stack, block)
+            # Loops that are never run would take memory: XLA has an array of pointers
+            # for what a loop carries, and no two loops share it.
+            stack = stack if stack.rank is None else self.split(stack, block)
             stack, place, low = self.fill(stack, block)
             low_here = jnp.maximum(low, first)
             cts = self.pull_run(stack.carries, place, block, low_here, cts)
@@ -108,7 +113,7 @@ class Chain:
         def move(stack: Stack) -> Stack:
             # `_binomial.split_at(length, free + 1, rank)`: the segment has its own slot
             # and the free ones. `stop` is where the new segment starts.
-            top, start, rank, table, carries = stack
+            top, start, rank, starts, ranks, carries = stack
             free = self.last - top
             length = block + 1 - start
             near = self._reach_below(free + 1, rank)
@@ -116,9 +121,9 @@ class Chain:
             carry = carries.read(self._row(top))
             begin, end = self.position(start), self.position(stop)
             carry = self.sweep.advance_to(carry, begin, end)
-            table = store(table, jnp.stack([start, rank - 1]), top)
+            starts, ranks = store(starts, start, top), store(ranks, rank - 1, top)
             carries = carries.write(carry, self._row(top + 1))
-            return Stack(top + 1, stop, rank, table, carries)
+            return Stack(top + 1, stop, rank, starts, ranks, carries)
 
         return lax.while_loop(unfinished, move, stack)
 
@@ -171,13 +176,13 @@ class Chain:
 
     def drop(self, stack: Stack, low: Index) -> Stack:
         """Frees the last slot if its segment has been reversed, down to `low`."""
-        # `start` and `rank` of the slot that is then the last one are in the table.
         done = stack.start == low
         top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
-        start, rank = element(stack.table, top)
-        start = jnp.where(done, start, stack.start)
-        rank = jnp.where(done, rank, stack.rank)
-        return Stack(top, start, rank, stack.table, stack.carries)
+        # Those of the slot that is then the last one.
+        now = lambda own, earlier: jnp.where(done, element(earlier, top), own)
+        rank = None if stack.rank is None else now(stack.rank, stack.ranks)
+        start = now(stack.start, stack.starts)
+        return stack._replace(top=top, start=start, rank=rank)
 
     def _next(self, carry: Arrays, block: Index) -> list[Value]:
         """The carry after a block."""
