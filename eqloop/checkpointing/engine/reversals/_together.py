@@ -61,6 +61,7 @@ from .._loop import Loop, part, store
 from .._step import Step
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within
+from ._next_carries import NextCarry
 from ._products_in_parts import added_in_parts
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count)
+        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count, keep=True)
         return _joined(sweep, steps, cts)
 
     def rerun(
@@ -103,11 +104,12 @@ class Together(AbstractReversal):
         most: int,
         cts: "Cotangents",
     ) -> "Cotangents":
+        size = self._size_of_batches(sweep, most)
+        if size == 1:
+            return super().rerun(sweep, slots, carry, start, count, most, cts)
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        if self._size_of_batches(sweep, most) < max(most, 2):
-            return super().rerun(sweep, slots, carry, start, count, most, cts)
-        steps = _rerun(sweep, slots, carry, start, count, most)
+        steps = _rerun(sweep, slots, carry, start, count, most, keep=size == most)
         return self.each(sweep, steps, cts)
 
     def each(
@@ -167,7 +169,8 @@ class Together(AbstractReversal):
         # that go back step by step are started once.
         entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
         entry += cost.started_once + cost.dots_once * rate.dot_of_batch
-        linearised = cost.evaluation + cost.reversal - cost.started_once
+        evaluated = cost.evaluation - cost.spared
+        linearised = evaluated + cost.reversal - cost.started_once
         # The carries are read from their slots, and what is carried back is stored.
         moved = cost.residuals + cost.held + cost.carry
         step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
@@ -224,29 +227,56 @@ def _rerun(
     start: Index,
     count: Index,
     most: int,
+    keep: bool,
 ) -> StoredSteps:
-    """Runs steps again to store their carries, and their products if they have any.
+    """Runs steps again to store their carries, and what else a batch is given.
 
     Both the step and the program of its products compute the products. The two are next
     to each other, so XLA merges them.
+
+    Args:
+        sweep: The sweep.
+        slots: The slots to store the carries in.
+        carry: The carry before the first step.
+        start: The position of the first step.
+        count: How many steps there are.
+        most: How many steps there are at most.
+        keep: Whether to keep products that the steps have.
     """
-    found = sweep.back.products if sweep.products is None else None
+    beside = _beside_next(sweep, slots)
+    back, leaves = (beside.back, beside.leaves) if beside else (sweep.back, ())
+    found = back.products if keep and sweep.products is None else None
+    more = beside is not None  # the carry after the last step
     if found is None:
-        carries = carries_within(sweep, slots, carry, start, count, most)
-        return StoredSteps(carries, 0, start, count, most)
+        carries = carries_within(sweep, slots, carry, start, count + more, most + more)
+        return StoredSteps(carries, 0, start, count, most, has_next=more)
 
     def body(i: Index, state: PyTree) -> PyTree:
         carry, carries, rows = state
-        x = sweep.loop.x(sweep.xs, sweep.position(start + i))
+        after = sweep.next(carry, start + i)
+        x = [*sweep.loop.x(sweep.xs, sweep.position(start + i))]
+        x += [after[leaf] for leaf in leaves]
         products = run(found.program, *sweep.consts, *carry, *x)
         rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
-        return sweep.next(carry, start + i), carries.write(carry, i), rows
+        return after, carries.write(carry, i), rows
 
     rows = [zero_array(stack_type(aval, most)) for aval in found.types]
-    state = list(carry), slots.filled(carry, most), rows
+    state = list(carry), slots.filled(carry, most + more), rows
     unroll = min(sweep.loop.unroll, most)
-    _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
-    return StoredSteps(carries, 0, start, count, most, rows)
+    after, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
+    if more:
+        carries = carries.write(after, count)
+    return StoredSteps(carries, 0, start, count, most, rows, has_next=more)
+
+
+def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
+    """The backward step for batches whose next carries are in slots, if it is used."""
+    # If the primal has stored products, nothing is multiplied anyway. A loop that may
+    # end early has not run all steps of a batch, and carries of lower precision are not
+    # the results of steps. Elsewhere than on the device, rows take long to read.
+    if sweep.products or sweep.count is not None or slots != DeviceSlots():
+        return None
+    return sweep.back.beside_next
 
 
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
@@ -254,12 +284,12 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     loop, consts, count = sweep.loop, sweep.consts, steps.count
     at, xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
-    back, products = _with_products(sweep, steps)
+    back, given = _with_known(sweep, steps)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
-        before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
+        before, given = ([jnp.flip(x, 0) for x in e] for e in (before, given))
     x_axes = loop.x_axes[: len(xs)]
-    if products:
-        xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
+    if given:
+        xs, x_axes = [*xs, *given], (*x_axes, *[0] * len(given))
         loop = dataclasses.replace(loop, x_axes=x_axes)
     # 1. The linear maps. Arrays in them that are the same for all steps stay one.
     known, linear, varies = parts_in_turn(back)
@@ -320,23 +350,28 @@ def _joined_program(
     return traced(take, types)
 
 
-def _with_products(
+def _with_known(
     sweep: "Sweep", steps: StoredSteps
 ) -> tuple[BackwardStep, list[Value]]:
-    """The backward step for a batch, and the known products that it is given.
+    """The backward step for a batch, and the known values that it is given.
 
-    The products were kept when the batch was run again, or stored by the primal.
+    These are leaves of the next carries, followed by products, which were kept when the
+    batch was run again, or stored by the primal.
     """
-    found, known = sweep.back.products, sweep.products
-    if steps.products and found is not None:
-        back = sweep.back.with_products(found)
-        products = [part(row, steps.row, steps.count) for row in steps.products]
-    elif known is not None:
-        back = known.back
+    known, back, given = sweep.products, sweep.back, list[Value]()
+    if known is not None and known.back is not None:
         products = known.of_block(sweep.position(steps.start), steps.count)
-    else:
-        back, products = None, []
-    return (sweep.back, []) if back is None else (back, products)
+        return known.back, products
+    beside = _beside_next(sweep, steps.carries.slots) if steps.has_next else None
+    if beside is not None:
+        after = steps.carries.read_part(steps.row + 1, steps.count)
+        back, given = beside.back, [after[leaf] for leaf in beside.leaves]
+    if steps.products and (found := back.products) is not None:
+        given += [part(row, steps.row, steps.count) for row in steps.products]
+        more = back.with_products(found)
+        assert more is not None, "it has products"
+        back = more
+    return back, given
 
 
 @functools.lru_cache(maxsize=128)
