@@ -8,7 +8,9 @@ computed on the way to it:
     step          h -> z = W h  -> h1 = tanh(z)
     given h1      h, h1 given as an `x`           dh1 = (1 - h1^2) dz,  dz = W dh + dW h
 
-So linearising a plain recurrent cell does not multiply, and nothing is kept for it.
+So linearising a plain recurrent cell does not multiply. Where steps are run again for a
+single batch, their products are kept instead (`_known_products.py`): that takes as much
+memory, as XLA would copy the carries from between the others.
 """
 
 import dataclasses
@@ -75,11 +77,14 @@ def _known_result(eqn: jex.JaxprEqn) -> tuple[jex.JaxprEqn, jex.Var] | None:
     own = program_of_equations([eqn], inputs)
     of_input = lambda x: run(own, x)[0]
     pushed = traced(lambda x, dot: jax.jvp(of_input, (x,), (dot,)), [types[0]] * 2)
-    # Its result is an input of this program, and no longer computed.
+    # Its result becomes an input of this program, and is no longer computed.
     result, dot = pushed.jaxpr.outvars
+    others = [eqn for eqn in pushed.jaxpr.eqns if eqn.outvars != [result]]
+    if len(others) == len(pushed.jaxpr.eqns):
+        return None
     rule = pushed.jaxpr.replace(
         invars=[result, *pushed.jaxpr.invars],
-        eqns=[eqn for eqn in pushed.jaxpr.eqns if result not in eqn.outvars],
+        eqns=others,
         outvars=[dot],
         debug_info=pushed.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )

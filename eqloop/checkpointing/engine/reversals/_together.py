@@ -91,7 +91,7 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count, keep=True)
+        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count)
         return _joined(sweep, steps, cts)
 
     def rerun(
@@ -104,12 +104,17 @@ class Together(AbstractReversal):
         most: int,
         cts: "Cotangents",
     ) -> "Cotangents":
-        size = self._size_of_batches(sweep, most)
-        if size == 1:
-            return super().rerun(sweep, slots, carry, start, count, most, cts)
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        steps = _rerun(sweep, slots, carry, start, count, most, keep=size == most)
+        size = self._size_of_batches(sweep, most)
+        if size == most > 1:
+            steps = _rerun(sweep, slots, carry, start, count, most)
+        else:
+            # One more carry, if that is of use to the last batch.
+            next_one = size > 1 and _beside_next(sweep, slots) is not None
+            rows = count + next_one, most + next_one
+            carries = carries_within(sweep, slots, carry, start, *rows)
+            steps = StoredSteps(carries, 0, start, count, most, has_next=next_one)
         return self.each(sweep, steps, cts)
 
     def each(
@@ -227,54 +232,37 @@ def _rerun(
     start: Index,
     count: Index,
     most: int,
-    keep: bool,
 ) -> StoredSteps:
-    """Runs steps again to store their carries, and what else a batch is given.
+    """Runs steps again to store their carries, and their products if they have any.
 
     Both the step and the program of its products compute the products. The two are next
     to each other, so XLA merges them.
-
-    Args:
-        sweep: The sweep.
-        slots: The slots to store the carries in.
-        carry: The carry before the first step.
-        start: The position of the first step.
-        count: How many steps there are.
-        most: How many steps there are at most.
-        keep: Whether to keep products that the steps have.
     """
-    beside = _beside_next(sweep, slots)
-    back, leaves = (beside.back, beside.leaves) if beside else (sweep.back, ())
-    found = back.products if keep and sweep.products is None else None
-    more = beside is not None  # the carry after the last step
+    found = sweep.back.products if sweep.products is None else None
     if found is None:
-        carries = carries_within(sweep, slots, carry, start, count + more, most + more)
-        return StoredSteps(carries, 0, start, count, most, has_next=more)
+        carries = carries_within(sweep, slots, carry, start, count, most)
+        return StoredSteps(carries, 0, start, count, most)
 
     def body(i: Index, state: PyTree) -> PyTree:
         carry, carries, rows = state
-        after = sweep.next(carry, start + i)
-        x = [*sweep.loop.x(sweep.xs, sweep.position(start + i))]
-        x += [after[leaf] for leaf in leaves]
+        x = sweep.loop.x(sweep.xs, sweep.position(start + i))
         products = run(found.program, *sweep.consts, *carry, *x)
         rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
-        return after, carries.write(carry, i), rows
+        return sweep.next(carry, start + i), carries.write(carry, i), rows
 
     rows = [zero_array(stack_type(aval, most)) for aval in found.types]
-    state = list(carry), slots.filled(carry, most + more), rows
+    state = list(carry), slots.filled(carry, most), rows
     unroll = min(sweep.loop.unroll, most)
-    after, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
-    if more:
-        carries = carries.write(after, count)
-    return StoredSteps(carries, 0, start, count, most, rows, has_next=more)
+    _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
+    return StoredSteps(carries, 0, start, count, most, rows)
 
 
 def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
     """The backward step for batches whose next carries are in slots, if it is used."""
     # If the primal has stored products, nothing is multiplied anyway. A loop that may
-    # end early has not run all steps of a batch, and carries of lower precision are not
+    # end early need not store its last carry, and carries of lower precision are not
     # the results of steps. Elsewhere than on the device, rows take long to read.
-    if sweep.products or sweep.count is not None or slots != DeviceSlots():
+    if sweep.products is not None or sweep.count is not None or slots != DeviceSlots():
         return None
     return sweep.back.beside_next
 
@@ -350,28 +338,25 @@ def _joined_program(
     return traced(take, types)
 
 
-def _with_known(
-    sweep: "Sweep", steps: StoredSteps
-) -> tuple[BackwardStep, list[Value]]:
+def _with_known(sweep: "Sweep", steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
     """The backward step for a batch, and the known values that it is given.
 
-    These are leaves of the next carries, followed by products, which were kept when the
-    batch was run again, or stored by the primal.
+    These are products, which were kept when the batch was run again or stored by the
+    primal, or else leaves of the next carries.
     """
-    known, back, given = sweep.products, sweep.back, list[Value]()
-    if known is not None and known.back is not None:
-        products = known.of_block(sweep.position(steps.start), steps.count)
-        return known.back, products
-    beside = _beside_next(sweep, steps.carries.slots) if steps.has_next else None
-    if beside is not None:
+    known, found = sweep.products, sweep.back.products
+    if steps.products and found is not None:
+        back = sweep.back.with_products(found)
+        given = [part(row, steps.row, steps.count) for row in steps.products]
+    elif known is not None:
+        back = known.back
+        given = known.of_block(sweep.position(steps.start), steps.count)
+    elif steps.has_next and (beside := _beside_next(sweep, steps.carries.slots)):
         after = steps.carries.read_part(steps.row + 1, steps.count)
         back, given = beside.back, [after[leaf] for leaf in beside.leaves]
-    if steps.products and (found := back.products) is not None:
-        given += [part(row, steps.row, steps.count) for row in steps.products]
-        more = back.with_products(found)
-        assert more is not None, "it has products"
-        back = more
-    return back, given
+    else:
+        back, given = None, []
+    return (sweep.back, []) if back is None else (back, given)
 
 
 @functools.lru_cache(maxsize=128)
