@@ -110,11 +110,13 @@ class Together(AbstractReversal):
         if size == most > 1:
             steps = _rerun(sweep, slots, carry, start, count, most)
         else:
-            # One more carry, if that is of use to the last batch.
-            next_one = size > 1 and _beside_next(sweep, slots) is not None
-            rows = count + next_one, most + next_one
-            carries = carries_within(sweep, slots, carry, start, *rows)
-            steps = StoredSteps(carries, 0, start, count, most, has_next=next_one)
+            # The carry after the last step as well, if that is of use.
+            has_next = size > 1 and _beside_next(sweep, slots) is not None
+            more = int(has_next)
+            carries = carries_within(
+                sweep, slots, carry, start, count + more, most + more
+            )
+            steps = StoredSteps(carries, 0, start, count, most, has_next=has_next)
         return self.each(sweep, steps, cts)
 
     def each(
