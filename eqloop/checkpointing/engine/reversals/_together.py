@@ -176,8 +176,9 @@ class Together(AbstractReversal):
         # that go back step by step are started once.
         entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
         entry += cost.started_once + cost.dots_once * rate.dot_of_batch
-        evaluated = cost.evaluation - cost.spared
-        linearised = evaluated + cost.reversal - cost.started_once
+        # Blocks are run again, and then the next carries are not used.
+        spared = cost.spared if count == 1 else 0.0
+        linearised = cost.evaluation - spared + cost.reversal - cost.started_once
         # The carries are read from their slots, and what is carried back is stored.
         moved = cost.residuals + cost.held + cost.carry
         step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
