@@ -1,5 +1,7 @@
 """Batches of steps that are linearised by the carries after them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ import eqloop as el
 from eqloop.checkpointing import trace_step
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.reversals._next_carries import given_leaves
+from eqloop.checkpointing.planning._work import rates
 
 from ....marks import slow, slow_if
 from ...memory import temp_bytes
@@ -16,6 +19,7 @@ from .test_known_products import (
     HS,
     INPUTS,
     MODES,
+    WIDTH,
     XS,
     W,
     accumulated,
@@ -167,3 +171,12 @@ def test_double_precision():
         inputs = jax.tree.map(lambda x: x.astype(jnp.float64), (W, HS, XS))
         runs = of_loop(within, SCHEDULES[1]), of_loop(within)
         assert_equal(*(jax.jit(gradient(run))(*inputs) for run in runs), rtol=1e-12)
+
+
+def test_an_estimate_counts_them():
+    def spared(step):
+        scan = el.Scan(functools.partial(step, W), schedule=el.Chunked(13, block=4))
+        return scan.plan(HS, XS).cost.spared
+
+    assert spared(gated) == 0
+    assert spared(plain) >= 2 * WIDTH**2 * rates().flop
