@@ -41,6 +41,7 @@ from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import Step
 from .reversals._known_products import Products, products_of
+from .reversals._next_carries import NextCarry, given_leaves
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -133,6 +134,11 @@ class BackwardStep(abc.ABC):
         """
         return None
 
+    @property
+    def beside_next(self) -> NextCarry | None:
+        """The same for a batch whose next carries are known, if that saves products."""
+        return None
+
     @abc.abstractmethod
     def mapped(self, rewrite: Callable[[Step], Step]) -> Self:
         """The same for rewritten steps, whose types are the same."""
@@ -206,11 +212,25 @@ class Pull(BackwardStep):
         return candidates if all(used) else products_of(self.step, tuple(used))
 
     def with_products(self, products: Products) -> "Pull":
-        # Products are not differentiated with respect to: the step with known products
-        # takes derivatives through their factors (`_known_products.py`).
-        xs = (*self.active.xs, *[False] * len(products.types))
-        active = self.active._replace(xs=xs)
-        return dataclasses.replace(self, step=products.step, active=active)
+        return self._given(products.step, len(products.types))
+
+    @property
+    def beside_next(self) -> NextCarry | None:
+        leaves, step = given_leaves(self.step)
+        if not leaves or (products := self.products) is None:
+            return None
+        back = self._given(step, len(leaves))
+        left = back.products
+        if left is not None and len(left.types) == len(products.types):
+            return None
+        return NextCarry(leaves, back)
+
+    def _given(self, step: Step, count: int) -> "Pull":
+        """The same for a step that is given so many values behind `x`."""
+        # These are not differentiated with respect to: the step takes derivatives
+        # through what they are computed from.
+        active = self.active._replace(xs=(*self.active.xs, *[False] * count))
+        return dataclasses.replace(self, step=step, active=active)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         run = stored if loop.length > 1 else single

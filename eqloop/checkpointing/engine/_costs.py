@@ -41,6 +41,8 @@ class StepCost:
             carries; `None` if they do not have the types of leaves of a carry.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
+        spared: The part of it that a batch of steps is spared if all carries are
+            stored, and so those after its steps.
         reversal: The work of taking cotangents back, given the residuals.
         started_once: The part of `evaluation` and `reversal` that a batch of steps has
             only once: starting those operations that do not run step by step. Those
@@ -64,6 +66,7 @@ class StepCost:
     rows: int | None
     everything: int
     evaluation: float
+    spared: float
     reversal: float
     started_once: float
     dots_once: int

@@ -202,7 +202,8 @@ INPUTS = INPUTS.reshape(LENGTH, WIDTH)
 
 def cell(w, h, x):
     """One product as large as the carry; XLA stores three times as much of a step."""
-    return jnp.tanh(w @ h + x), None
+    # The result of `tanh` is no leaf of the carry: then no products would be needed.
+    return 0.5 * (h + jnp.tanh(w @ h + x)), None
 
 
 def of_cell(schedule):

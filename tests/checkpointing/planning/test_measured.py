@@ -347,7 +347,8 @@ def test_wrong_settings(tmp_path):
 
 
 def test_between_the_sizes_that_were_run_times_are_told():
-    work = dict(evaluation=10.0, reversal=20.0, started_once=5.0, dots_once=0, reads=0)
+    work = dict(evaluation=10.0, spared=0.0, reversal=20.0, started_once=5.0)
+    work |= dict(dots_once=0, reads=0)
     cost = StepCost(*[100] * 3, (), *[100] * 8, 1, 100, **work)
     kinds = ByResiduals().kind, Together(8).kind
     seen = (

@@ -21,6 +21,7 @@ from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
 from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
+from ..reversals._next_carries import NextCarry
 from ._lean_loops import lean
 from ._needed_leaves import taking, without_leaves
 from ._rows_once import RowsOnce, rows_once
@@ -169,6 +170,14 @@ class Slim(Around):
     def with_products(self, products: Products) -> BackwardStep | None:
         inner = self.inner.with_products(products)
         return None if inner is None else dataclasses.replace(self, inner=inner)
+
+    @property
+    def beside_next(self) -> NextCarry | None:
+        found, held = self.inner.beside_next, self.known.held
+        if found is None or not all(held[leaf] for leaf in found.leaves):
+            return None
+        leaves = tuple(sum(held[:leaf]) for leaf in found.leaves)
+        return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
         whole, types = self.known.whole, self.inner.types[1]

@@ -33,10 +33,12 @@ class Nested(AbstractSlotOrder):
         nests: The nests, in the order of their steps.
         with_products: For how many of the last nests the primal stores the products of
             each step. These steps are run again without multiplying.
+        is_part: Whether it is the order of a part of a longer loop.
     """
 
     nests: tuple[Nest, ...]
     with_products: int = 0
+    is_part: bool = False
 
     @property
     def length(self) -> int:
@@ -88,19 +90,26 @@ class Nested(AbstractSlotOrder):
 
     def as_part(self) -> "Nested":
         # Products are stored for the last steps of a loop, which a part need not have.
-        return dataclasses.replace(self, with_products=0)
+        return dataclasses.replace(self, with_products=0, is_part=True)
+
+    @property
+    def keeps_last(self) -> bool:
+        # Carries of single steps are then all there, with the one after each step.
+        strides = [nest.stride for nest in self.nests]
+        return not self.is_part and strides[-1:] == [1]
 
     # How it is run.
 
     def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self._first_slots
-        first = self.length - self.steps_with_products
+        first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
             position, row = position - nest.length, row - nest.levels[0]
             # From here on back, there are no stored products.
             if position < first:
                 sweep = sweep.multiplying
-            cts = _reverse_level(sweep, nest, position, carries, row, cts)
+            cts = _reverse_level(sweep, nest, position, carries, row, has_next, cts)
+            has_next = True  # the first carry of this nest
         return cts
 
     # What it costs.
@@ -192,6 +201,7 @@ def _reverse_level(
     start: Index,
     carries: Carries,
     row: int,
+    has_next: bool,
     cts: Cotangents,
 ) -> Cotangents:
     """Reverses a nest.
@@ -202,12 +212,13 @@ def _reverse_level(
         start: The position of its first step.
         carries: Slots, which hold the carries at its outermost segments.
         row: The row of the first of these carries.
+        has_next: Whether the row after theirs has the carry after the nest.
         cts: The cotangents after the nest.
     """
     count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
-        steps = StoredSteps(carries, row, start, count, most)
+        steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
         return sweep.reversal.each(sweep, steps, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
@@ -224,7 +235,7 @@ def _reverse_level(
             return sweep.reversal.rerun(sweep, slots, carry, position, ran, most, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
         filled = _fill_nest(sweep, slots, carry, position, within)
-        return _reverse_level(sweep, within, position, filled, 0, cts)
+        return _reverse_level(sweep, within, position, filled, 0, False, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -166,21 +166,12 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         group: The equations. The result of the last one is the value.
 
     Returns:
-        A `custom_jvp` that returns its first operand, and whose rule differentiates the
-        equations; and the new variable for that operand.
+        See `given_in_place`. The rule differentiates the equations.
     """
-    out, own = group[-1].outvars[0], {eqn.outvars[0] for eqn in group}
+    own = {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
     factors = list(dict.fromkeys(var for var in read if var not in own))
-    empty = jax.make_jaxpr(lambda: ())().jaxpr
-    unnamed = empty.debug_info._replace(arg_names=None, result_paths=None)
-    program = jex.ClosedJaxpr(
-        empty.replace(invars=factors, eqns=group, outvars=[out], debug_info=unnamed), []
-    )
-
-    @jax.custom_jvp
-    def given(value: Value, *factors: Value) -> Value:
-        return value
+    program = program_of_equations(group, factors)
 
     def push(
         primals: Sequence[Value], tangents: Sequence[Value]
@@ -193,11 +184,51 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         _, dot = jax.jvp(of_moving, pick(factors, moves), pick(dots, moves))
         return value, dot
 
+    return given_in_place(group[-1], factors, push)
+
+
+def program_of_equations(
+    eqns: Sequence[jex.JaxprEqn], inputs: Sequence[jex.Var]
+) -> jex.ClosedJaxpr:
+    """A program of a few equations of another one, with the last one's result."""
+    empty = jax.make_jaxpr(lambda: ())().jaxpr
+    unnamed = empty.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr = empty.replace(
+        invars=list(inputs),
+        eqns=list(eqns),
+        outvars=list(eqns[-1].outvars),
+        debug_info=unnamed,
+    )
+    return jex.ClosedJaxpr(jaxpr, [])
+
+
+def given_in_place(
+    eqn: jex.JaxprEqn,
+    factors: Sequence[jex.Var],
+    push: Callable[..., tuple[Value, Value]],
+) -> tuple[jex.JaxprEqn, jex.Var]:
+    """An equation that is given the result of another one.
+
+    Args:
+        eqn: The other one.
+        factors: What the result is computed from.
+        push: The `custom_jvp` rule of a function of the value and the factors.
+
+    Returns:
+        A `custom_jvp` with that rule, which returns its first operand; and the new
+        variable for that operand.
+    """
+
+    @jax.custom_jvp
+    def given(value: Value, *factors: Value) -> Value:
+        return value
+
     given.defjvp(push, symbolic_zeros=True)
     # Traced, the equation has the form that this version of JAX gives it.
+    (out,) = eqn.outvars
     template = jax.make_jaxpr(given)(aval_of(out), *map(aval_of, factors)).jaxpr
-    (eqn,), (value, *_) = template.eqns, template.invars
-    place = group[-1].source_info
-    return eqn.replace(
+    (found,), (value, *_) = template.eqns, template.invars
+    place = eqn.source_info
+    return found.replace(
         invars=[value, *factors], outvars=[out], source_info=place
     ), value

@@ -61,6 +61,7 @@ from .._loop import Loop, part, store
 from .._step import Step
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals, carries_within
+from ._next_carries import NextCarry
 from ._products_in_parts import added_in_parts
 
 if TYPE_CHECKING:
@@ -105,9 +106,17 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        if self._size_of_batches(sweep, most) < max(most, 2):
-            return super().rerun(sweep, slots, carry, start, count, most, cts)
-        steps = _rerun(sweep, slots, carry, start, count, most)
+        size = self._size_of_batches(sweep, most)
+        if size == most > 1:
+            steps = _rerun(sweep, slots, carry, start, count, most)
+        else:
+            # The carry after the last step as well, if that is of use.
+            has_next = size > 1 and _beside_next(sweep, slots) is not None
+            more = int(has_next)
+            carries = carries_within(
+                sweep, slots, carry, start, count + more, most + more
+            )
+            steps = StoredSteps(carries, 0, start, count, most, has_next=has_next)
         return self.each(sweep, steps, cts)
 
     def each(
@@ -167,7 +176,9 @@ class Together(AbstractReversal):
         # that go back step by step are started once.
         entry = 8 * cost.ct_consts * rate.byte_of_sums + 100 * rate.iteration
         entry += cost.started_once + cost.dots_once * rate.dot_of_batch
-        linearised = cost.evaluation + cost.reversal - cost.started_once
+        # Blocks are run again, and then the next carries are not used.
+        spared = cost.spared if count == 1 else 0.0
+        linearised = cost.evaluation - spared + cost.reversal - cost.started_once
         # The carries are read from their slots, and what is carried back is stored.
         moved = cost.residuals + cost.held + cost.carry
         step = linearised + 2 * moved * rate.byte + 3 * rate.iteration + entry / size
@@ -249,17 +260,27 @@ def _rerun(
     return StoredSteps(carries, 0, start, count, most, rows)
 
 
+def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
+    """The backward step for batches whose next carries are in slots, if it is used."""
+    # If the primal has stored products, nothing is multiplied anyway. A loop that may
+    # end early need not store its last carry, and carries of lower precision are not
+    # the results of steps. Elsewhere than on the device, rows take long to read.
+    if sweep.products is not None or sweep.count is not None or slots != DeviceSlots():
+        return None
+    return sweep.back.beside_next
+
+
 def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
     """Takes cotangents past a batch of steps, in the three parts of this file."""
     loop, consts, count = sweep.loop, sweep.consts, steps.count
     at, xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
-    back, products = _with_products(sweep, steps)
+    back, given = _with_known(sweep, steps)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
-        before, products = ([jnp.flip(x, 0) for x in e] for e in (before, products))
+        before, given = ([jnp.flip(x, 0) for x in e] for e in (before, given))
     x_axes = loop.x_axes[: len(xs)]
-    if products:
-        xs, x_axes = [*xs, *products], (*x_axes, *[0] * len(products))
+    if given:
+        xs, x_axes = [*xs, *given], (*x_axes, *[0] * len(given))
         loop = dataclasses.replace(loop, x_axes=x_axes)
     # 1. The linear maps. Arrays in them that are the same for all steps stay one.
     known, linear, varies = parts_in_turn(back)
@@ -320,23 +341,25 @@ def _joined_program(
     return traced(take, types)
 
 
-def _with_products(
-    sweep: "Sweep", steps: StoredSteps
-) -> tuple[BackwardStep, list[Value]]:
-    """The backward step for a batch, and the known products that it is given.
+def _with_known(sweep: "Sweep", steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
+    """The backward step for a batch, and the known values that it is given.
 
-    The products were kept when the batch was run again, or stored by the primal.
+    These are products, which were kept when the batch was run again or stored by the
+    primal, or else leaves of the next carries.
     """
-    found, known = sweep.back.products, sweep.products
+    known, found = sweep.products, sweep.back.products
     if steps.products and found is not None:
         back = sweep.back.with_products(found)
-        products = [part(row, steps.row, steps.count) for row in steps.products]
+        given = [part(row, steps.row, steps.count) for row in steps.products]
     elif known is not None:
         back = known.back
-        products = known.of_block(sweep.position(steps.start), steps.count)
+        given = known.of_block(sweep.position(steps.start), steps.count)
+    elif steps.has_next and (beside := _beside_next(sweep, steps.carries.slots)):
+        after = steps.carries.read_part(steps.row + 1, steps.count)
+        back, given = beside.back, [after[leaf] for leaf in beside.leaves]
     else:
-        back, products = None, []
-    return (sweep.back, []) if back is None else (back, products)
+        back, given = None, []
+    return (sweep.back, []) if back is None else (back, given)
 
 
 @functools.lru_cache(maxsize=128)

@@ -226,6 +226,7 @@ class StoredSteps:
         most: How many steps there are at most, which is known while tracing.
         products: The known products of these steps, if any (`_known_products.py`). They
             are in the same rows as the carries.
+        has_next: Whether the row after these has the carry after the last step.
     """
 
     carries: Carries
@@ -234,11 +235,17 @@ class StoredSteps:
     count: Value
     most: int
     products: Arrays = ()
+    has_next: bool = False
 
     def from_step(self, offset: Index, count: Index, most: int) -> "StoredSteps":
         """Some of these steps: `count` of them, from one on."""
-        row, start = self.row + offset, self.start + offset
-        return StoredSteps(self.carries, row, start, count, most, self.products)
+        return dataclasses.replace(
+            self,
+            row=self.row + offset,
+            start=self.start + offset,
+            count=count,
+            most=most,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
