@@ -1,5 +1,6 @@
 """Batches of steps that are linearised by the carries after them."""
 
+import dataclasses
 import functools
 
 import jax
@@ -48,6 +49,7 @@ def gated(w, h, x):
 STEPS = [plain, within, accumulated]
 
 
+@dataclasses.dataclass(frozen=True)
 class InParts(el.AbstractSchedule):
     """Segments of another schedule, each of which stores all of its carries."""
 
