@@ -7,7 +7,7 @@ back into the user's trees.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
 import equinox as eqx
@@ -23,7 +23,9 @@ from .._arrays import (
     axis_sizes,
     common_length,
     describe,
+    flatten,
     is_symbolic,
+    paths,
     refuse_split,
     refuse_symbolic,
     resolve_axes,
@@ -266,6 +268,7 @@ class LoopOpener:
             self.name, f, self.f_axes, tree_name="f", spec_name="f_axes"
         )
         refuse_refs(self.name, xs, "xs")
+        _refuse_iterators(self.name, xs)
         x_axes = resolve_axes(
             self.name, xs, self.in_axes, tree_name="xs", spec_name="in_axes"
         )
@@ -363,6 +366,26 @@ def kept_indices(length: int, kept: slice | None) -> range | None:
         return None
     indices = range(length)[kept]
     return None if indices == range(length) else indices
+
+
+def _refuse_iterators(owner: str, xs: PyTree) -> None:
+    """Checks that no leaf of `xs` is a generator or another iterator.
+
+    It is not an array, so each step would be given all of it, and the first one that
+    is traced would use it up.
+    """
+    named = zip(paths(xs, "xs"), flatten(xs)[0], strict=True)
+    found = [
+        f"  {path}: {leaf!r}" for path, leaf in named if isinstance(leaf, Iterator)
+    ]
+    if found:
+        listing = "\n".join(found)
+        raise TypeError(
+            f"{owner}: `xs` must be arrays, along which the loop goes, and not an "
+            f"iterator:\n{listing}\nStack its items first: "
+            f"`jnp.stack(list(iterator))`. If they do not fit into memory, use "
+            f"`el.Resumable` with a function that reads them."
+        )
 
 
 def _pair(owner: str, out: PyTree) -> tuple[PyTree, PyTree]:

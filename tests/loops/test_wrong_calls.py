@@ -194,6 +194,12 @@ WRONG = {
         ValueError,
         "no leaf is scanned over, so the number of steps is unknown: pass `length=`.",
     ),
+    "an iterator": (
+        lambda: scan(xs={"rows": iter([1.0, 2.0])}, length=2),
+        TypeError,
+        "`xs` must be arrays, along which the loop goes, and not an iterator:\n"
+        "  xs['rows']: <list_iterator object at ",
+    ),
     "negative length": (
         lambda: scan(xs=None, length=-1),
         ValueError,
