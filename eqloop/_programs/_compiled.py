@@ -27,7 +27,8 @@ def temporary_bytes(run: Callable[..., PyTree], *types: PyTree) -> int | None:
     """
     options: dict[str, Any] = {"xla_backend_optimization_level": "0"}
     # The option takes the place of that in `XLA_FLAGS`, which memory may depend on.
-    if _LEFT_OUT not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.default_backend() == "cpu" and _LEFT_OUT not in flags:
         options[_LEFT_OUT] = _SLOW_PASS
     try:
         analysis = jax.jit(run).lower(*types).compile(options).memory_analysis()
