@@ -98,7 +98,9 @@ def residual(x: Any) -> Any:
 
 residual.defvjp(
     lambda x: (residual(x), (jnp.cos(x), x > 0, jnp.sum(x > 0, dtype=jnp.int32))),
-    lambda res, ct: (ct * res[0] * jnp.where(res[1], 1, 2) + 0 * ct * (res[2] > 3),),
+    lambda res, ct: (
+        ct * res[0] * jnp.where(res[1], 1, 2) + 0 * ct * jnp.where(res[2] > 3, 1, 2),
+    ),
 )
 
 
