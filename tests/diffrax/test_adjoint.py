@@ -178,6 +178,27 @@ def test_batches(name, saved):
     assert_same(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
 
 
+def sum_of_squares(adjoint, saves, until, dt0, max_steps):
+    """A loss of what is saved of a solution; steps that were not run do not count."""
+
+    def loss(args, y0):
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(lorenz),
+            diffrax.Tsit5(),
+            0.0,
+            until,
+            dt0,
+            y0,
+            args,
+            saveat=diffrax.SaveAt(**saves),
+            adjoint=adjoint,
+            max_steps=max_steps,
+        )
+        return jnp.sum(jnp.where(jnp.isfinite(found.ys), found.ys, 0) ** 2)
+
+    return loss
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", SAVED)
 @pytest.mark.parametrize("count", [1, 32])
@@ -185,21 +206,7 @@ def test_no_more_memory_than_diffrax(saved, count):
     saves = {**SAVED, "times": dict(ts=np.linspace(0.0, 20.0, 1000))}
 
     def taken(adjoint):
-        def end(args, y0):
-            found = diffrax.diffeqsolve(
-                diffrax.ODETerm(lorenz),
-                diffrax.Tsit5(),
-                0.0,
-                20.0,
-                0.01,
-                y0,
-                args,
-                saveat=diffrax.SaveAt(**saves[saved]),
-                adjoint=adjoint,
-                max_steps=2048,
-            )
-            return jnp.sum(jnp.where(jnp.isfinite(found.ys), found.ys, 0) ** 2)
-
+        end = sum_of_squares(adjoint, saves[saved], 20.0, 0.01, max_steps=2048)
         batch = lambda args, y0: jnp.sum(jax.vmap(end, (None, 0))(args, y0))
         loss, args = (end if count == 1 else batch), jnp.array(ARGS)
         y0 = jnp.ones(3) if count == 1 else jnp.ones((count, 3))
@@ -218,21 +225,7 @@ def test_batches_take_no_more_memory(saved, each):
     """The solutions of 32 equations and their cotangents, and little else."""
 
     def taken(adjoint):
-        def end(args, y0):
-            found = diffrax.diffeqsolve(
-                diffrax.ODETerm(lorenz),
-                diffrax.Tsit5(),
-                0.0,
-                1.0,
-                1e-3,
-                y0,
-                args,
-                saveat=diffrax.SaveAt(**saves[saved]),
-                adjoint=adjoint,
-                max_steps=1024,
-            )
-            return jnp.sum(jnp.where(jnp.isfinite(found.ys), found.ys, 0) ** 2)
-
+        end = sum_of_squares(adjoint, saves[saved], 1.0, 1e-3, max_steps=1024)
         loss = lambda args, y0: jax.vmap(end, (None, 0))(args, y0).sum()
         f = jax.vmap(jax.grad(end), (None, 0)) if each else jax.grad(loss)
         args, y0 = inputs()
