@@ -16,7 +16,9 @@ type, such as a buffer or a zero, has to be split like it. Types with one more a
 made here and nowhere else.
 """
 
-from collections.abc import Hashable, Sequence
+import contextlib
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import jax.core
@@ -138,6 +140,21 @@ def on_mesh(aval: Aval) -> Aval:
     return aval.update(sharding=NamedSharding(mesh, spec))
 
 
+def on_mesh_of(values: Iterable[Value]) -> AbstractContextManager[object]:
+    """A context in which the explicit mesh of some arrays, or types, is set if none is.
+
+    JAX does not ask its users to set the mesh that their arrays are on. Rules for
+    derivatives and batches need it: what they make from nothing, such as a buffer, is
+    put on the mesh that is set.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        for value in values:
+            mesh = type_of(value).sharding.mesh
+            if AxisType.Explicit in mesh.axis_types:
+                return jax.sharding.use_abstract_mesh(mesh)
+    return contextlib.nullcontext()
+
+
 def put_on_mesh(x: Value) -> Value:
     """A number that is made from nothing, for a loop that may be batched."""
     aval = jax.typeof(x)
@@ -150,7 +167,7 @@ def placed_as(x: Value, like: Value) -> Value:
     if AxisType.Explicit not in there.mesh.axis_types or any(here.spec):
         return x
     same = here.mesh.empty == there.mesh.empty and not any(there.spec)
-    return x if same else jax.sharding.reshard(x, there.spec)
+    return x if same else jax.sharding.reshard(x, there)
 
 
 def mesh_axis_of(x: Value, axis: int) -> Hashable:

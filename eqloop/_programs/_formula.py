@@ -24,7 +24,8 @@ and batching nest in any order.
 
 import copy
 import dataclasses
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -36,6 +37,7 @@ from .._arrays import (
     interleave,
     is_inexact,
     is_zero,
+    on_mesh_of,
     pick,
     put,
     zero_cotangent,
@@ -46,6 +48,17 @@ from .._types import BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
 from ._equations import Rewrite
 from ._reaching import names_axis
+
+
+def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a formula, run where the mesh of its inputs is set."""
+
+    @functools.wraps(method)
+    def run(self: "Formula", *args: Any, **kwargs: Any) -> Any:
+        with on_mesh_of(self.in_avals_flat):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class Formula(HiPrimitive):
@@ -62,6 +75,12 @@ class Formula(HiPrimitive):
     leftover: Leftover | None = None
     unit: str | None = None
     is_backward: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("expand", "doubled", "pull", "sweep_forward"):
+            if name in vars(cls):
+                setattr(cls, name, _on_own_mesh(getattr(cls, name)))
 
     def doubled(self, moves: Flags) -> Doubled:
         """The formula that computes tangents as well, if these inputs have tangents."""
@@ -240,9 +259,10 @@ class Formula(HiPrimitive):
         names = any(names_axis(jaxpr, axis_data.name) for jaxpr in self.jaxprs)
         if not (jax.tree.leaves(dims) or names):
             return self(*args), jax.tree.map(lambda _: None, self.out_aval)
-        formula, args, out_dims = self.batched(axis_data, args, dims)
-        formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
-        return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
+        with on_mesh_of(self.flat_in(args)):
+            formula, args, out_dims = self.batched(axis_data, args, dims)
+            formula, unflatten = formula._given(self.leftover), self.out_tree.unflatten
+            return unflatten(formula.flat_out(formula(*args))), unflatten(out_dims)
 
     # Conversions between nested and flat inputs and outputs.
 
