@@ -213,11 +213,12 @@ def truncated_reference(w: Any, h: Any, xs: Any) -> Any:
 
 
 def associative(w: Any, h: Any, xs: Any) -> Any:
-    return h, el.AssociativeScan(lambda a, b: a + b, chunk_size=2)(w * xs)
+    scaled = jax.vmap(lambda x: w * x)(xs)
+    return h, el.AssociativeScan(lambda a, b: a + b, chunk_size=2)(scaled)
 
 
 def associative_reference(w: Any, h: Any, xs: Any) -> Any:
-    return h, jnp.cumsum(w * xs, 0)
+    return h, jnp.cumsum(jax.vmap(lambda x: w * x)(xs), 0)
 
 
 LOOPS = {
@@ -393,6 +394,8 @@ WITH_HESSIAN = {"binomial", "chunked_vmap", "recursive", "reversible", "scan_whi
 
 
 def is_tried(loop: str, wrap: str, mode: str) -> bool:
+    if loop == "clip" and mode in ("jvp", "hessian"):
+        return False  # it has no forward mode
     if wrap not in ("batch_of_split", "carry"):
         return mode == "gradient"
     if mode == "of_each":

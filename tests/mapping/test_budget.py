@@ -53,7 +53,10 @@ MORE = {
     "newton": (newton, (10,)),
     "integers": (lambda x: (jnp.round(x).astype(jnp.int32), x.sum()), (20,)),
     "half": (lambda x: jnp.tanh(jnp.outer(x, x).astype(jnp.bfloat16)), (20,)),
-    "complex": (lambda x: jnp.abs(jnp.exp(1j * jnp.outer(x, x))), (16,)),
+    "complex": (
+        lambda x: jnp.abs(jnp.exp(lax.complex(jnp.zeros((16, 16)), jnp.outer(x, x)))),
+        (16,),
+    ),
 }
 ROWS = 2001
 
