@@ -9,7 +9,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
-from ._measured_pace import is_quick, largeness
+from ._measured_pace import is_quick, largeness, with_abreast
 from ._memory import peak_bytes
 from ._memory_guess import Guess
 from ._pace_of_known import with_pace_of_known
@@ -51,6 +51,10 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
         return layout
     if layout is not None and layout.order.asks_for_products(layout.reversal):
         own = with_pace_of_known(problem, active, times.base, layout.piece)
+        times = times.replaced(None, own)
+        layout = fastest(problem, active, nbytes, times)
+    if layout is not None and layout.order.abreast > 1:
+        own = with_abreast(problem, active, times.base)
         times = times.replaced(None, own)
         layout = fastest(problem, active, nbytes, times)
     known = set(times.sets[:1])

@@ -11,7 +11,7 @@ from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.orders._all_at_once import AllAtOnce
 from ._cost import step_cost
-from ._measured_pace import known_times_of, times_of
+from ._measured_pace import StepsAlone, known_times_of, times_of
 from ._paces import Paces
 
 # Gradients that take longer, in nanoseconds, or more bytes, are not run.
@@ -38,7 +38,7 @@ def run_time(
     if times.duration(layout) > _QUICK or not _has_room(problem, active):
         return None
     # Beside it is run what plans compare themselves with.
-    layouts = [None, *_storing_everything(problem, active), layout]
+    layouts = [StepsAlone(), *_storing_everything(problem, active), layout]
     found = times_of(problem, active, layouts, problem.loop.length)
     return found[-1] if found else None
 

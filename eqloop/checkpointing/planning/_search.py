@@ -24,6 +24,11 @@ _LARGEST_BATCH = 128
 _SEGMENTS = (16, 32, 64)
 _SHARES = 16
 
+# How many segments run side by side, and about how many steps each of them has. A
+# library for products of matrices does best with multiples of eight columns.
+_ABREAST = (4, 8, 16, 32, 64)
+_EACH = (4, 8, 16, 32)
+
 
 def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
     """The orders to choose from, over the whole range of trade-offs.
@@ -67,6 +72,7 @@ def layouts(
                 yield Layout(order, reversal=Together(size))
     if joins:
         yield from _in_two_parts(length, products)
+        yield from _side_by_side(length)
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:
@@ -157,6 +163,35 @@ def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
         order = Nested((Nest((length,)),), with_products=1)
         for size in _batch_sizes(length):
             yield Layout(order, reversal=Together(size))
+
+
+def _side_by_side(length: int) -> Iterator[Layout]:
+    """Levels whose last segments are run again side by side.
+
+    As above, all carries of the last steps may be stored. A third level is for little
+    memory.
+    """
+    for each in dict.fromkeys(_dividing(length, size) for size in _EACH):
+        count, over = length // each, length % each
+        before = [Nest((over,))] if over else []
+        for abreast in (size for size in _ABREAST if 2 * size <= count):
+            parts = min(_SHARES, count // abreast)
+            for share in range(parts):
+                last = count * share // parts
+                first = Nest((count - last, each), abreast=abreast)
+                rest = [Nest((last * each,))] if last else []
+                order = Nested((*before, first, *rest))
+                for size in _batches_of(first.at_once):
+                    yield Layout(order, reversal=Together(size))
+            first = Nest((count // abreast, abreast, each), abreast=abreast)
+            left = length - first.length
+            order = Nested((*([Nest((left,))] if left else []), first))
+            for size in _batches_of(first.at_once):
+                yield Layout(order, reversal=Together(size))
+
+
+def _batches_of(steps: int) -> list[int]:
+    return [steps] if steps <= _LARGEST_BATCH else [_LARGEST_BATCH // 2, _LARGEST_BATCH]
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

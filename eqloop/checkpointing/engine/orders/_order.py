@@ -104,6 +104,11 @@ class AbstractOrder(abc.ABC):
         """For how many of the last steps the primal stores the products."""
         return 0
 
+    @property
+    def abreast(self) -> int:
+        """How many segments, at most, are run again side by side."""
+        return 1
+
     @abc.abstractmethod
     def by_carries(self) -> "AbstractSlotOrder":
         """The order for a loop whose primal cannot store residuals."""
