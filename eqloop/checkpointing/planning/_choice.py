@@ -26,7 +26,7 @@ _HOPEFUL_TRIALS = 6
 
 # So many layouts of other kinds are compiled, to be run if they fit: one that seems to
 # be so many times as slow at the most, and others.
-_MOST_TO_RUN = 3
+_MOST_TO_RUN = 4
 _CLOSE = 1.25
 
 # Of what a step may keep, this much is measured.
@@ -85,7 +85,7 @@ def _fastest_run(
         limit = close if len(kinds) == 1 else least
         if time > limit or trials == _MOST_TO_RUN:
             break
-        if layout.kind in kinds or guess(layout) > nbytes:
+        if layout.kind in kinds or guess.at_best(layout) > nbytes:
             continue
         trials += 1
         if _bytes_learned(problem, active, layout, guess, nbytes) > nbytes:

@@ -174,6 +174,13 @@ class Nested(AbstractSlotOrder):
         products, abreast = self.with_products > 0, self.abreast > 1
         return "nested", self.block == 1, depth, products, abreast
 
+    def shortened(self, length: int) -> "Nested | None":
+        share = length / self.length
+        nests = tuple(_with_fewer_segments(nest, share) for nest in self.nests)
+        found = dataclasses.replace(self, nests=nests)
+        # A segment of the outermost level may be too long already.
+        return found if found.length <= 2 * length else None
+
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
         # How many levels were left out in all.
@@ -335,6 +342,15 @@ def _with_few_levels(nest: Nest) -> Nest:
     kept = _DEEPEST - 3
     levels = (first, *between[:kept], sum(between[kept:]), last)
     return dataclasses.replace(nest, levels=levels)
+
+
+def _with_fewer_segments(nest: Nest, share: float) -> Nest:
+    """The nest with a part of the segments of the outermost level."""
+    first, *inner = nest.levels
+    # Whole groups of segments, if they run side by side.
+    group = nest.abreast if len(inner) == 1 else 1
+    count = min(max(round(first * share / group), 1) * group, first)
+    return dataclasses.replace(nest, levels=(count, *inner))
 
 
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
