@@ -59,7 +59,7 @@ _QUICKLY_COMPILED = 64
 # gradient itself.
 _BLOCKS = (1, 8, 64)
 _BATCHES = (8, 64)
-_ABREAST = (8, 32)
+_SIDE_BY_SIDE = (8, 32)
 _SMALL = 8
 
 
@@ -190,7 +190,7 @@ def with_abreast(problem: Problem, active: Active, pace: AbstractPace) -> Abstra
         return pace
     length = _trial_length(problem, Estimated(pace.cost, pace.rate))
     most = _SMALL if largeness(problem.step) > 1 else length // 2
-    sizes = [size for size in _ABREAST if size <= most]
+    sizes = [size for size in _SIDE_BY_SIDE if size <= most]
     times = times_of(problem, active, [StepsAlone(), *map(StepsAlone, sizes)], length)
     if times is None:
         return pace

@@ -1,7 +1,7 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
@@ -177,21 +177,26 @@ def _side_by_side(length: int) -> Iterator[Layout]:
         for abreast in (size for size in _ABREAST if 2 * size <= count):
             parts = min(_SHARES, count // abreast)
             for share in range(parts):
-                last = count * share // parts
+                # Whole groups of segments, so that batches leave none over.
+                last = count * share // parts // abreast * abreast
                 first = Nest((count - last, each), abreast=abreast)
                 rest = [Nest((last * each,))] if last else []
                 order = Nested((*before, first, *rest))
-                for size in _batches_of(first.at_once):
+                for size in _large_batches(first.at_once):
                     yield Layout(order, reversal=Together(size))
             first = Nest((count // abreast, abreast, each), abreast=abreast)
             left = length - first.length
             order = Nested((*([Nest((left,))] if left else []), first))
-            for size in _batches_of(first.at_once):
+            for size in _large_batches(first.at_once):
                 yield Layout(order, reversal=Together(size))
 
 
-def _batches_of(steps: int) -> list[int]:
-    return [steps] if steps <= _LARGEST_BATCH else [_LARGEST_BATCH // 2, _LARGEST_BATCH]
+def _large_batches(steps: int) -> Iterable[int]:
+    """All of so many steps at once, or the largest batches if they are more."""
+    if steps <= _LARGEST_BATCH:
+        return [steps]
+    sizes = (_LARGEST_BATCH // 2, _LARGEST_BATCH)
+    return dict.fromkeys(_dividing(steps, size) for size in sizes)
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

@@ -34,7 +34,7 @@ from ._known_products import Products
 if TYPE_CHECKING:
     from .._sweep import Sweep
 
-_T = TypeVar("_T")
+_Stored = TypeVar("_Stored")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +144,10 @@ class SideBySide(AbstractRerun):
     def stored(self, sweep: "Sweep", has_next: bool = False) -> StoredSteps:
         found = self._run(sweep, lambda own, one: one.stored(own, has_next).carries)
         if not has_next:
-            return self._with(jax.tree.map(_joined, found))
+            return self._with(jax.tree.map(_end_to_end, found))
         # The carry after a segment is the first of the next one.
         joined = jax.tree.map(
-            lambda row: jnp.concatenate([_joined(row[:, :-1]), row[-1:, -1]]), found
+            lambda row: jnp.concatenate([_end_to_end(row[:, :-1]), row[-1:, -1]]), found
         )
         return self._with(joined, has_next=True)
 
@@ -156,15 +156,17 @@ class SideBySide(AbstractRerun):
             steps = one.with_products(own, products)
             return steps.carries, list(steps.products)
 
-        return self._with(*jax.tree.map(_joined, self._run(sweep, stored)))
+        return self._with(*jax.tree.map(_end_to_end, self._run(sweep, stored)))
 
-    def _run(self, sweep: "Sweep", stored: Callable[["Sweep", Segment], _T]) -> _T:
+    def _run(
+        self, sweep: "Sweep", stored: Callable[["Sweep", Segment], _Stored]
+    ) -> _Stored:
         """What is stored of each segment, stacked along the first axis."""
         loop = sweep.loop
         axes = list(loop.x_axes[: len(sweep.xs)])
         block = loop.block(sweep.xs, sweep.position(self.start), self.most)
 
-        def of_segment(carry: Arrays, xs: Arrays) -> _T:
+        def of_segment(carry: Arrays, xs: Arrays) -> _Stored:
             own = dataclasses.replace(
                 sweep, loop=loop.part(self.each), xs=xs, first=None
             )
@@ -189,7 +191,7 @@ class SideBySide(AbstractRerun):
         return StoredSteps(carries, 0, self.start, self.most, self.most, rows, has_next)
 
 
-def _joined(row: Value) -> Value:
+def _end_to_end(row: Value) -> Value:
     """Joins the axis of segments and the one of their steps."""
     return row.reshape(-1, *row.shape[2:])
 
