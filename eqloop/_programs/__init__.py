@@ -64,7 +64,15 @@ from ._equations import (
     with_equations,
 )
 from ._formula import Formula, Selected, Static
-from ._loop_markers import is_watched, loop_name, loop_scope, mark, position_p, watched
+from ._loop_markers import (
+    is_watched,
+    loop_name,
+    loop_scope,
+    mark,
+    position_p,
+    unwatched,
+    watched,
+)
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import mixes_examples, names_axis, reached
@@ -132,6 +140,7 @@ __all__ = [
     "settled",
     "temporary_bytes",
     "traced",
+    "unwatched",
     "vmap",
     "watched",
     "with_equations",

@@ -19,8 +19,7 @@ from .planning._alike import alike
 from .planning._computed_again import computed_again
 from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
-from .planning._pace_of_known import with_pace_of_known
-from .planning._paces import pace_keeping
+from .planning._paces import pace_for, pace_keeping
 from .planning._run_off import time_beside_everything
 from .whiles._ending import Ending
 
@@ -235,8 +234,7 @@ def plan_of(
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
-    if layout.order.asks_for_products(layout.reversal):
-        how_long = with_pace_of_known(problem, active, how_long, layout.piece)
+    how_long = pace_for(problem, active, layout, how_long)
     cost = layout.stored_cost(how_long.cost)
     if size is None:
         size = peak_bytes(problem, active, layout, limit_of(problem.planner))

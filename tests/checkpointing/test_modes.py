@@ -11,6 +11,7 @@ import eqloop as el
 
 from ..marks import slow_if
 from . import derivatives
+from .abreast import Abreast
 from .derivatives import (
     CONTEXTS,
     MODES,
@@ -26,6 +27,7 @@ SCHEDULES = (
     el.Chunked(3, block=3),
     el.Binomial(3),
     el.Binomial(2, block=2),
+    Abreast(2, 2, size=4),
 )
 
 name = lambda f: getattr(f, "__name__", str(f))
@@ -127,7 +129,7 @@ def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)
     mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
-    check(mode, context, SCHEDULES[1 + turn // 2 % 4])
+    check(mode, context, SCHEDULES[1 + turn // 2 % 5])
 
 
 @pytest.mark.slow

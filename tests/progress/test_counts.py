@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqloop as el
 
+from ..checkpointing.abreast import Abreast
 from ..marks import slow
 from ..weights import normal
 
@@ -25,7 +26,13 @@ H = jnp.linspace(0.5, 1.0, 3)
 XS = normal(1, (LENGTH, 3))
 ONE, BACK, DOTS = (("a", LENGTH), ("a (backward)", LENGTH), ("a (tangents)", LENGTH))
 BACK_OF_DOTS = ("a (tangents, backward)", LENGTH)
-SCHEDULES = [el.StoreAll(), el.Recursive(3), el.Binomial(3, block=2), el.Chunked(5)]
+SCHEDULES = [
+    el.StoreAll(),
+    el.Recursive(3),
+    el.Binomial(3, block=2),
+    el.Chunked(5),
+    Abreast(3, 2, size=6),
+]
 
 Loop = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

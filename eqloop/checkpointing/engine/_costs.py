@@ -6,6 +6,7 @@ reversals add them up to the memory and the time of a whole gradient.
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from ..._types import Aval
@@ -41,6 +42,9 @@ class StepCost:
             carries; `None` if they do not have the types of leaves of a carry.
         everything: Bytes that are stored if all residuals of the loop are.
         evaluation: The work of evaluating the step.
+        shared: The part of it that several segments have only once if they are run side
+            by side: starting the operations, and reading the matrices of products.
+        dots: How many of the operations are dots.
         spared: The part of it that a batch of steps is spared if all carries are
             stored, and so those after its steps.
         reversal: The work of taking cotangents back, given the residuals.
@@ -66,6 +70,8 @@ class StepCost:
     rows: int | None
     everything: int
     evaluation: float
+    shared: float
+    dots: int
     spared: float
     reversal: float
     started_once: float
@@ -139,6 +145,10 @@ class AbstractPace(abc.ABC):
     def advance(self) -> float:
         """The time of running one step, by the primal or again."""
 
+    @abc.abstractmethod
+    def advance_abreast(self, count: int) -> float:
+        """The time of one step of one segment, if so many are run side by side."""
+
     @property
     @abc.abstractmethod
     def everything(self) -> float:
@@ -166,6 +176,15 @@ class AbstractPace(abc.ABC):
         """
 
     @abc.abstractmethod
+    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
+        """The same, if it was measured how long steps take side by side.
+
+        Args:
+            factors: Numbers of segments, and for each the time of a step of one of them
+                as a part of `advance`.
+        """
+
+    @abc.abstractmethod
     def beside(self, other: "AbstractPace") -> Self:
         """The same, scaled so that an evaluation takes as long as in another pace.
 
@@ -190,6 +209,11 @@ class Estimated(AbstractPace):
     def advance(self) -> float:
         return self.cost.evaluation + self.rate.iteration
 
+    def advance_abreast(self, count: int) -> float:
+        cost, rate = self.cost, self.rate
+        shared = cost.shared + cost.dots * rate.dot_of_batch + rate.iteration
+        return cost.evaluation - cost.shared + shared / count
+
     @property
     def everything(self) -> float:
         cost, rate = self.cost, self.rate
@@ -203,6 +227,9 @@ class Estimated(AbstractPace):
 
     def with_known_products(self, cost: StepCost) -> Self:
         return dataclasses.replace(self, cost=cost)
+
+    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
+        return self
 
     def beside(self, other: AbstractPace) -> Self:
         return self

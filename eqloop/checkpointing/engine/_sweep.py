@@ -26,8 +26,9 @@ from ._in_place import run_in_place
 from ._layout import Layout
 from ._loop import Loop, opaque, part, put_part, zero
 from ._step import Step
-from .reversals._block_reversals import AbstractReversal, carries_within, one_by_one
+from .reversals._block_reversals import AbstractReversal, one_by_one
 from .reversals._known_products import KnownProducts
+from .reversals._reruns import carries_within
 from .slots._slots import DeviceSlots, StoredSteps
 
 _least = over_examples(jnp.min)

@@ -12,8 +12,7 @@ from ..engine.reversals._together import can_join
 from ._measured_pace import is_quick, largeness
 from ._memory import peak_bytes
 from ._memory_guess import Guess
-from ._pace_of_known import with_pace_of_known
-from ._paces import Paces, pace_keeping
+from ._paces import Paces, pace_for, pace_keeping
 from ._run_off import run_time
 from ._search import layouts
 
@@ -26,8 +25,11 @@ _HOPEFUL_TRIALS = 6
 
 # So many layouts of other kinds are compiled, to be run if they fit: one that seems to
 # be so many times as slow at the most, and others.
-_MOST_TO_RUN = 3
+_MOST_TO_RUN = 4
 _CLOSE = 1.25
+
+# So often a layout is found whose time depends on something that was not measured yet.
+_MOST_ASKED = 3
 
 # Of what a step may keep, this much is measured.
 _MOST_MEASURED = 4
@@ -49,8 +51,12 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     layout = fastest(problem, active, nbytes, times)
     if not times.base.is_measured:
         return layout
-    if layout is not None and layout.order.asks_for_products(layout.reversal):
-        own = with_pace_of_known(problem, active, times.base, layout.piece)
+    for _ in range(_MOST_ASKED):
+        if layout is None:
+            break
+        own = pace_for(problem, active, layout, times.base)
+        if own == times.base:
+            break
         times = times.replaced(None, own)
         layout = fastest(problem, active, nbytes, times)
     known = set(times.sets[:1])
@@ -81,7 +87,7 @@ def _fastest_run(
         limit = close if len(kinds) == 1 else least
         if time > limit or trials == _MOST_TO_RUN:
             break
-        if layout.kind in kinds or guess(layout) > nbytes:
+        if layout.kind in kinds or guess.at_best(layout) > nbytes:
             continue
         trials += 1
         if _bytes_learned(problem, active, layout, guess, nbytes) > nbytes:

@@ -23,7 +23,7 @@ from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
-from ._work import count_dots, outer_products, rates, start, work
+from ._work import count_dots, outer_products, rates, shared_work, start, work
 
 
 def step_cost(problem: Problem, active: Active) -> StepCost:
@@ -69,6 +69,8 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         rows=rows_per_step(slim, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
+        shared=shared_work(step, rate),
+        dots=count_dots(step.jaxpr),
         spared=_spared(slim, rate),
         reversal=work(pull, rate),
         started_once=once,

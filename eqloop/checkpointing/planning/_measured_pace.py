@@ -15,7 +15,9 @@ from typing import Any, Self, TypeAlias
 import jax
 import jax.extend.core as jex
 
+from ..._arrays import stack_type
 from ..._programs import equations, formula_of
+from ..._types import Aval
 from ...progress import Again
 from ..engine._costs import AbstractPace, Estimated, StepCost, residuals_time
 from ..engine._forward import Active
@@ -57,7 +59,19 @@ _QUICKLY_COMPILED = 64
 # gradient itself.
 _BLOCKS = (1, 8, 64)
 _BATCHES = (8, 64)
+_SIDE_BY_SIDE = (8, 32)
 _SMALL = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsAlone:
+    """What is measured beside gradients: the steps, and nothing else.
+
+    Attributes:
+        abreast: In how many segments of equal length they are run, side by side.
+    """
+
+    abreast: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +83,14 @@ class Measured(AbstractPace):
         stored: What a step took of a loop whose residuals were all stored.
         blocks: Of some blocks, how many times as long as estimated they took: the kind
             of reversal, how many steps it takes at once, and that factor.
+        abreast: How many times as long a step took that was run in several segments
+            side by side: how many these were, and that factor.
     """
 
     run: float
     stored: float
     blocks: tuple[tuple[Hashable, int, float], ...]
+    abreast: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_measured(self) -> bool:
@@ -82,6 +99,13 @@ class Measured(AbstractPace):
     @property
     def advance(self) -> float:
         return self.run
+
+    def advance_abreast(self, count: int) -> float:
+        seen = [(1, 1.0), *self.abreast]
+        if len(seen) == 1:  # and so only an estimate tells what is spared
+            estimated = Estimated(self.cost, self.rate)
+            return self.run * estimated.advance_abreast(count) / estimated.advance
+        return self.run * _between(seen, count)
 
     @property
     def everything(self) -> float:
@@ -114,6 +138,9 @@ class Measured(AbstractPace):
         longer = self.run / Estimated(self.cost, self.rate).advance
         run = longer * Estimated(cost, self.rate).advance
         return dataclasses.replace(self, cost=cost, run=run)
+
+    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
+        return dataclasses.replace(self, abreast=tuple(factors))
 
     def beside(self, other: AbstractPace) -> Self:
         one = ByResiduals()
@@ -149,6 +176,27 @@ def pace(
     if not measure or is_quick(problem, estimated) or not _can_be_run(problem):
         return estimated
     return _timed(problem, active, estimated, kept, pieces) or estimated
+
+
+def with_abreast(problem: Problem, active: Active, pace: AbstractPace) -> AbstractPace:
+    """A pace that also knows how long steps take in segments that run side by side.
+
+    Args:
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        pace: How long the pieces take. If that was measured, so is this.
+    """
+    if not pace.is_measured:
+        return pace
+    length = _trial_length(problem, Estimated(pace.cost, pace.rate))
+    most = _SMALL if largeness(problem.step) > 1 else length // 2
+    sizes = [size for size in _SIDE_BY_SIDE if size <= most]
+    times = times_of(problem, active, [StepsAlone(), *map(StepsAlone, sizes)], length)
+    if times is None:
+        return pace
+    alone, *found = times
+    factors = zip(sizes, (time / alone for time in found), strict=True)
+    return pace.with_abreast(list(factors))
 
 
 def move_time(
@@ -221,7 +269,8 @@ def _timed(
     pieces: PiecesAsked | None,
 ) -> Measured | None:
     length = _trial_length(problem, estimated)
-    layouts: list[Layout | None] = [None, Layout(AllAtOnce(length), kept=kept)]
+    everything = Layout(AllAtOnce(length), kept=kept)
+    layouts: list[Layout | StepsAlone] = [StepsAlone(), everything]
     samples = _tried(problem, length, kept is not None)
     if pieces is not None:
         samples = _asked_for(samples, pieces())
@@ -290,11 +339,11 @@ def _trial_length(problem: Problem, estimated: Estimated) -> int:
 def times_of(
     problem: Problem,
     active: Active,
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[Layout | StepsAlone],
     length: int,
     kept: tuple[str, ...] | None = None,
 ) -> list[float] | None:
-    """How long loops of some length take, by layout; without one, the steps alone.
+    """How long loops of some length take, by layout, or the steps alone.
 
     What does not depend on what is kept is measured again for each, to compare what was
     measured at other times.
@@ -310,9 +359,9 @@ def times_of(
     if missing and jax.process_count() > 1:
         return None
     if missing:
-        (alone,) = _keys(short, active, [None], kept)
+        (alone,) = _keys(short, active, [StepsAlone()], kept)
         known = lookup(alone)
-        again = [None] * (known is not None)
+        again = [StepsAlone()] * (known is not None)
         tried = [*(layout for _, layout in missing), *again]
         found = nanoseconds([_short_program(short, active, one) for one in tried])
         if found is None:
@@ -342,7 +391,7 @@ def _of_length(problem: Problem, length: int) -> Problem:
 def _keys(
     problem: Problem,
     active: Active,
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[Layout | StepsAlone],
     kept: tuple[str, ...] | None,
 ) -> list[str]:
     """The names under which the times of a loop are remembered."""
@@ -350,11 +399,22 @@ def _keys(
     return [key_of([*about, layout]) for layout in layouts]
 
 
-def _short_program(problem: Problem, active: Active, layout: Layout | None) -> Any:
-    if layout is not None:
+def _short_program(
+    problem: Problem, active: Active, layout: Layout | StepsAlone
+) -> Any:
+    if isinstance(layout, Layout):
         return gradient_of(dataclasses.replace(problem, planner=Fixed(layout)), active)
     problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-    return functools.partial(planned_loop, problem), input_types(problem)
+    if layout.abreast == 1:
+        return functools.partial(planned_loop, problem), input_types(problem)
+    problem = _of_length(problem, problem.loop.length // layout.abreast)
+    run = jax.vmap(functools.partial(planned_loop, problem), in_axes=(None, 0, 0))
+    consts, *of_each = input_types(problem)
+    return run, [consts, *(_stacked(types, layout.abreast) for types in of_each)]
+
+
+def _stacked(types: Sequence[Aval], count: int) -> list[Aval]:
+    return [stack_type(aval, count) for aval in types]
 
 
 def _between(seen: Sequence[tuple[int, float]], size: int) -> float:

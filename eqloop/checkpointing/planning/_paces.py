@@ -10,8 +10,8 @@ from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
 from ._kept_values import Kept, costs_by_kept
-from ._measured_pace import pace
-from ._pace_of_known import with_guess
+from ._measured_pace import pace, with_abreast
+from ._pace_of_known import with_guess, with_pace_of_known
 from ._search import layouts
 
 # What is stored can be counted, but for what XLA keeps in the place of something else.
@@ -100,6 +100,23 @@ def _pieces_within(problem: Problem, active: Active, nbytes: int) -> frozenset[P
     every = layouts(length, can_join(problem.step), cost.rows)
     room = _SURELY_TOO_MUCH * nbytes
     return frozenset(one.piece for one in every if one.stored_bytes(cost) <= room)
+
+
+def pace_for(
+    problem: Problem, active: Active, layout: Layout, base: AbstractPace
+) -> AbstractPace:
+    """A pace that knows all that the time of one layout depends on.
+
+    Args:
+        problem: The loop.
+        active: Which inputs are differentiated.
+        layout: The layout.
+        base: How long the pieces of any layout take. If that was measured, so is what
+            is asked for besides.
+    """
+    if layout.order.asks_for_products(layout.reversal):
+        base = with_pace_of_known(problem, active, base, layout.piece)
+    return with_abreast(problem, active, base) if layout.order.abreast > 1 else base
 
 
 def pace_keeping(

@@ -1,7 +1,7 @@
 """The layouts among which a budget chooses: integers, of which nothing is run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..engine._layout import Layout
 from ..engine.orders._all_at_once import AllAtOnce
@@ -23,6 +23,11 @@ _LARGEST_BATCH = 128
 # sizes of the second part are tried.
 _SEGMENTS = (16, 32, 64)
 _SHARES = 16
+
+# How many segments run side by side, and about how many steps each of them has. A
+# library for products of matrices does best with multiples of eight columns.
+_ABREAST = (4, 8, 16, 32, 64)
+_EACH = (4, 8, 16, 32)
 
 
 def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
@@ -67,6 +72,7 @@ def layouts(
                 yield Layout(order, reversal=Together(size))
     if joins:
         yield from _in_two_parts(length, products)
+        yield from _side_by_side(length)
 
 
 def _batches(order: AbstractOrder) -> Iterator[int]:
@@ -157,6 +163,40 @@ def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
         order = Nested((Nest((length,)),), with_products=1)
         for size in _batch_sizes(length):
             yield Layout(order, reversal=Together(size))
+
+
+def _side_by_side(length: int) -> Iterator[Layout]:
+    """Levels whose last segments are run again side by side.
+
+    As above, all carries of the last steps may be stored. A third level is for little
+    memory.
+    """
+    for each in dict.fromkeys(_dividing(length, size) for size in _EACH):
+        count, over = length // each, length % each
+        before = [Nest((over,))] if over else []
+        for abreast in (size for size in _ABREAST if 2 * size <= count):
+            parts = min(_SHARES, count // abreast)
+            for share in range(parts):
+                # Whole groups of segments, so that batches leave none over.
+                last = count * share // parts // abreast * abreast
+                first = Nest((count - last, each), abreast=abreast)
+                rest = [Nest((last * each,))] if last else []
+                order = Nested((*before, first, *rest))
+                for size in _large_batches(first.at_once):
+                    yield Layout(order, reversal=Together(size))
+            first = Nest((count // abreast, abreast, each), abreast=abreast)
+            left = length - first.length
+            order = Nested((*([Nest((left,))] if left else []), first))
+            for size in _large_batches(first.at_once):
+                yield Layout(order, reversal=Together(size))
+
+
+def _large_batches(steps: int) -> Iterable[int]:
+    """All of so many steps at once, or the largest batches if they are more."""
+    if steps <= _LARGEST_BATCH:
+        return [steps]
+    sizes = (_LARGEST_BATCH // 2, _LARGEST_BATCH)
+    return dict.fromkeys(_dividing(steps, size) for size in sizes)
 
 
 def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:

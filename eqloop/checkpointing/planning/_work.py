@@ -14,6 +14,7 @@ import jax.extend.core as jex
 from ..._programs import aval_of, equations
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
+from ..engine._step import Step
 
 # fmt: off
 _COSTLY = frozenset({
@@ -93,6 +94,31 @@ def start(jaxpr: AnyJaxpr, rate: Rates) -> float:
 def count_dots(jaxpr: AnyJaxpr) -> int:
     """How many dots there are in a jaxpr; those in a loop are counted once."""
     return sum(eqn.primitive.name == "dot_general" for eqn in equations(jaxpr))
+
+
+def shared_work(step: Step, rate: Rates) -> float:
+    """The part of a step's work that segments have only once, if run side by side."""
+    jaxpr = step.jaxpr.jaxpr
+    total, varies = start(jaxpr, rate), set(jaxpr.invars[step.num_consts :])
+    for eqn in jaxpr.eqns:
+        moves = [isinstance(v, jex.Var) and v in varies for v in eqn.invars]
+        if any(moves):
+            varies.update(eqn.outvars)
+        if eqn.primitive.name == "dot_general" and moves[0] != moves[1]:
+            total += _reading_work(eqn, moves.index(False), rate)
+    return total
+
+
+def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
+    """The part of a dot's work that is to read one of the factors.
+
+    Beside a single vector, that takes twice as long as multiplying.
+    """
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    shape = aval_of(eqn.invars[matrix]).shape
+    entries = math.prod(shape) // math.prod(shape[i] for i in contracted)
+    vectors = math.prod(aval_of(eqn.outvars[0]).shape) // max(entries, 1)
+    return 2 / 3 * equation_work(eqn, rate) / max(vectors, 1)
 
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:

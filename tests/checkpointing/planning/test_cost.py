@@ -179,6 +179,9 @@ class Told(Estimated):
     def advance(self):
         return self.run
 
+    def advance_abreast(self, count):
+        return self.run / count
+
     def block(self, reversal, count):
         return count * self.back
 
@@ -208,6 +211,39 @@ def test_steps_whose_products_are_stored_take_less_time_and_more_room():
     none -= 20 * 40
     second = none - saved[0]
     assert times(size=4) == [none, second, second - saved[1]]
+
+
+def test_steps_that_are_run_again_side_by_side_take_less_time_and_more_room():
+    rate = dataclasses.replace(CPU, byte=0.0, iteration=0.0)
+    own = dataclasses.replace(cost(recurrent(10)), held=0, read=0, carry=2, x=3)
+    pace = Told(own, rate, run=10.0, back=100.0)
+    one, several = (
+        Layout(Nested((Nest((6, 4), abreast=count),)), reversal=Together(2))
+        for count in (1, 3)
+    )
+    # Of each segment, three steps are run again.
+    saved = 6 * 3 * (10 - 10 / 3)
+    assert one.duration(pace) - several.duration(pace) == pytest.approx(saved)
+    # Each has the carry that it has reached, and a copy of its part of `xs`.
+    assert several.stored_bytes(own) - one.stored_bytes(own) == 3 * (2 + 4 * 3)
+    held = dataclasses.replace(own, held=7, read=7)
+    assert several.stored_bytes(held) - one.stored_bytes(held) == 42 + 2 * 4 * 7
+    assert one.kind != several.kind
+
+
+def test_what_is_shared_by_segments_that_run_side_by_side():
+    w = jnp.ones((64, 64))
+    shared = lambda step, h: cost((step, h, jnp.ones((5, *h.shape)))).shared
+    step = lambda h, x: (jnp.tanh(w @ h + x), None)
+    vector, matrix = shared(step, w[0]), shared(step, w)
+    # A matrix is read once for all vectors that it is multiplied with, and takes about
+    # twice as long to read as one product takes.
+    product = 2 * 64**2 * CPU.flop
+    assert vector > 2 / 3 * product
+    assert matrix == pytest.approx(vector, rel=0.2)
+    # Two factors that differ from step to step are not shared.
+    squared = lambda h, x: (jnp.tanh(h @ h + x), None)
+    assert shared(squared, w) < vector - 1 / 2 * product
 
 
 def test_layouts_with_products_take_the_room_of_these_and_are_a_kind_of_their_own():
@@ -263,6 +299,50 @@ def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
     counts = [count for count in counts if count]
     assert counts[-1] == 1600
     assert len(counts) == len(set(counts)) == 16
+
+
+@pytest.mark.parametrize("length", [7, 64, 1009, 100_000])
+def test_segments_side_by_side_to_choose_from(length):
+    abreast = lambda joins: [
+        one for one in layouts(length, joins, rows=None) if one.order.abreast > 1
+    ]
+    found = abreast(True)
+    assert bool(found) == (length > 7)
+    for one in found:
+        assert one.order.length == length
+        nests = [nest for nest in one.order.nests if nest.abreast > 1]
+        assert all(nest.abreast <= nest.levels[-2] for nest in nests)
+        assert one.reversal.size <= 128
+    assert len(found) < 1000
+    assert not abreast(False)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        AllAtOnce(4000),
+        Nested((Nest((250, 16)),)),
+        Nested((Nest((100, 16)), Nest((2400,)))),
+        Nested((Nest((500, 8), abreast=8),)),
+        Nested((Nest((250,), 16),)),
+        Nested((Nest((20, 10, 20)),)),
+        Revolved(4000, 4000),
+        Revolved(4000, 60, 16),
+        Revolved(4000, 30),
+    ],
+    ids=repr,
+)
+def test_shorter_orders_take_as_much_for_each_step(order):
+    pace = Estimated(cost(recurrent(10)), CPU)
+    shorter = order.shortened(500)
+    assert 250 <= shorter.length <= 1000
+    each = lambda one: Layout(one).duration(pace) / one.length
+    assert each(shorter) == pytest.approx(each(order), rel=0.2)
+
+
+def test_an_order_whose_segments_are_long_has_no_shorter_one():
+    assert Nested((Nest((4, 1000)),)).shortened(400) is None
+    assert Nested((Nest((4, 1000)),)).shortened(600).length == 1000
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])

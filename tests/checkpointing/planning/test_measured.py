@@ -12,8 +12,14 @@ import eqloop as el
 from eqloop.checkpointing.engine._costs import Estimated, StepCost
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
-from eqloop.checkpointing.planning import _measured_pace, _paces, _run_off, _stopwatch
-from eqloop.checkpointing.planning._measured_pace import Measured, pace
+from eqloop.checkpointing.planning import (
+    _choice,
+    _measured_pace,
+    _paces,
+    _search,
+    _stopwatch,
+)
+from eqloop.checkpointing.planning._measured_pace import Measured, StepsAlone, pace
 from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
 from eqloop.checkpointing.planning._work import CPU
 
@@ -28,7 +34,8 @@ BUDGET = el.Budget("256KiB")
 @pytest.fixture
 def pieces_alone(monkeypatch):
     """No whole gradients are run, which `test_run_off.py` is about."""
-    monkeypatch.setattr(_run_off, "_QUICK", 0.0)
+    monkeypatch.setattr(_choice, "run_time", lambda *_: None)
+    monkeypatch.setattr(_search, "_ABREAST", ())
 
 
 @pytest.fixture
@@ -137,6 +144,29 @@ def test_known_products_are_measured_where_they_may_pay(
     found = plan().layout
     assert runs == [7, 5]  # of blocks one of a single step alone, and both batches
     assert found.order.asks_for_products(found.reversal) == taken
+    el.measurements(None)
+
+
+@pytest.mark.parametrize(("milliseconds", "taken"), [(0.3, True), (3, False)])
+def test_steps_are_run_side_by_side_where_it_may_pay(monkeypatch, milliseconds, taken):
+    runs = []
+
+    def nanoseconds(programs):
+        # The step, everything, blocks, and batches; and then the steps in 8 and in 32
+        # segments, beside the steps alone.
+        first = 1, 40, 3, 30, 30, 3, 3
+        times = (milliseconds, milliseconds, 1) if runs else first
+        runs.append(len(programs))
+        return [1e6 * time for time in times]
+
+    monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
+    monkeypatch.setattr(_choice, "run_time", lambda *_: None)
+    monkeypatch.setattr(_paces, "with_pace_of_known", lambda p, a, base, _: base)
+    el.measurements(None)
+    found = plan()
+    assert runs == [7, 3]
+    assert (found.layout.order.abreast > 1) == taken
+    assert ("side by side" in str(found)) == taken
     el.measurements(None)
 
 
@@ -298,8 +328,8 @@ def _keys_of_pieces():
         parts = list(parts)
         key, layout = true(parts), parts[-1]
         # Of a block of many steps nothing is asked here.
-        kind = None if layout is None else type(layout.reversal)
-        seen[key] = None if layout and layout.stores_residuals else kind
+        alone = isinstance(layout, StepsAlone) or layout.stores_residuals
+        seen[key] = None if alone else type(layout.reversal)
         return key
 
     with pytest.MonkeyPatch.context() as patch:
@@ -347,8 +377,8 @@ def test_wrong_settings(tmp_path):
 
 
 def test_between_the_sizes_that_were_run_times_are_told():
-    work = dict(evaluation=10.0, spared=0.0, reversal=20.0, started_once=5.0)
-    work |= dict(dots_once=0, reads=0)
+    work = dict(evaluation=10.0, shared=5.0, dots=0, spared=0.0, reversal=20.0)
+    work |= dict(started_once=5.0, dots_once=0, reads=0)
     cost = StepCost(*[100] * 3, (), *[100] * 8, 1, 100, **work)
     kinds = ByResiduals().kind, Together(8).kind
     seen = (
@@ -370,6 +400,13 @@ def test_between_the_sizes_that_were_run_times_are_told():
     assert 1 < factor(ByResiduals(), 20) < 4
     assert factor(Together(32), 1) == factor(Together(8), 16) == pytest.approx(0.5)
     assert (pace.advance, pace.everything) == (11, 44)
+    # What it takes to run steps again is told like this, too.
+    assert pace.advance_abreast(1) == 11
+    assert 5 < pace.advance_abreast(4) < 11
+    seen = pace.with_abreast([(8, 0.5), (32, 0.25)])
+    times = [seen.advance_abreast(count) for count in (1, 8, 16, 32, 64)]
+    assert times[::2] == pytest.approx([11, 11 * 0.5**1.5, 2.75])
+    assert times[1::2] == pytest.approx([5.5, 2.75])
 
 
 def test_programs_take_their_time():

@@ -3,7 +3,7 @@
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.planning import _measured_pace, _run_off
+from eqloop.checkpointing.planning import _measured_pace, _run_off, _search
 
 from ..steps import recurrent
 
@@ -22,7 +22,7 @@ class Runs:
     """
 
     def __init__(self):
-        self.whole = [5, 5, 5, 5]
+        self.whole = [5] * 5
         self.calls = []
 
     def __call__(self, programs):
@@ -40,6 +40,7 @@ class Runs:
 def runs(monkeypatch):
     found = Runs()
     monkeypatch.setattr(_measured_pace, "nanoseconds", found)
+    monkeypatch.setattr(_search, "_ABREAST", ())
     el.measurements(None)
     yield found
     el.measurements(None)
@@ -58,13 +59,13 @@ def again(runs, whole):
 
 
 def test_of_two_that_seem_equal_the_faster_is_taken(runs):
-    first = again(runs, [5, 6, 6, 6])
+    first = again(runs, [5, 6, 6, 6, 6])
     # One gradient, beside the steps alone and that of storing everything; then one of
     # another kind, beside the steps alone.
     assert runs.calls[-2:] == [3, 2]
-    other = again(runs, [6, 5, 6, 6])
+    other = again(runs, [6, 5, 6, 6, 6])
     assert first.layout.kind != other.layout.kind
-    assert again(runs, [5, 6, 6, 6]).layout == first.layout
+    assert again(runs, [5, 6, 6, 6, 6]).layout == first.layout
     for found in (first, other):
         assert found.is_measured
         assert found.relative_time == pytest.approx(0.5)
@@ -72,9 +73,9 @@ def test_of_two_that_seem_equal_the_faster_is_taken(runs):
 
 
 def test_more_are_run_if_it_takes_longer_than_it_seemed(runs):
-    found = again(runs, [900, 800, 700, 600])
-    assert runs.calls[-4:] == [3, 2, 2, 2]
-    assert found.relative_time == pytest.approx(60)
+    found = again(runs, [900, 800, 700, 600, 500])
+    assert runs.calls[-5:] == [3, 2, 2, 2, 2]
+    assert found.relative_time == pytest.approx(50)
 
 
 def test_each_is_run_once(runs):
@@ -84,10 +85,21 @@ def test_each_is_run_once(runs):
     assert len(runs.calls) == count
 
 
-def test_what_takes_long_is_not_run(runs, monkeypatch):
+def test_of_what_takes_long_a_shorter_loop_is_run(runs, monkeypatch):
+    lengths = []
+
+    def times_of(problem, active, layouts, length):
+        lengths.append((length, [type(one).__name__ for one in layouts]))
+        return [1e6 * length, (len(lengths) + 2) * 1e6 * length]
+
+    monkeypatch.setattr(_run_off, "times_of", times_of)
     monkeypatch.setattr(_run_off, "_QUICK", 1e7)
-    plan()
-    assert 3 not in runs.calls
+    el.measurements(None)
+    found = plan()
+    assert found.is_measured
+    assert lengths
+    assert all(32 <= length < LENGTH for length, _ in lengths)
+    assert all(names == ["StepsAlone", "Layout"] for _, names in lengths)
 
 
 def test_what_has_large_inputs_is_not_run(runs, monkeypatch):

@@ -26,10 +26,13 @@ class Nest:
         levels: How many segments each level has, the outermost first.
         block: How many steps an innermost segment has. Their residuals are stored
             together.
+        abreast: How many segments of the last level but one are run again at once, side
+            by side.
     """
 
     levels: tuple[int, ...]
     block: int = 1
+    abreast: int = 1
 
     @property
     def length(self) -> int:
@@ -43,17 +46,34 @@ class Nest:
     @property
     def slots(self) -> int:
         """How many carries are stored at once when all levels are in use."""
-        return sum(self.levels)
+        return sum(self.levels[:-1]) + self.at_once
+
+    @property
+    def at_once(self) -> int:
+        """How many carries of the last level are stored at once."""
+        return self.abreast * self.levels[-1]
+
+    @property
+    def within(self) -> "Nest":
+        """A segment of the outermost level, which has at least one more level."""
+        return dataclasses.replace(self, levels=self.levels[1:])
 
     @property
     def advances(self) -> int:
         """How many steps are run again only to store the carries of inner levels."""
+        return sum(self._advances_by_level())
+
+    @property
+    def advances_abreast(self) -> int:
+        """Of these, the steps of the last level, if they are run side by side."""
+        return list(self._advances_by_level())[-1] if self.abreast > 1 else 0
+
+    def _advances_by_level(self) -> Iterator[int]:
         # To store the carries within a segment, all of it but its last part is run.
-        total, segments, size = 0, 1, self.length
+        segments, size = 1, self.length
         for outer, inner in itertools.pairwise(self.levels):
             segments, size = segments * outer, size // outer
-            total += segments * (size - size // inner)
-        return total
+            yield segments * (size - size // inner)
 
 
 def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:

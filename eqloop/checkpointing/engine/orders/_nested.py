@@ -16,6 +16,7 @@ from ...._types import Index, Value
 from .._costs import AbstractPace, StepCost
 from .._sweep import Cotangents, Sweep
 from ..reversals._block_reversals import AbstractReversal
+from ..reversals._reruns import Segment, SideBySide
 from ..slots._slots import Carries, DeviceSlots, StoredSteps
 from ._levels import Nest
 from ._order import AbstractSlotOrder, Event, block_history
@@ -72,13 +73,17 @@ class Nested(AbstractSlotOrder):
 
     @property
     def adjacent(self) -> int:
-        return max(n.levels[-1] if n.block == 1 else n.block for n in self.nests)
+        return max(n.at_once if n.block == 1 else n.block for n in self.nests)
 
     @property
     def steps_with_products(self) -> int:
         return sum(
             nest.length for nest in self.nests[len(self.nests) - self.with_products :]
         )
+
+    @property
+    def abreast(self) -> int:
+        return max(nest.abreast for nest in self.nests)
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -120,7 +125,9 @@ class Nested(AbstractSlotOrder):
         # it is never read, and removes its slots.
         last = cost.read if self.block == 1 else cost.held
         inner = (
-            sum(nest.levels[1:-1]) * cost.held + nest.levels[-1] * last
+            sum(nest.levels[1:-1]) * cost.held
+            + nest.at_once * last
+            + _bytes_abreast(nest, cost)
             for nest in self.nests
             if len(nest.levels) > 1
         )
@@ -155,12 +162,24 @@ class Nested(AbstractSlotOrder):
         # A program that has the step twice has been seen to be slower by up to half,
         # but not if the steps are reversed in batches.
         worse = 1 + 0.1 * (len(self.nests) - 1) * (reversal.batch(1) == 1)
-        return super().duration(pace, reversal) * worse
+        saved = sum(
+            nest.advances_abreast * (pace.advance - pace.advance_abreast(nest.abreast))
+            for nest in self.nests
+        )
+        return (super().duration(pace, reversal) - saved) * worse
 
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        return "nested", self.block == 1, depth, self.with_products > 0
+        products, abreast = self.with_products > 0, self.abreast > 1
+        return "nested", self.block == 1, depth, products, abreast
+
+    def shortened(self, length: int) -> "Nested | None":
+        share = length / self.length
+        nests = tuple(_with_fewer_segments(nest, share) for nest in self.nests)
+        found = dataclasses.replace(self, nests=nests)
+        # A segment of the outermost level may be too long already.
+        return found if found.length <= 2 * length else None
 
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
@@ -180,6 +199,8 @@ class Nested(AbstractSlotOrder):
         if self.with_products:
             steps, each = self.steps_with_products, format_bytes(cost.known)
             rows.append(("stored products", f"of {steps} steps, {each} each"))
+        if self.abreast > 1:
+            rows.append(("run again side by side", f"{self.abreast} segments"))
         return rows
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
@@ -221,24 +242,46 @@ def _reverse_level(
         steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
         return sweep.reversal.each(sweep, steps, cts)
 
+    if _runs_abreast(nest) and _allows_batches(sweep):
+        return _reverse_abreast(sweep, nest, start, carries, row, cts)
+
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
         carry = carries.read(row + segment)
         if not inner:
             return sweep.pull(carry, position, nest.block, cts)
-        within, slots = Nest(tuple(inner), nest.block), carries.slots.near
-        # The reversal runs the segments of the last level itself, as it may keep more
+        within, slots = nest.within, carries.slots.near
+        # The reversal has the segments of the last level run again, as it may keep more
         # of their steps than the carries.
         if within.stride == 1:
-            ran, most = _count(within, position, sweep.count), within.length
-            return sweep.reversal.rerun(sweep, slots, carry, position, ran, most, cts)
+            ran = _count(within, position, sweep.count)
+            steps = Segment(slots, position, carry, ran, within.length)
+            return sweep.reversal.rerun(sweep, steps, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
         filled = _fill_nest(sweep, slots, carry, position, within)
         return _reverse_level(sweep, within, position, filled, 0, False, cts)
 
     unroll = 1 if inner else min(sweep.loop.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
+
+
+def _reverse_abreast(
+    sweep: Sweep, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
+) -> Cotangents:
+    """The same for a nest of two levels, whose segments are run again side by side."""
+    (count, each), slots = nest.levels, carries.slots.near
+    groups, left = divmod(count, nest.abreast)
+
+    def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
+        firsts = carries.read_part(row + first, size)
+        steps = SideBySide(slots, start + first * each, firsts, size, each)
+        return sweep.reversal.rerun(sweep, steps, cts)
+
+    # What is left over are the first segments.
+    of_group = lambda i, cts: reverse(count - (i + 1) * nest.abreast, nest.abreast, cts)
+    cts = lax.fori_loop(0, groups, of_group, cts)
+    return reverse(0, left, cts) if left else cts
 
 
 def _fill_nest(
@@ -283,8 +326,8 @@ def _keeps_products(nest: Nest, reversal: AbstractReversal) -> bool:
 
     See `Together.rerun`, which keeps them for a single batch only.
     """
-    *outer, last = nest.levels
-    return bool(outer) and nest.block == 1 and 1 < last <= reversal.batch(1)
+    is_run_again = len(nest.levels) > 1 and nest.block == 1
+    return is_run_again and 1 < nest.at_once <= reversal.batch(1)
 
 
 def _with_few_levels(nest: Nest) -> Nest:
@@ -297,21 +340,70 @@ def _with_few_levels(nest: Nest) -> Nest:
         return nest
     first, *between, last = nest.levels
     kept = _DEEPEST - 3
-    return Nest((first, *between[:kept], sum(between[kept:]), last), nest.block)
+    levels = (first, *between[:kept], sum(between[kept:]), last)
+    return dataclasses.replace(nest, levels=levels)
+
+
+def _with_fewer_segments(nest: Nest, share: float) -> Nest:
+    """The nest with a part of the segments of the outermost level."""
+    first, *inner = nest.levels
+    # Whole groups of segments, if they run side by side.
+    group = nest.abreast if len(inner) == 1 else 1
+    count = min(max(round(first * share / group), 1) * group, first)
+    return dataclasses.replace(nest, levels=(count, *inner))
 
 
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
     """The events of the reversal of a nest, whose outermost carries are stored."""
     count, *inner = nest.levels
+    if _runs_abreast(nest):
+        yield from _history_abreast(nest, start, slots)
+        return
     for segment in reversed(range(count)):
         position = start + segment * nest.stride
         if not inner:
             yield from block_history(position, nest.block, slots)
         else:
-            within = Nest(tuple(inner), nest.block)
+            within = nest.within
             # Every segment but the last is run, for the carry after it.
             for offset in range(within.length - within.stride):
                 filled = 1 + offset // within.stride
                 yield Event("again", position + offset, slots + filled)
             yield from _level_history(within, position, slots + inner[0])
         slots -= 1
+
+
+def _history_abreast(nest: Nest, start: int, slots: int) -> Iterator[Event]:
+    """The same if segments of single steps are run again side by side."""
+    count, each = nest.levels
+    while count:
+        size = nest.abreast if count >= nest.abreast else count
+        count -= size
+        # The first carry of each segment is copied before any step is run.
+        position, filled = start + count * each, slots + size
+        for offset in range(each - 1):
+            for segment in range(size):
+                filled += 1
+                yield Event("again", position + segment * each + offset, filled)
+        yield from _level_history(Nest((size * each,)), position, filled)
+        slots -= size
+
+
+def _bytes_abreast(nest: Nest, cost: StepCost) -> int:
+    """The bytes that segments take while they are run again side by side.
+
+    Each has a carry that it has reached, and reads its part of `xs`, which is copied.
+    """
+    if nest.abreast == 1:
+        return 0
+    return nest.abreast * (cost.carry + nest.levels[-1] * cost.x)
+
+
+def _runs_abreast(nest: Nest) -> bool:
+    """Whether its segments are run again side by side, if the sweep allows it."""
+    return nest.abreast > 1 and len(nest.levels) == 2 and nest.block == 1
+
+
+def _allows_batches(sweep: Sweep) -> bool:
+    """Whether all steps are run, and none has its products, or could not be batched."""
+    return sweep.count is None and sweep.products is None and sweep.back.joins_steps

@@ -104,6 +104,11 @@ class AbstractOrder(abc.ABC):
         """For how many of the last steps the primal stores the products."""
         return 0
 
+    @property
+    def abreast(self) -> int:
+        """How many segments, at most, are run again side by side."""
+        return 1
+
     @abc.abstractmethod
     def by_carries(self) -> "AbstractSlotOrder":
         """The order for a loop whose primal cannot store residuals."""
@@ -147,6 +152,17 @@ class AbstractOrder(abc.ABC):
     @abc.abstractmethod
     def kind(self) -> Hashable:
         """What programs of similar orders have in common, see `Layout.kind`."""
+
+    def shortened(self, length: int) -> "AbstractOrder | None":
+        """An order for a shorter loop, each of whose steps takes about as long.
+
+        Args:
+            length: How many steps that should have, roughly.
+
+        Returns:
+            The order; `None` if there is none that is so much shorter.
+        """
+        return None
 
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
         """An order with a smaller program, to compile for its memory.

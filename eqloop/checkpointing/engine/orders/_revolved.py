@@ -155,6 +155,15 @@ class Revolved(AbstractSlotOrder):
     def kind(self) -> Hashable:
         return "revolved", self.block_size == 1, self.blocks.missing > 0
 
+    def shortened(self, length: int) -> "Revolved | None":
+        length = max(length // self.block_size, 1) * self.block_size
+        # As few slots as it takes to run no more of the steps again.
+        for slots in range(1, length // self.block_size + 1):
+            found = Revolved(length, slots, self.block_size)
+            if found.advances * self.length <= self.advances * length:
+                return found
+        return None
+
     # How it is shown.
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:

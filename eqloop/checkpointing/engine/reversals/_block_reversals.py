@@ -4,8 +4,8 @@ An order calls a reversal in one of three ways, by what it has stored of the ste
 
 - `reversal(...)`: the carry before a block;
 - `reversal.each(...)`: the carry before every step;
-- `reversal.rerun(...)`: the carry before some steps which the reversal may run again,
-  to store all of their carries. Then it goes on as in `each`.
+- `reversal.rerun(...)`: steps that are run again, to store all of their carries
+  (`_reruns.py`). Then it goes on as in `each`.
 
 To take blocks back in another way, subclass `AbstractReversal` in a file of its own.
 """
@@ -20,7 +20,8 @@ from jax import lax
 from ...._arrays import Arrays
 from ...._types import Index
 from .._costs import Rates, StepCost, residuals_time, reversal_time
-from ..slots._slots import AbstractSlots, Carries, DeviceSlots, StoredSteps
+from ..slots._slots import DeviceSlots, StoredSteps
+from ._reruns import AbstractRerun, carries_within
 
 if TYPE_CHECKING:
     from .._sweep import Cotangents, Sweep
@@ -50,28 +51,16 @@ class AbstractReversal(abc.ABC):
         return one_by_one(sweep, steps, cts)
 
     def rerun(
-        self,
-        sweep: "Sweep",
-        slots: AbstractSlots,
-        carry: Arrays,
-        start: Index,
-        count: Index,
-        most: int,
-        cts: "Cotangents",
+        self, sweep: "Sweep", steps: AbstractRerun, cts: "Cotangents"
     ) -> "Cotangents":
         """Takes cotangents past steps that are run again, to store all their carries.
 
         Args:
             sweep: The sweep.
-            slots: The slots to store the carries in.
-            carry: The carry before the first step.
-            start: The position of the first step.
-            count: How many steps there are. It may be known only when they run.
-            most: How many steps there are at most, which is known while tracing.
+            steps: The steps.
             cts: The cotangents after the last step.
         """
-        carries = carries_within(sweep, slots, carry, start, count, most)
-        return self.each(sweep, StoredSteps(carries, 0, start, count, most), cts)
+        return self.each(sweep, steps.stored(sweep), cts)
 
     def past(
         self,
@@ -188,18 +177,3 @@ def _step_by_step(
         return sweep.take(carries.read(i), start + i, 1, cts)
 
     return lax.fori_loop(0, count, back, cts)
-
-
-def carries_within(
-    sweep: "Sweep",
-    slots: AbstractSlots,
-    carry: Arrays,
-    start: Index,
-    count: Index,
-    most: int,
-) -> Carries:
-    """Runs steps again and stores the carry before each of them, see `rerun`."""
-    move = lambda i, carry: sweep.next(carry, start + i)
-    # One move less than steps: the first carry is there. The last step is not run.
-    unroll = max(min(sweep.loop.unroll, most - 1), 1)
-    return slots.filled(carry, most).run_on(carry, count, move, unroll)

@@ -40,8 +40,6 @@ from ...._arrays import (
     pick,
     put,
     split,
-    stack_type,
-    zero_array,
 )
 from ...._programs import (
     equations,
@@ -54,15 +52,16 @@ from ...._programs import (
     run,
     traced,
 )
-from ...._types import Aval, Index, PyTree, Value
+from ...._types import Aval, Index, Value
 from .._backward_step import BackwardStep, Taken, program_of
 from .._costs import Rates, StepCost
-from .._loop import Loop, part, store
+from .._loop import Loop, part
 from .._step import Step
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
-from ._block_reversals import AbstractReversal, ByResiduals, carries_within
+from ._block_reversals import AbstractReversal, ByResiduals
 from ._next_carries import NextCarry
 from ._products_in_parts import added_in_parts
+from ._reruns import AbstractRerun, Segment
 
 if TYPE_CHECKING:
     from .._sweep import Cotangents, Sweep
@@ -91,33 +90,20 @@ class Together(AbstractReversal):
     ) -> "Cotangents":
         if count == 1:
             return sweep.take(carry, start, 1, cts)
-        steps = _rerun(sweep, DeviceSlots(), carry, start, count, count)
-        return _joined(sweep, steps, cts)
+        segment = Segment(DeviceSlots(), start, carry, count, count)
+        return _joined(sweep, _rerun(sweep, segment), cts)
 
     def rerun(
-        self,
-        sweep: "Sweep",
-        slots: AbstractSlots,
-        carry: Arrays,
-        start: Index,
-        count: Index,
-        most: int,
-        cts: "Cotangents",
+        self, sweep: "Sweep", steps: AbstractRerun, cts: "Cotangents"
     ) -> "Cotangents":
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
-        size = self._size_of_batches(sweep, most)
-        if size == most > 1:
-            steps = _rerun(sweep, slots, carry, start, count, most)
-        else:
-            # The carry after the last step as well, if that is of use.
-            has_next = size > 1 and _beside_next(sweep, slots) is not None
-            more = int(has_next)
-            carries = carries_within(
-                sweep, slots, carry, start, count + more, most + more
-            )
-            steps = StoredSteps(carries, 0, start, count, most, has_next=has_next)
-        return self.each(sweep, steps, cts)
+        size = self._size_of_batches(sweep, steps.most)
+        if size == steps.most > 1:
+            return self.each(sweep, _rerun(sweep, steps), cts)
+        # The carry after the last step as well, if that is of use.
+        has_next = size > 1 and _beside_next(sweep, steps.slots) is not None
+        return self.each(sweep, steps.stored(sweep, has_next), cts)
 
     def each(
         self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
@@ -228,36 +214,10 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name not in _CONTROL
 
 
-def _rerun(
-    sweep: "Sweep",
-    slots: AbstractSlots,
-    carry: Arrays,
-    start: Index,
-    count: Index,
-    most: int,
-) -> StoredSteps:
-    """Runs steps again to store their carries, and their products if they have any.
-
-    Both the step and the program of its products compute the products. The two are next
-    to each other, so XLA merges them.
-    """
+def _rerun(sweep: "Sweep", steps: AbstractRerun) -> StoredSteps:
+    """Runs steps again to store their carries, and their products if they have any."""
     found = sweep.back.products if sweep.products is None else None
-    if found is None:
-        carries = carries_within(sweep, slots, carry, start, count, most)
-        return StoredSteps(carries, 0, start, count, most)
-
-    def body(i: Index, state: PyTree) -> PyTree:
-        carry, carries, rows = state
-        x = sweep.loop.x(sweep.xs, sweep.position(start + i))
-        products = run(found.program, *sweep.consts, *carry, *x)
-        rows = [store(row, value, i) for row, value in zip(rows, products, strict=True)]
-        return sweep.next(carry, start + i), carries.write(carry, i), rows
-
-    rows = [zero_array(stack_type(aval, most)) for aval in found.types]
-    state = list(carry), slots.filled(carry, most), rows
-    unroll = min(sweep.loop.unroll, most)
-    _, carries, rows = lax.fori_loop(0, count, body, state, unroll=unroll)
-    return StoredSteps(carries, 0, start, count, most, rows)
+    return steps.stored(sweep) if found is None else steps.with_products(sweep, found)
 
 
 def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
