@@ -7,7 +7,7 @@ from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
-from eqloop.checkpointing.engine.reversals._together import Together
+from eqloop.checkpointing.engine.reversals._together import Together, can_join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,13 @@ class Abreast(el.AbstractSchedule):
     outer: int = 1
 
     def layout(self, loop: el.LoopSpec) -> Layout:
+        # As a budget has it: a batch would run both sides of a branch.
+        joins = can_join(loop.problem.step)
+        abreast, size = (self.abreast, self.size) if joins else (1, 1)
         count = loop.length // (self.each * self.outer)
-        levels = (
-            (self.outer, count, self.each) if self.outer > 1 else (count, self.each)
-        )
-        nests = [Nest(levels, abreast=self.abreast)] * (count > 0)
+        levels = *[self.outer] * (self.outer > 1), count, self.each
+        nests = [Nest(levels, abreast=min(abreast, count))] * (count > 0)
         left = loop.length - sum(nest.length for nest in nests)
         nests += [Nest((left,))] * (left > 0)
-        reversal = Together(self.size) if self.size > 1 else ByResiduals()
+        reversal = Together(size) if size > 1 else ByResiduals()
         return Layout(Nested(tuple(nests)), reversal=reversal)
