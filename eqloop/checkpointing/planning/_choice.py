@@ -77,7 +77,8 @@ def _fastest_run(
 
     Estimates of layouts of one kind are off by the same factor, so one of each kind is
     enough. The first rival may be estimated a little slower. The others are only tried
-    if they are estimated faster than what was seen.
+    if they are estimated faster than what was seen. One has to win by more than times
+    differ from run to run: of several that are equally fast, one would always win.
     """
     if (least := run_time(problem, active, first, times)) is None:
         return first
@@ -94,7 +95,7 @@ def _fastest_run(
             continue
         kinds.add(layout.kind)
         own = run_time(problem, active, layout, times)
-        if own is not None and own < least:
+        if own is not None and own < WORTHWHILE * least:
             least, fastest = own, layout
     return fastest
 
