@@ -38,7 +38,7 @@ def test_a_seed_is_a_case():
 
 
 def test_all_that_can_have_a_budget_is_tried():
-    cases = [random_case(seed) for seed in range(100)]
+    cases = [random_case(seed) for seed in range(300)]
     assert {case.program.transform.name for case in cases} == set(plain.MADE)
     others = [dict(case.others) for case in cases]
     assert set().union(*others) == {"measure", "host", "disk", "directory"}
