@@ -78,6 +78,7 @@ class Formula(HiPrimitive):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # JAX calls these long after the user's call, when the mesh may not be set.
         for name in ("expand", "doubled", "pull", "sweep_forward"):
             if name in vars(cls):
                 setattr(cls, name, _on_own_mesh(getattr(cls, name)))

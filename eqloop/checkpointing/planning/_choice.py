@@ -232,7 +232,9 @@ def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout
     joins, products = can_join(problem.step), times.base.of_known is not None
     every = layouts(length, joins, rows, times.sets, products)
     if problem.run.loop.stops:
-        every = iter(dict.fromkeys(layout.by_carries() for layout in every))
+        # Which segments have all of their steps is not known, so none run side by side.
+        single = (one.by_carries() for one in every if one.order.abreast == 1)
+        every = iter(dict.fromkeys(single))
     return sorted(
         ((times.duration(layout), layout) for layout in every),
         key=lambda item: item[0],

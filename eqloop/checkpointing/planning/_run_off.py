@@ -55,12 +55,12 @@ def _time_if_shorter(
     problem: Problem, active: Active, layout: Layout, times: Paces, longer: float
 ) -> float | None:
     """The same by a loop that is so many times shorter, with segments of equal size."""
+    # Of a large step, each of these programs takes as long to compile as the gradient.
+    if largeness(problem.step) > 1:
+        return None
     length = problem.loop.length
     order = layout.order.shortened(max(round(length / longer), 1))
-    # Of a large step, each of these programs takes as long to compile as the gradient.
-    if order is None or largeness(problem.step) > 1:
-        return None
-    if not _has_room(problem, active, order.length):
+    if order is None or not _has_room(problem, active, order.length):
         return None
     shorter = dataclasses.replace(layout, order=order)
     found = times_of(problem, active, [StepsAlone(), shorter], order.length)

@@ -3,6 +3,7 @@
 The arithmetic is in `_binomial.py`, and the machine that runs it in `_slot_stack.py`.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -155,14 +156,14 @@ class Revolved(AbstractSlotOrder):
     def kind(self) -> Hashable:
         return "revolved", self.block_size == 1, self.blocks.missing > 0
 
-    def shortened(self, length: int) -> "Revolved | None":
+    def shortened(self, length: int) -> "Revolved":
         length = max(length // self.block_size, 1) * self.block_size
         # As few slots as it takes to run no more of the steps again.
-        for slots in range(1, length // self.block_size + 1):
-            found = Revolved(length, slots, self.block_size)
-            if found.advances * self.length <= self.advances * length:
-                return found
-        return None
+        of = lambda slots: Revolved(length, slots, self.block_size)
+        again = self.advances / self.length
+        suffices = lambda slots: of(slots).advances <= again * length
+        every = range(1, length // self.block_size + 1)
+        return of(every[bisect.bisect_left(every, True, key=suffices)])
 
     # How it is shown.
 

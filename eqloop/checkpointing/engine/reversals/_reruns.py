@@ -67,6 +67,11 @@ class AbstractRerun(abc.ABC):
     def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
         """The same, with the products of each step."""
 
+    def _as_stored(
+        self, count: Index, carries: Carries, rows: Arrays = (), has_next: bool = False
+    ) -> StoredSteps:
+        return StoredSteps(carries, 0, self.start, count, self.most, rows, has_next)
+
 
 @dataclasses.dataclass(frozen=True)
 class Segment(AbstractRerun):
@@ -96,7 +101,7 @@ class Segment(AbstractRerun):
             self.count + more,
             self.most + more,
         )
-        return self._with(carries, has_next=has_next)
+        return self._as_stored(self.count, carries, has_next=has_next)
 
     def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
         # Both the step and the program of its products compute the products. The two
@@ -113,14 +118,7 @@ class Segment(AbstractRerun):
         state = list(self.carry), self.slots.filled(self.carry, self.most), rows
         unroll = min(sweep.loop.unroll, self.most)
         _, carries, rows = lax.fori_loop(0, self.count, body, state, unroll=unroll)
-        return self._with(carries, rows)
-
-    def _with(
-        self, carries: Carries, rows: Arrays = (), has_next: bool = False
-    ) -> StoredSteps:
-        return StoredSteps(
-            carries, 0, self.start, self.count, self.most, rows, has_next
-        )
+        return self._as_stored(self.count, carries, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,19 +142,21 @@ class SideBySide(AbstractRerun):
     def stored(self, sweep: "Sweep", has_next: bool = False) -> StoredSteps:
         found = self._run(sweep, lambda own, one: one.stored(own, has_next).carries)
         if not has_next:
-            return self._with(jax.tree.map(_end_to_end, found))
+            return self._as_stored(self.most, jax.tree.map(_end_to_end, found))
         # The carry after a segment is the first of the next one.
         joined = jax.tree.map(
             lambda row: jnp.concatenate([_end_to_end(row[:, :-1]), row[-1:, -1]]), found
         )
-        return self._with(joined, has_next=True)
+        return self._as_stored(self.most, joined, has_next=True)
 
     def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
         def stored(own: "Sweep", one: Segment) -> tuple[Carries, list[Value]]:
             steps = one.with_products(own, products)
             return steps.carries, list(steps.products)
 
-        return self._with(*jax.tree.map(_end_to_end, self._run(sweep, stored)))
+        return self._as_stored(
+            self.most, *jax.tree.map(_end_to_end, self._run(sweep, stored))
+        )
 
     def _run(
         self, sweep: "Sweep", stored: Callable[["Sweep", Segment], _Stored]
@@ -184,11 +184,6 @@ class SideBySide(AbstractRerun):
         """Splits the axis of all steps into one of segments, and one of their steps."""
         shape = (*x.shape[:axis], self.abreast, self.each, *x.shape[axis + 1 :])
         return x.reshape(shape)
-
-    def _with(
-        self, carries: Carries, rows: Arrays = (), has_next: bool = False
-    ) -> StoredSteps:
-        return StoredSteps(carries, 0, self.start, self.most, self.most, rows, has_next)
 
 
 def _end_to_end(row: Value) -> Value:
