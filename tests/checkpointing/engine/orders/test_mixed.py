@@ -118,7 +118,7 @@ def test_fewer_evaluations_than_blocks_in_the_same_memory(rows, slots, most):
 
 @pytest.mark.slow
 def test_the_table_of_the_documentation():
-    page = pathlib.Path(__file__).parents[3] / "docs" / "how_it_works.md"
+    page = pathlib.Path(__file__).parents[4] / "docs" / "how_it_works.md"
     assert "\n".join(rows_of_table()) in page.read_text(encoding="utf-8")
 
 
