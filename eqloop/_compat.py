@@ -14,7 +14,7 @@ import jax.core
 import jax.custom_derivatives
 import jax.extend.core as jex
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax import lax
 from jax.experimental import hijax
@@ -22,11 +22,11 @@ from jax.experimental import hijax
 from ._types import AnyJaxpr, PyTree, Value
 
 # XLA comes with jaxlib, which may be older than JAX. Nightly builds have more numbers.
-_JAXLIB = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3]))
+_JAXLIB = tuple(map(int, re.findall(r"\d+", jaxlib.version.__version__)[:3]))
 
 # Versions of jaxlib that there is no way around, and why. `pyproject.toml` leaves them
 # out as well, but is not asked about what was installed before or after.
-_REFUSED = {
+_REFUSED: dict[tuple[int, ...], str] = {
     (0, 11, 1): "On the CPU, its loops rewrite a whole array to write a small row of "
     "it, so that they take time quadratic in their length "
     "(https://github.com/jax-ml/jax/issues/40101)."
@@ -110,6 +110,15 @@ def linearization(
     """
     result = outputs, residuals
     return result if _ALL_MOVE else (*result, moves_out)
+
+
+def is_accumulator(x: object) -> bool:
+    """Whether JAX passes something to add a cotangent to, in place of an input.
+
+    JAX 0.11 exports the class, JAX 0.10 does not.
+    """
+    kind = getattr(hijax, "GradAccum", None)
+    return hasattr(x, "accum") if kind is None else isinstance(x, kind)
 
 
 def linear_outputs(tangents: PyTree) -> PyTree:

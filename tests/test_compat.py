@@ -1,6 +1,7 @@
 """One file alone knows which JAX is installed; what it names is met in each."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from packaging.requirements import Requirement
 
 import eqloop as el
 from eqloop import _compat, ir
@@ -93,3 +95,18 @@ def test_a_call_that_each_version_names_otherwise():
     assert jnp.allclose(el.DebugNonFinite(gradient)(W, X), expected)
     assert jnp.allclose(ir.Optimize(gradient)(W, X), expected)
     assert "def " in ir.to_python(gradient)(W, X)
+
+
+def test_a_broken_jaxlib_is_refused_by_name():
+    _compat.refuse_broken_version((0, 11, 0))
+    with pytest.raises(ImportError, match=r"jaxlib 0\.11\.1.*issues/40101.*install"):
+        _compat.refuse_broken_version((0, 11, 1))
+
+
+def test_pyproject_leaves_out_the_versions_that_are_refused():
+    text = (HOME.parent / "pyproject.toml").read_text()
+    needs = tomllib.loads(text)["project"]["dependencies"]
+    (allowed,) = [r.specifier for r in map(Requirement, needs) if r.name == "jaxlib"]
+    refused = [".".join(map(str, version)) for version in _compat._REFUSED]
+    assert refused
+    assert not list(allowed.filter(refused))

@@ -11,7 +11,7 @@ import sys
 import time
 
 import jax
-import jaxlib
+import jaxlib.version
 
 from .each import run_each
 
@@ -24,7 +24,7 @@ def main() -> int:
 
     from . import CANARIES
 
-    versions = f"JAX {jax.__version__}, jaxlib {jaxlib.__version__}"
+    versions = f"JAX {jax.__version__}, jaxlib {jaxlib.version.__version__}"
     print(f"{versions}, {jax.default_backend()}", flush=True)
     failed = 0
     for canary in CANARIES:

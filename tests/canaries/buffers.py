@@ -219,7 +219,8 @@ def many_small_leaves_cost_no_more_each() -> Iterator[str]:
     for leaves in (15, 60):
 
         def loss(init: list[jax.Array], xs: jax.Array) -> jax.Array:
-            return sum(el.Scan(step, schedule=el.Chunked(4))(init, xs)[0], 0.0)
+            carry, _ = el.Scan(step, schedule=el.Chunked(4))(init, xs)
+            return jnp.stack(carry).sum()
 
         program = optimised(jax.grad(loss), [types()] * leaves, types(16))
         counts[leaves] = len(program.in_loops())
