@@ -13,16 +13,17 @@ import time
 import jax
 import jaxlib.version
 
-from .each import run_each
+from . import CANARIES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.canaries")
     parser.add_argument("--each", action="store_true", help="install each jaxlib")
     if parser.parse_args().each:
-        return run_each()
+        # Needs what an environment of the library alone does not have.
+        from .each import run_each
 
-    from . import CANARIES
+        return run_each()
 
     versions = f"JAX {jax.__version__}, jaxlib {jaxlib.version.__version__}"
     print(f"{versions}, {jax.default_backend()}", flush=True)

@@ -45,7 +45,7 @@ def small_writes_take_no_longer_in_large_buffers() -> Iterator[str]:
             return lax.fori_loop(0, steps, body, buffer)
 
         taken = _seconds(compiled(loop, buffer), buffer)
-        if taken > steps / 20 * copying:
+        if taken > steps / 100 * copying:
             times = f"as long as {taken / copying:.0f} copies of the buffer"
             yield f"{steps} writes of {4 * width} bytes take {times}"
 

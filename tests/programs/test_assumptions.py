@@ -32,7 +32,12 @@ def nothing(*args: object, **kwargs: object) -> contextlib.AbstractContextManage
 CHANGES = {
     "effects": (_effects, "_OF_CALLBACKS", (), "`io_callback` with `ordered=True`"),
     "checks": (_effects, "_OF_CHECKS", (), "`checkify.check`"),
-    "names": (_assumptions, "_EXPECTED_NAMES", {"scan", "loop", "loops"}, "loop, loops"),
+    "names": (
+        _assumptions,
+        "_EXPECTED_NAMES",
+        {"scan", "loop", "loops"},
+        "loop, loops",
+    ),
     "barriers": (lax, "optimization_barrier", lambda x: x, "optimization_barrier"),
     "callbacks": (jax, "pure_callback", lambda f, t, x: x, "pure_callback"),
     "given names": (_assumptions, "checkpoint_name", lambda x, name: -x, "_name`"),
