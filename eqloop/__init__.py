@@ -13,6 +13,7 @@ from jax.extend import source_info_util as _source_info_util
 
 from . import ir
 from ._calls import document_settings as _document_settings
+from ._programs import check_jax as _check_jax
 from ._version import __version__
 from .autodiff import (
     ForwardGrad,
@@ -74,6 +75,8 @@ from .mapping import ChunkedVmap, Map, ParallelMap, ShardMap, Vmap, unvmap
 from .progress import ProgressBar
 from .resuming import Resumable
 from .tracing import EvalShape, Jit, Named, NonFiniteError, Trace, Traced, find_leaves
+
+_check_jax()
 
 # Where JAX says where an operation comes from, it should name the user's line.
 _source_info_util.register_exclusion(_os.path.dirname(__file__) + _os.sep)

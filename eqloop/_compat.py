@@ -1,9 +1,11 @@
 """The differences between versions of JAX, with the version beside each line.
 
-Nothing else in the library asks which JAX is installed.
+Nothing else in the library asks which JAX is installed. `tests/canaries/` tries what is
+said here of XLA, with each jaxlib.
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +14,40 @@ import jax.core
 import jax.custom_derivatives
 import jax.extend.core as jex
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
 from jax import lax
 from jax.experimental import hijax
 
 from ._types import AnyJaxpr, PyTree, Value
+
+# XLA comes with jaxlib, which may be older than JAX. Nightly builds have more numbers.
+_JAXLIB = tuple(map(int, re.findall(r"\d+", jaxlib.version.__version__)[:3]))
+
+# Versions of jaxlib that there is no way around, and why. `pyproject.toml` leaves them
+# out as well, but is not asked about what was installed before or after.
+_REFUSED: dict[tuple[int, ...], str] = {
+    (0, 11, 1): "On the CPU, its loops rewrite a whole array to write a small row of "
+    "it, so that they take time quadratic in their length "
+    "(https://github.com/jax-ml/jax/issues/40101)."
+}
+
+
+def refuse_broken_version(version: tuple[int, ...] = _JAXLIB) -> None:
+    """Refuses a jaxlib that is known to be broken: that of JAX 0.11.1.
+
+    Raises:
+        ImportError: If it is one.
+    """
+    if (why := _REFUSED.get(version)) is not None:
+        number = ".".join(map(str, version))
+        raise ImportError(
+            f"eqloop cannot be used with jaxlib {number}. {why} Install another one: "
+            f"`pip install --upgrade jax 'jaxlib!={number}'`."
+        )
+
+
+refuse_broken_version()
 
 
 def jax_version() -> str:
@@ -79,6 +110,15 @@ def linearization(
     """
     result = outputs, residuals
     return result if _ALL_MOVE else (*result, moves_out)
+
+
+def is_accumulator(x: object) -> bool:
+    """Whether JAX passes something to add a cotangent to, in place of an input.
+
+    JAX 0.11 exports the class, JAX 0.10 does not.
+    """
+    kind = getattr(hijax, "GradAccum", None)
+    return hasattr(x, "accum") if kind is None else isinstance(x, kind)
 
 
 def linear_outputs(tangents: PyTree) -> PyTree:
@@ -194,24 +234,21 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 def drops_barriers() -> bool:
     """Whether XLA removes `optimization_barrier` before it decides what is copied.
 
-    On the CPU, JAX 0.10 to 0.11 does. What is read before a barrier may then be read
+    On the CPU, JAX 0.10 to 0.11.0 does. What is read before a barrier may then be read
     behind it, and a buffer that is written there is copied first.
     """
-    return jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
+    return _JAXLIB < (0, 11, 1) and jax.default_backend() == "cpu"
 
 
 def is_widened(dtype: np.dtype) -> bool:
     """Whether XLA computes slices of such arrays in a wider type.
 
-    On the CPU, JAX 0.10 to 0.11 converts all of the array for each slice that is read
-    or written (bfloat16, 8-bit floats). It moves the conversion of what a loop only
-    reads out of the loop, which takes twice the memory of the array; what the loop
-    writes to is converted there and back at every step. JAX 0.12 no longer does this.
+    On the CPU, it converts all of the array for each slice that is read or written: of
+    bfloat16 in JAX 0.10 to 0.11.1, of smaller floats in JAX 0.12 as well. It moves the
+    conversion of what a loop only reads out of the loop, which takes two to four times
+    the memory of the array; what the loop writes to is converted there and back at
+    every step.
     """
-    return (
-        jax.__version_info__ < (0, 12)
-        and jax.default_backend() == "cpu"
-        and jnp.issubdtype(dtype, jnp.floating)
-        and dtype.itemsize < 4
-        and dtype != jnp.float16
-    )
+    if jax.default_backend() != "cpu" or not jnp.issubdtype(dtype, jnp.floating):
+        return False
+    return dtype.itemsize < 2 or (dtype == jnp.bfloat16 and _JAXLIB < (0, 11, 2))

@@ -1,16 +1,25 @@
 """One file alone knows which JAX is installed; what it names is met in each."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import primitives
+from packaging.requirements import Requirement
 
 import eqloop as el
 from eqloop import _compat, ir
+from eqloop.checkpointing.engine import _in_place, _kept_names
+from eqloop.debug import _can_fail
+from eqloop.ir import _primitives
+from eqloop.ir.codegen import _handlers
+from eqloop.tracing import _usage
 
 HOME = Path(el.__file__).parent
 COMPAT = HOME / "_compat.py"
@@ -18,6 +27,16 @@ COMPAT = HOME / "_compat.py"
 OPTIONAL = {"import tqdm", "import pydot", "from matplotlib", "import diffrax"}
 # Whose attributes differ between versions, by the names that they go by here.
 FOREIGN = {"eqx", "hijax", "jax", "jex", "jnp", "lax", "mlir", "primitives"}
+
+
+# Names in tables that JAX has no object for, or not in each version.
+UNLISTED = _primitives._named(
+    """call_hi_primitive closed_call constant copy_p debug_print empty eval_jaxpr
+    expand_dims log2 lu_pivots_to_permutation optimization_barrier pcast psum_invariant
+    pure_callback pvary ragged_dot ragged_dot_general random_unwrap random_wrap
+    reduce_scatter scatter-sub scatter_add scatter_max scatter_min scatter_mul
+    scatter_sub shard_map split stack tile unreduced_psum unstack"""
+)
 
 
 def branches(code: str) -> Iterator[int]:
@@ -93,3 +112,29 @@ def test_a_call_that_each_version_names_otherwise():
     assert jnp.allclose(el.DebugNonFinite(gradient)(W, X), expected)
     assert jnp.allclose(ir.Optimize(gradient)(W, X), expected)
     assert "def " in ir.to_python(gradient)(W, X)
+
+
+def test_names_in_tables_are_those_of_primitives():
+    """A name that JAX has changed makes a table forget an operation, in silence."""
+    found = {p.name for p in vars(primitives).values() if isinstance(p, jex.Primitive)}
+    names: set[str] = set().union(
+        *(_can_fail._SAFE, _in_place.READS, _in_place.WRITES, _kept_names._DOTS),
+        *(_primitives.FOLDABLE, _primitives.COMMUTATIVE, _primitives.DISTINCT),
+        *(_handlers._STATEMENTS, _handlers._EXPRESSIONS, _usage._RULES),
+    )
+    assert names - found <= UNLISTED
+
+
+def test_a_broken_jaxlib_is_refused_by_name():
+    _compat.refuse_broken_version((0, 11, 0))
+    with pytest.raises(ImportError, match=r"jaxlib 0\.11\.1.*issues/40101.*install"):
+        _compat.refuse_broken_version((0, 11, 1))
+
+
+def test_pyproject_leaves_out_the_versions_that_are_refused():
+    text = (HOME.parent / "pyproject.toml").read_text()
+    needs = tomllib.loads(text)["project"]["dependencies"]
+    (allowed,) = [r.specifier for r in map(Requirement, needs) if r.name == "jaxlib"]
+    refused = [".".join(map(str, version)) for version in _compat._REFUSED]
+    assert refused
+    assert not list(allowed.filter(refused))

@@ -14,8 +14,10 @@ A program is a jaxpr on a flat list of arrays.
   adds its forward mode, and `_vmapped.py` its `vmap` where there is no better rule.
 - **Small equations of our own**: tables of integers (`_constant.py`), and markers that
   tell a debugger where a loop is (`_loop_markers.py`).
+- **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
+from ._assumptions import check_jax
 from ._calculus import (
     along_axis,
     batched,
@@ -96,6 +98,7 @@ __all__ = [
     "batched_types",
     "behind",
     "called",
+    "check_jax",
     "computed_from",
     "constant",
     "equations",

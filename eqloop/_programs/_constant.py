@@ -17,7 +17,7 @@ from .._types import Aval, PyTree
 def constant(numbers: PyTree) -> jax.Array:
     """An array of integers that are known beforehand."""
     array = np.asarray(numbers, np.int32)
-    return _constant_p.bind(numbers=tuple(array.ravel().tolist()), shape=array.shape)
+    return constant_p.bind(numbers=tuple(array.ravel().tolist()), shape=array.shape)
 
 
 def _array(numbers: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
@@ -29,9 +29,9 @@ def _type(numbers: tuple[int, ...], shape: tuple[int, ...]) -> Aval:
     return jax.make_jaxpr(lambda: jnp.zeros(shape, jnp.int32))().out_avals[0]
 
 
-_constant_p = jex.Primitive("constant")
-_constant_p.def_impl(lambda **params: jnp.asarray(_array(**params)))
-_constant_p.def_abstract_eval(_type)
+constant_p = jex.Primitive("constant")
+constant_p.def_impl(lambda **params: jnp.asarray(_array(**params)))
+constant_p.def_abstract_eval(_type)
 mlir.register_lowering(
-    _constant_p, lambda context, **params: [mlir.ir_constant(_array(**params))]
+    constant_p, lambda context, **params: [mlir.ir_constant(_array(**params))]
 )

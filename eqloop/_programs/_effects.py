@@ -18,7 +18,7 @@ from jax import lax
 from .._types import AnyJaxpr, PyTree
 from ._equations import equations
 
-# Compared by name, since JAX does not export these classes.
+# Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
 
@@ -61,6 +61,11 @@ def has_checks(effects: Iterable[jex.Effect]) -> bool:
     return _any_of(effects, _OF_CHECKS)
 
 
+def has_io(effects: Iterable[jex.Effect]) -> bool:
+    """Whether there is an `io_callback` in a step."""
+    return _any_of(effects, _OF_CALLBACKS)
+
+
 def refuse_checks(effects: Iterable[jex.Effect]) -> None:
     """Checks that there is no `checkify.check` in a step.
 
@@ -86,7 +91,7 @@ def refuse_callbacks(effects: Iterable[jex.Effect], when: str, instead: str) -> 
     Raises:
         ValueError: If there is such a callback.
     """
-    if _any_of(effects, _OF_CALLBACKS):
+    if has_io(effects):
         raise ValueError(
             f"{when}, and there is an `io_callback` in the step, whose effect would be "
             f"repeated. {instead}, or use a callback without effects: "

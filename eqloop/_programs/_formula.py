@@ -43,7 +43,13 @@ from .._arrays import (
     zero_cotangent,
     zero_tangent,
 )
-from .._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from .._compat import (
+    HiPrimitive,
+    is_accumulator,
+    linear_outputs,
+    linearization,
+    with_symbolic_zeros,
+)
 from .._types import BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
 from ._equations import Rewrite
@@ -241,7 +247,7 @@ class Formula(HiPrimitive):
         # of another one. In place of these inputs it passes accumulators of their
         # cotangents. Their values do not matter, so zeros will do for `pull`.
         flat = self.flat_in(args)
-        is_linear = [hasattr(arg, "accum") for arg in flat]
+        is_linear = [is_accumulator(arg) for arg in flat]
         inputs = [
             instantiated(zero_tangent(aval)) if linear else arg
             for aval, arg, linear in zip(

@@ -1,0 +1,256 @@
+"""What JAX does not promise, and what would go wrong in silence without it.
+
+Most of what the library takes from JAX fails aloud once it is gone. Here is the rest:
+names that it compares, texts that it reads, and keys that it takes to differ. They are
+tried when the library is imported. That traces a few small programs; it compiles
+nothing, and does not ask which devices there are.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_batching import custom_vmap
+from jax.experimental import checkify, io_callback
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import primitives
+
+from .._compat import jax_version
+from ._constant import constant_p
+from ._effects import has_checks, has_io
+from ._equations import equations
+from ._formula import Formula
+from ._loop_markers import loop_name, loop_scope
+from ._reaching import reached
+
+_X = jax.ShapeDtypeStruct((3,), jnp.float32)
+_FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Those that programs are searched for, and that JAX exports. Of more, an operation that
+# is not known costs time or memory, and makes no number wrong.
+_EXPECTED_NAMES = _named(
+    """add_any broadcast_in_dim cond conv_general_dilated custom_jvp_call
+    custom_vjp_call dot_general dynamic_slice dynamic_update_slice gather jit name pmax
+    pmin psum remat2 rng_bit_generator rng_uniform scan scatter scatter-add slice
+    while"""
+)
+
+
+def check_jax() -> None:
+    """Checks that JAX is as it is taken to be.
+
+    Raises:
+        ImportError: If it is not.
+    """
+    # In a thread of its own: the user may import the library while a function is traced
+    # or under a mesh, and JAX keeps these by thread.
+    with ThreadPoolExecutor(1) as thread:
+        wrong, cause = thread.submit(_changes).result()
+    if wrong:
+        raise ImportError(
+            f"eqloop cannot be used with JAX {jax_version()}, which has changed what "
+            f"this version of eqloop relies on: {'; '.join(wrong)}. Install an older "
+            "JAX, or a newer eqloop."
+        ) from cause
+
+
+def _changes() -> tuple[list[str], Exception | None]:
+    """What is wrong, and the last error among it, if there was one."""
+    wrong, cause = list[str](), None
+    # The user may have turned it on: then there would be no loops to look at.
+    with jax.disable_jit(False):
+        for check in _CHECKS:
+            try:
+                wrong += check()
+            except Exception as error:
+                wrong.append(f"{(check.__doc__ or '').rstrip('.')}: {error}")
+                cause = error
+    return wrong, cause
+
+
+def _effects() -> Iterator[str]:
+    """`_effects.py` tells effects apart by the names of their classes."""
+    for ordered in (False, True):
+        call = lambda x, ordered=ordered: io_callback(print, None, x, ordered=ordered)
+        if not has_io(_jaxpr_of(call).effects):
+            yield f"the effect of an `io_callback` with `ordered={ordered}`"
+    check = lambda flag: checkify.check(flag, "")
+    if not has_checks(_jaxpr_of(check, _FLAG).effects):
+        yield "the effect of a `checkify.check`"
+
+
+def _primitive_names() -> Iterator[str]:
+    """Equations are told apart by the names of their primitives, in every room."""
+    found = (p for p in vars(primitives).values() if isinstance(p, jex.Primitive))
+    if missing := _EXPECTED_NAMES - {p.name for p in found}:
+        yield f"the names of the primitives {', '.join(sorted(missing))}"
+    custom = custom_vmap(lax.sin)
+    custom.def_vmap(lambda size, is_batched, x: (x, True))
+    traced = {
+        "custom_vmap_call": custom,
+        "optimization_barrier": lax.optimization_barrier,
+        "pure_callback": lambda x: jax.pure_callback(abs, _X, x),
+        "debug_callback": lambda x: jax.debug.callback(print, x),
+        "io_callback": lambda x: io_callback(print, None, x),
+        "call_hi_primitive": _Nothing(),
+    }
+    for name, f in traced.items():
+        found = {eqn.primitive.name: eqn.params for eqn in equations(_jaxpr_of(f))}
+        if name not in found:
+            yield f"the name of the primitive {name}"
+        elif name.endswith("_callback") and "callback" not in found[name]:
+            yield f"the parameters of the primitive {name}"
+    # With JAX's flag `jax_remat3`, a name is a primitive of another kind.
+    (naming,) = _jaxpr_of(lambda x: checkpoint_name(x, "a")).eqns
+    if type(naming.params.get("_prim")).__name__ != "CheckpointName" and (
+        naming.primitive.name != "name" or naming.params.get("name") != "a"
+    ):
+        yield "the primitive that `checkpoint_name` makes"
+
+
+def _inner_programs() -> Iterator[str]:
+    """`_equations.py` finds the programs in equations, `_reaching.py` reads them."""
+    jvp, vjp = jax.custom_jvp(lax.sin), jax.custom_vjp(lax.sin)
+    jvp.defjvp(lambda x, t: (lax.sin(x[0]), t[0]))
+    vjp.defvjp(lambda x: (lax.sin(x), None), lambda _, ct: (ct,))
+    for name, f in {
+        "rule": jvp,
+        "backward rule": vjp,
+        "remat": jax.checkpoint(lax.sin),
+    }.items():
+        program = _jaxpr_of(f)
+        # Flags of JAX make `hijax` primitives of these, which are found by their class.
+        is_plain = not any("_prim" in eqn.params for eqn in program.eqns)
+        if is_plain and "sin" not in _primitives_in(program):
+            yield f"the program in the equation of a function with a {name}"
+    # Here `x` comes to be in `a` and, an iteration later, in `b`; `y` is by itself.
+    step = lambda x, a, b, y: (x * 2, x, a, y)
+    again = lambda c: step(*c)
+    loops: dict[str, tuple[Callable[..., Any], tuple[bool, ...]]] = {
+        "scan": (
+            lambda flag, *c: lax.scan(lambda c, _: (again(c), None), c, None, 9)[0],
+            (True, True, True, False),
+        ),
+        "while": (
+            lambda flag, *c: lax.while_loop(lambda c: flag, again, c),
+            (True, True, True, False),
+        ),
+        "jit": (lambda flag, *c: jax.jit(again)(c), (True, True, False, False)),
+        "cond": (
+            lambda flag, *c: lax.cond(flag, step, lambda *c: c, *c),
+            (True, True, False, False),
+        ),
+    }
+    for name, (f, wanted) in loops.items():
+        program = _jaxpr_of(f, _FLAG, _X, _X, _X, _X)
+        if name not in _primitives_in(program) or "mul" not in _primitives_in(program):
+            yield f"the program in the equation of a `{name}`"
+        elif reached(program, (False, True, False, False, False)) != wanted:
+            yield f"the parameters of the equation of a `{name}`"
+
+
+def _collectives() -> Iterator[str]:
+    """The axis of a collective is among its parameters, and its effects name it."""
+    axis = "eqloop's own"
+    f = lambda x: lax.psum(x, axis) + lax.pmax(x, axis) + lax.pmin(x, axis)
+    program = jax.make_jaxpr(f, axis_env=[(axis, 2)])(_X)
+    over = [eqn for eqn in program.eqns if eqn.params.get("axes") == (axis,)]
+    if len(over) != 3:
+        yield "the parameters of `psum`, `pmax` and `pmin`"
+    if axis not in {getattr(effect, "name", None) for effect in program.effects}:
+        yield "the effect of a collective"
+
+
+def _texts() -> Iterator[str]:
+    """Programs that print the same are planned as one (`planning/_alike.py`)."""
+
+    def text(factor: float, reverse: bool) -> str:
+        f = jax.jit(lambda x: lax.cumsum(x * factor, reverse=reverse))
+        return str(_jaxpr_of(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)))
+
+    cases = [(2.0, False), (3.0, False), (2.0, True), (2.0, False)]
+    if len({text(*case) for case in cases}) != 3:
+        yield "the text of a jaxpr"
+
+
+def _metadata() -> Iterator[str]:
+    """`engine/_listing.py` has jitted functions traced anew, by new metadata."""
+    traced: list[None] = []
+    f = jax.jit(lambda x: traced.append(None) or x)
+    for count, name in enumerate(("one", "two", "two"), 1):
+        with set_xla_metadata(eqloop_listing=name):
+            _jaxpr_of(f)
+        if len(traced) != min(count, 2):
+            yield "whether `set_xla_metadata` has a function traced anew"
+
+
+def _name_stacks() -> Iterator[str]:
+    """Loops are found by their scopes, and derivatives by what is around these."""
+
+    def f(x: jax.Array) -> jax.Array:
+        with loop_scope("Scan"):
+            return lax.sin(x)
+
+    program = _jaxpr_of(lambda x: jax.vjp(f, x)[1](x))
+    stacks = [eqn.source_info.name_stack for eqn in program.eqns]
+    if {loop_name(stack) for stack in stacks} != {"Scan"}:
+        yield "the name stack of an equation in a `jax.named_scope`"
+    texts = " ".join(map(str, stacks))
+    if "jvp(" not in texts or "transpose(" not in texts:
+        yield "the name stack of an equation of a derivative"
+
+
+def _key_types() -> Iterator[str]:
+    """What kind of generator a key is for is in the text of its type."""
+    for implementation, text in (("threefry2x32", "key<fry>"), ("rbg", "key<rbg>")):
+        make = lambda x, impl=implementation: jax.random.key(0, impl=impl)
+        if str(_jaxpr_of(make).out_avals[0].dtype) != text:
+            yield f"the type of a `{implementation}` key"
+
+
+def _makers() -> Iterator[str]:
+    """`_reaching.py` asks which library has made a primitive."""
+    made = primitives.sin_p.impl, constant_p.impl
+    modules = [getattr(getattr(f, "func", f), "__module__", "") for f in made]
+    if [module.split(".")[0] for module in modules] != ["jax", "eqloop"]:
+        yield "the implementation of a primitive"
+
+
+_CHECKS = [
+    _effects,
+    _primitive_names,
+    _inner_programs,
+    _collectives,
+    _texts,
+    _metadata,
+    _name_stacks,
+    _key_types,
+    _makers,
+]
+
+
+class _Nothing(Formula):
+    """A formula that is here to be found."""
+
+    def __init__(self) -> None:
+        (self.out_aval,) = self.in_avals = tuple(_jaxpr_of(lambda x: x).in_avals)
+        self.params = {}
+        super().__init__()
+
+
+def _jaxpr_of(f: Callable[..., Any], *types: Any) -> jex.ClosedJaxpr:
+    return jax.make_jaxpr(f)(*types or (_X,))
+
+
+def _primitives_in(program: jex.ClosedJaxpr) -> set[str]:
+    return {eqn.primitive.name for eqn in equations(program)}
