@@ -16,6 +16,7 @@ A program is a jaxpr on a flat list of arrays.
   tell a debugger where a loop is (`_loop_markers.py`).
 """
 
+from . import _partial_eval as _partial_eval  # sets up rules of JAX
 from ._calculus import (
     along_axis,
     batched,
@@ -63,7 +64,7 @@ from ._equations import (
     rewrite_everywhere,
     with_equations,
 )
-from ._formula import Formula, Selected, Static
+from ._formula import Formula, Selected, Static, detached
 from ._loop_markers import (
     is_watched,
     loop_name,
@@ -98,6 +99,7 @@ __all__ = [
     "called",
     "computed_from",
     "constant",
+    "detached",
     "equations",
     "folders_of",
     "formula_of",
