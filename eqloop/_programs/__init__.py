@@ -11,7 +11,8 @@ A program is a jaxpr on a flat list of arrays.
   batches.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
-  adds its forward mode, and `_vmapped.py` its `vmap` where there is no better rule.
+  adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
+  `_partial_eval.py` divides it where JAX transposes a part of it.
 - **Small equations of our own**: tables of integers (`_constant.py`), and markers that
   tell a debugger where a loop is (`_loop_markers.py`).
 """

@@ -457,6 +457,9 @@ class Detached(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [False]
 
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        return list(marks)
+
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:

@@ -171,7 +171,11 @@ class _Reach:
             return _by_rule(primitive.moves_out, inputs)
         if hasattr(primitive, "reached_out"):
             rule = functools.partial(primitive.reached_out, axis_name=self.axis_name)
-            return _by_rule(rule, inputs)
+            outs = _by_rule(rule, inputs)
+            if self._names(eqn):
+                places = [_PLACE * bool(mark) for mark in rule([False] * len(inputs))]
+                outs = list(map(operator.or_, outs, places))
+            return outs
         return [anything] * count
 
     def _names(self, eqn: jex.JaxprEqn) -> bool:
@@ -216,13 +220,13 @@ class _Reach:
 
 def _by_rule(rule: Rule, inputs: Sequence[Source]) -> list[Source]:
     """What the outputs of a formula depend on, by its rule for marked inputs."""
-    # What depends on two inputs is marked if either of them is, so inputs of one source
-    # are marked together, and each source by itself.
-    outs = [_PLACE if mark else _NOTHING for mark in rule([False] * len(inputs))]
-    for source in {*inputs} - {_NOTHING}:
-        marks = rule([other == source for other in inputs])
-        outs = [out | source * mark for out, mark in zip(outs, marks, strict=True)]
-    return outs
+    # An output is marked for two inputs if it is for either of them. So each source is
+    # marked by itself, at all inputs that have it.
+    ways = [
+        [source * bool(mark) for mark in rule([other == source for other in inputs])]
+        for source in {_NOTHING, *inputs}
+    ]
+    return list(map(_all_of, zip(*ways, strict=True)))
 
 
 def _source_of(atom: jax.core.Atom, sources: dict[Any, Source]) -> Source:
