@@ -49,7 +49,7 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         rules=_rules(rng, mode, place, left_out),
         effects=effects,
         has_axis=has_axis,
-        while_loops=_while_loops(mode),
+        while_loops=_while_loops(mode, place),
         devices=0 if is_spread else rng.randint(1, 4),
     )
     width = rng.choice([1, 2, 3, 3])
@@ -117,9 +117,9 @@ def _rules(
     )
 
 
-def _while_loops(mode: str) -> tuple[str, ...]:
+def _while_loops(mode: str, place: str) -> tuple[str, ...]:
     loops = ("BoundedWhileLoop", "CheckpointedWhileLoop")
-    if mode in {m.__name__ for m in modes.FORWARD}:
+    if mode in {m.__name__ for m in modes.FORWARD} and place != "transposed":
         return (*loops, "lax.while_loop", "WhileLoop")
     return loops
 
