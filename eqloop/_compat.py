@@ -90,6 +90,19 @@ class _HiPrimitive(_VJPHiPrimitive):
 HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
+def call_primitive() -> jex.Primitive:
+    """The one primitive that all `hijax` primitives are to JAX, which has no name."""
+
+    class Same(HiPrimitive):
+        def __init__(self) -> None:
+            self.in_avals = (jax.typeof(np.float32(0)),)
+            self.out_aval, self.params = self.in_avals[0], {}
+            super().__init__()
+
+    (eqn,) = jax.make_jaxpr(Same())(np.float32(0)).eqns
+    return eqn.primitive
+
+
 # JAX 0.10 makes a tangent for each output of a `hijax` primitive that is linearized,
 # whatever the primitive says, and then asks for the derivatives of all that is computed
 # from it. JAX 0.12 takes the word of the primitive.
@@ -133,7 +146,7 @@ def linear_outputs(tangents: PyTree) -> PyTree:
 
 
 def with_symbolic_zeros(
-    moves_out: Callable[[list[bool]], list[bool]],
+    moved_by: Callable[[], Sequence[Sequence[bool]]],
     inputs: Sequence[Value],
     outputs: Sequence[Value],
 ) -> list[Value]:
@@ -142,16 +155,21 @@ def with_symbolic_zeros(
     JAX 0.12 knows it from `linearization`, JAX 0.10 from a custom derivative.
 
     Args:
-        moves_out: Which outputs have a tangent, if these inputs have one.
+        moved_by: For each output a mark for each input: whether the output has a
+            tangent if the input has one.
         inputs: The inputs.
         outputs: The outputs.
     """
     if not _ALL_MOVE:
         return list(outputs)
     # Each by itself: where JAX 0.10 leaves out unused outputs of a custom derivative
-    # with symbolic zeros, the others get wrong tangents.
-    inputs = tuple(inputs)
-    return [_through(moves_out, i, inputs, output) for i, output in enumerate(outputs)]
+    # with symbolic zeros, the others get wrong tangents. And each with those inputs
+    # alone that move it, as partial evaluation takes an output for unknown if one of
+    # them is.
+    return [
+        _through(tuple(x for x, mark in zip(inputs, marks, strict=True) if mark), out)
+        for marks, out in zip(moved_by(), outputs, strict=True)
+    ]
 
 
 def is_through(eqn: jex.JaxprEqn) -> bool:
@@ -165,21 +183,17 @@ def is_through(eqn: jex.JaxprEqn) -> bool:
     return info.func_src_info.startswith("_through ") and __file__ in info.func_src_info
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _through(
-    moves_out: PyTree, place: int, inputs: tuple[Value, ...], output: Value
-) -> Value:
-    del moves_out, place, inputs
+@jax.custom_jvp
+def _through(inputs: tuple[Value, ...], output: Value) -> Value:
+    del inputs
     return output
 
 
 @functools.partial(_through.defjvp, symbolic_zeros=True)
-def _through_jvp(
-    moves_out: PyTree, place: int, primals: PyTree, tangents: PyTree
-) -> PyTree:
+def _through_jvp(primals: PyTree, tangents: PyTree) -> PyTree:
     (_, output), (dots_in, dot) = primals, tangents
     is_zero = lambda x: isinstance(x, jax.custom_derivatives.SymbolicZero)
-    if moves_out([not is_zero(dot) for dot in dots_in])[place]:
+    if not all(map(is_zero, dots_in)):
         return output, dot
     aval = jax.typeof(output).to_tangent_aval()
     return output, jax.custom_derivatives.SymbolicZero(aval)

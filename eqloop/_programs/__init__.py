@@ -11,12 +11,14 @@ A program is a jaxpr on a flat list of arrays.
   batches.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
-  adds its forward mode, and `_vmapped.py` its `vmap` where there is no better rule.
+  adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
+  `_partial_eval.py` divides it where JAX transposes a part of it.
 - **Small equations of our own**: tables of integers (`_constant.py`), and markers that
   tell a debugger where a loop is (`_loop_markers.py`).
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
+from . import _partial_eval as _partial_eval  # sets up rules of JAX
 from ._assumptions import check_jax
 from ._calculus import (
     along_axis,
@@ -65,7 +67,7 @@ from ._equations import (
     rewrite_everywhere,
     with_equations,
 )
-from ._formula import Formula, Selected, Static
+from ._formula import Formula, Selected, Static, detached
 from ._loop_markers import (
     is_watched,
     loop_name,
@@ -101,6 +103,7 @@ __all__ = [
     "check_jax",
     "computed_from",
     "constant",
+    "detached",
     "equations",
     "folders_of",
     "formula_of",

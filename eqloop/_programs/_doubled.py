@@ -3,8 +3,8 @@
 In forward mode a formula makes an equation for the tangents and one for the primal. JAX
 has to be able to separate them: in `jax.checkpoint`, and in a `scan` or a `cond` that
 is linearized, it evaluates the primal in one program and transposes the tangents in
-another. A `hijax` primitive has no rule by which it could be split (JAX 0.10 to 0.12),
-so a single equation for both is not possible.
+another. A single equation could be divided (`_partial_eval.py`), but not every rule of
+JAX would do so where only the primal is needed.
 
 If the two equations stay in one program, the loop would run twice: that of the tangents
 computes the primal as well, and XLA does not see that one loop contains the other. So

@@ -13,10 +13,10 @@ import jax.core
 import jax.extend.core as jex
 import jax.ref
 import jax.tree_util as jtu
-from jax import lax
 
 from .._types import AnyJaxpr, PyTree
 from ._equations import equations
+from ._formula import detached
 
 # Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
@@ -33,7 +33,7 @@ def is_ref(x: object) -> bool:
 
 def without_derivatives(tree: PyTree) -> PyTree:
     """A tree whose arrays have no derivative; references stay as they are."""
-    return jax.tree.map(lambda x: x if is_ref(x) else lax.stop_gradient(x), tree)
+    return jax.tree.map(lambda x: x if is_ref(x) else detached(x), tree)
 
 
 def refuse_refs(owner: str, tree: PyTree, name: str) -> None:

@@ -50,10 +50,10 @@ from .._compat import (
     linearization,
     with_symbolic_zeros,
 )
-from .._types import BatchAxis, PyTree, Value
+from .._types import Aval, BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
 from ._equations import Rewrite
-from ._reaching import names_axis
+from ._reaching import dependences, names_axis
 
 
 def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ class Formula(HiPrimitive):
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         """Which outputs depend on marked inputs, both in flat order; see `reached`."""
-        return [True] * len(self.out_avals_flat)
+        return [any(marks) or axis_name is not None] * len(self.out_avals_flat)
 
     @property
     def reads(self) -> Flags:
@@ -206,11 +206,12 @@ class Formula(HiPrimitive):
 
         On JAX 0.10 it would not, see `with_symbolic_zeros`.
         """
+        outs, flat = self.flat_out(self(*inputs)), self.flat_in(inputs)
         moves_out = lambda flags: self.moves_out(
             self._marks(self.in_tree.unflatten(flags))
         )
-        outs = self.flat_out(self(*inputs))
-        outs = with_symbolic_zeros(moves_out, self.flat_in(inputs), outs)
+        moved_by = lambda: dependences(moves_out, len(flat))
+        outs = with_symbolic_zeros(moved_by, flat, outs)
         return self.out_tree.unflatten(outs)
 
     # What JAX asks for.
@@ -441,6 +442,40 @@ class Selected(Formula):
         formula = self.formula
         zeros = [zero_cotangent(aval) for aval in formula.out_avals_flat]
         return formula.out_tree.unflatten(put(zeros, self.shown, cts))
+
+
+class Detached(Formula):
+    """The identity without a derivative, as `jax.lax.stop_gradient`.
+
+    Unlike that it can be transposed: it stands where a user's function is linear.
+    """
+
+    def __init__(self, aval: Aval):
+        self.in_avals, self.out_aval, self.params = (aval,), aval, {"aval": aval}
+        super().__init__()
+
+    def expand(self, x: Value) -> Value:
+        return x
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return self.zero_cts()
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return [False]
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        return list(marks)
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        (x,), (dim,) = args, dims
+        return Detached(jax.typeof(x)), args, [dim]
+
+
+def detached(x: Value) -> Value:
+    """The same value, without a derivative."""
+    return Detached(jax.typeof(x)).apply(x) if is_inexact(x) else x
 
 
 @jax.tree_util.register_static

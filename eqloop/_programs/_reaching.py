@@ -8,8 +8,9 @@ output depends on all inputs.
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.core
@@ -17,12 +18,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.ref
 
-from .._arrays import Flags, split, union
+from .._arrays import Flags, split
 from .._compat import CALLS, close, is_through, scan_counts
 from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
 
-Marks = Sequence[bool]
+# From marks for the inputs of a formula to marks for its outputs.
+Rule: TypeAlias = Callable[[list[bool]], Sequence[bool]]
 
 # From floats to floats, and their derivative is zero: in JAX they have no tangent.
 _WITHOUT_TANGENT = frozenset(["ceil", "floor", "round", "stop_gradient"])
@@ -46,7 +48,43 @@ def reached(
         axis_name: Also mark values that depend on the place along this axis, such as
             `jax.lax.axis_index`.
     """
-    return tuple(_Reach(is_derivative, axis_name).outputs(program, inputs))
+    place = _NOTHING if axis_name is None else _PLACE
+    marked = _all_of([place, *(_input(i) for i, mark in enumerate(inputs) if mark)])
+    sources = _sources(program, _Reach(is_derivative, axis_name))
+    return tuple(bool(source & marked) for source in sources)
+
+
+# What a value depends on is a set of inputs: an integer with a bit for each of them,
+# and the first bit for the place along the axis. So all inputs are followed at once.
+Source: TypeAlias = int
+
+_NOTHING, _PLACE = 0, 1
+
+
+def _input(index: int) -> Source:
+    return 2 << index
+
+
+def _all_of(sources: Iterable[Source]) -> Source:
+    return functools.reduce(operator.or_, sources, _NOTHING)
+
+
+@functools.lru_cache(maxsize=512)
+def _sources(program: AnyJaxpr, reach: "_Reach") -> tuple[Source, ...]:
+    """What each output of a program depends on."""
+    return tuple(reach.follow(program))
+
+
+def dependences(rule: Rule, count: int) -> list[Flags]:
+    """Which inputs each output of a formula depends on.
+
+    Args:
+        rule: Which outputs depend on marked inputs.
+        count: How many inputs there are.
+    """
+    inputs = list(map(_input, range(count)))
+    sources = _by_rule(rule, inputs)
+    return [tuple(bool(source & bit) for bit in inputs) for source in sources]
 
 
 def names_axis(program: AnyJaxpr, axis_name: Hashable) -> bool:
@@ -66,100 +104,134 @@ class _Reach:
     is_derivative: bool
     axis_name: Hashable
 
-    def outputs(self, program: AnyJaxpr, inputs: Marks) -> list[bool]:
-        """Which outputs of a program are reached."""
+    def follow(self, program: AnyJaxpr) -> list[Source]:
+        """What each output of a program depends on."""
         jaxpr = close(program).jaxpr
-        marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
+        sources = {var: _input(i) for i, var in enumerate(jaxpr.invars)}
+        has_refs = any(map(_is_ref, jaxpr.invars))
         while True:
-            before = len(marked)
+            before = [sources[var] for var in jaxpr.invars]
             for eqn in jaxpr.eqns:
-                self._pass(eqn, marked)
+                self._pass(eqn, sources)
             # A reference may be read before it is written, in the body of a loop. What
             # is written then reaches what was read, one iteration later.
-            if len(marked) == before or not any(map(_is_ref, jaxpr.invars)):
-                return [_is_marked(atom, marked) for atom in jaxpr.outvars]
+            if not has_refs or before == [sources[var] for var in jaxpr.invars]:
+                return [_source_of(atom, sources) for atom in jaxpr.outvars]
 
-    def _pass(self, eqn: jex.JaxprEqn, marked: set[Any]) -> None:
-        """Follows the marks through one equation."""
-        inputs = [_is_marked(atom, marked) for atom in eqn.invars]
-        outs = self._equation(eqn, inputs)
-        pairs = list(zip(eqn.outvars, outs, strict=True))
+    def outputs(self, program: AnyJaxpr, inputs: Sequence[Source]) -> list[Source]:
+        """What the outputs of a program depend on, if the inputs depend on this."""
+        places = [(_input(i), source) for i, source in enumerate(inputs) if source]
+        return [
+            _all_of([of & _PLACE, *(source for bit, source in places if of & bit)])
+            for of in _sources(program, self)
+        ]
+
+    def _pass(self, eqn: jex.JaxprEqn, sources: dict[Any, Source]) -> None:
+        """Follows dependences through one equation."""
+        inputs = [_source_of(atom, sources) for atom in eqn.invars]
+        pairs = list(zip(eqn.outvars, self._equation(eqn, inputs), strict=True))
         # An equation may write to its references.
-        if any(inputs):
-            pairs += [(var, True) for var in eqn.invars if _is_ref(var)]
-        marked.update(var for var, mark in pairs if mark and self._passes(var.aval))
+        pairs += [(var, _all_of(inputs)) for var in eqn.invars if _is_ref(var)]
+        for var, source in pairs:
+            if source and self._passes(var.aval):
+                sources[var] = sources.get(var, _NOTHING) | source
 
     def _passes(self, aval: Aval) -> bool:
         return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
 
-    def _equation(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
-        name, params = eqn.primitive.name, eqn.params
+    def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Source]) -> list[Source]:
+        name, params, count = eqn.primitive.name, eqn.params, len(eqn.outvars)
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
-            return [False] * len(eqn.outvars)  # the same all along the axis
-        if not any(inputs) and not self._names(eqn):
-            return [False] * len(eqn.outvars)
+            return [_NOTHING] * count  # the same all along the axis
+        anything = _all_of([*inputs, _PLACE if self._names(eqn) else _NOTHING])
+        if not anything:
+            return [_NOTHING] * count
         if self.is_derivative and name in _WITHOUT_TANGENT:
-            return [False] * len(eqn.outvars)
+            return [_NOTHING] * count
         # What is read from a reference may depend on anything that was written to it.
         if any(map(_is_ref, eqn.invars)):
-            return [True] * len(eqn.outvars)
-        if name in CALLS:
-            return self.outputs(params[CALLS[name]], inputs)
+            return [anything] * count
+        if name in CALLS or name == "shard_map":
+            return self.outputs(params[CALLS.get(name, "jaxpr")], inputs)
+        # How a batch is laid out is up to the rule.
+        if name == "custom_vmap_call" and self.axis_name is None:
+            return self.outputs(params["call"], inputs)
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self._custom(eqn, inputs)
         if name == "scan":
             return self._scan(params, inputs)
         if name == "while":
             return self._while(params, inputs)
-        if name == "cond" and not inputs[0]:
-            branches = [self.outputs(b, inputs[1:]) for b in params["branches"]]
-            return [any(marks) for marks in zip(*branches, strict=True)]
+        if name == "cond":
+            which, *operands = inputs
+            branches = [self.outputs(b, operands) for b in params["branches"]]
+            return [_all_of([which, *ways]) for ways in zip(*branches, strict=True)]
         primitive: Any = params.get("_prim")
         if self.is_derivative and hasattr(primitive, "moves_out"):
-            return primitive.moves_out(inputs)
+            return _by_rule(primitive.moves_out, inputs)
         if hasattr(primitive, "reached_out"):
-            return primitive.reached_out(inputs, self.axis_name)
-        return [True] * len(eqn.outvars)
+            rule = functools.partial(primitive.reached_out, axis_name=self.axis_name)
+            outs = _by_rule(rule, inputs)
+            if self._names(eqn):
+                places = [_PLACE * bool(mark) for mark in rule([False] * len(inputs))]
+                outs = list(map(operator.or_, outs, places))
+            return outs
+        return [anything] * count
 
     def _names(self, eqn: jex.JaxprEqn) -> bool:
         return self.axis_name is not None and any(
             _names(inner, self.axis_name) for inner in equations_of(eqn)
         )
 
-    def _custom(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
+    def _custom(self, eqn: jex.JaxprEqn, inputs: Sequence[Source]) -> list[Source]:
         if is_through(eqn):
             return list(inputs[len(inputs) - len(eqn.outvars) :])
         # A derivative rule may depend on more than the function does. But how a batch
         # is laid out follows from the function.
         if self.axis_name is None:
-            return [True] * len(eqn.outvars)
+            return [_all_of(inputs)] * len(eqn.outvars)
         return self.outputs(eqn.params["call_jaxpr"], inputs)
 
-    def _scan(self, params: dict[str, Any], inputs: Marks) -> list[bool]:
+    def _scan(self, params: dict[str, Any], inputs: Sequence[Source]) -> list[Source]:
         consts, carry, xs = split(inputs, *scan_counts(params))
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
             after, ys = split(outs, len(carry))
-            # The least fixed point: marks that a step adds hold for the next one.
-            if (more := union(carry, after)) == carry:
+            # The least fixed point: what a step adds holds for the next one.
+            more = list(map(operator.or_, carry, after))
+            if more == list(carry):
                 return [*carry, *ys]
             carry = more
 
-    def _while(self, params: dict[str, Any], inputs: Marks) -> list[bool]:
+    def _while(self, params: dict[str, Any], inputs: Sequence[Source]) -> list[Source]:
         counts = params["cond_nconsts"], params["body_nconsts"]
         of_cond, of_body, carry = split(inputs, *counts)
         while True:
-            goes_on = self.outputs(params["cond_jaxpr"], [*of_cond, *carry])
+            goes_on = _all_of(self.outputs(params["cond_jaxpr"], [*of_cond, *carry]))
             after = self.outputs(params["body_jaxpr"], [*of_body, *carry])
             # If examples run differently long, all leaves of the carry differ.
-            more = [True] * len(carry) if any(goes_on) else union(carry, after)
-            if more == carry:
-                return carry
+            more = [
+                _all_of([goes_on, *both]) for both in zip(carry, after, strict=True)
+            ]
+            if more == list(carry):
+                return more
             carry = more
 
 
-def _is_marked(atom: jax.core.Atom, marked: set[Any]) -> bool:
-    return not isinstance(atom, jex.Literal) and atom in marked
+def _by_rule(rule: Rule, inputs: Sequence[Source]) -> list[Source]:
+    """What the outputs of a formula depend on, by its rule for marked inputs."""
+    # An output is marked for two inputs if it is for either of them. So each source is
+    # marked by itself, at all inputs that have it.
+    ways = [
+        [source * bool(mark) for mark in rule([other == source for other in inputs])]
+        for source in {_NOTHING, *inputs}
+    ]
+    return list(map(_all_of, zip(*ways, strict=True)))
+
+
+def _source_of(atom: jax.core.Atom, sources: dict[Any, Source]) -> Source:
+    is_literal = isinstance(atom, jex.Literal)
+    return _NOTHING if is_literal else sources.get(atom, _NOTHING)
 
 
 def _is_ref(var: jax.core.Atom) -> bool:

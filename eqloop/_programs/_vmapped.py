@@ -5,7 +5,7 @@ differentiated. A formula that can compute a batch in a better way does so in `b
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 import jax
@@ -94,6 +94,11 @@ class Vmapped(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return self.formula.moves_out(moves_in)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        if axis_name is not None:  # a batch has all outputs batched
+            return super().reached_out(marks, axis_name)
+        return self.formula.reached_out(marks, None)
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree

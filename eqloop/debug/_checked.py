@@ -5,6 +5,7 @@ checked program of the batch: one program, with one report.
 """
 
 import functools
+from collections.abc import Hashable, Sequence
 from typing import Self
 
 import jax
@@ -28,7 +29,7 @@ from .._arrays import (
     type_of,
     zero_cotangent,
 )
-from .._programs import Doubled, Formula, Rewrite, is_watched, recall, settled
+from .._programs import Doubled, Formula, Rewrite, is_watched, reached, recall, settled
 from .._types import BatchAxis, PyTree, Value
 from ..progress import BarChange
 from ..tracing import raise_inside
@@ -92,6 +93,12 @@ class Checked(Formula):
         program = self.program.pulled(marks, wanted)
         args = (when, [*inputs, *instantiated(pick(cts, wanted))])
         return zeros_when, put(zeros, marks, Checked(program, args)(*args))
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        if axis_name is not None:  # a batch has all outputs batched
+            return super().reached_out(marks, axis_name)
+        _, inputs = self.in_tree.unflatten(marks)
+        return list(reached(self.program.jaxpr, tuple(inputs)))
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree

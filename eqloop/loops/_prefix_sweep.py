@@ -11,7 +11,7 @@ and the first ones are dropped.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Self
 
 import jax
@@ -23,6 +23,7 @@ from .._arrays import (
     Arrays,
     Flags,
     along,
+    closed_under,
     instantiated,
     is_inexact,
     pick,
@@ -40,6 +41,7 @@ from .._programs import (
     pruned,
     pulled,
     pushed,
+    reached,
     recall,
     run,
     settled,
@@ -257,6 +259,16 @@ class Prefixes(Formula):
         same = step is self.sweep.step
         sweep = self.sweep if same else dataclasses.replace(self.sweep, step=step)
         return self.with_params(sweep=sweep)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        if axis_name is not None:  # a batch has all outputs batched
+            return super().reached_out(marks, axis_name)
+        consts, xs = self.in_tree.unflatten(marks)
+        program = self.sweep.step.jaxpr
+        # A prefix depends on the one before it, and on an element, which stand for
+        # each other: the first element is a prefix.
+        outs = lambda xs: reached(program, (*consts, *xs, *xs))
+        return list(closed_under(xs, outs))
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:

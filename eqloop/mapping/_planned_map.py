@@ -15,7 +15,7 @@ How the rows are cut into chunks is planned where the map is run, after it has b
 differentiated and batched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Self
 
 import jax
@@ -185,6 +185,10 @@ class PlannedMap(Formula):
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         consts, xs = self.in_tree.unflatten(moves_in)
         sums, ys = self.f.reached(consts, xs, is_derivative=True)
+        return [*sums, *ys]
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        sums, ys = self.f.reached(*self.in_tree.unflatten(marks), axis_name=axis_name)
         return [*sums, *ys]
 
     def batched(

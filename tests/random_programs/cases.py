@@ -70,15 +70,75 @@ def _run_in_scan(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> An
     return evaluate(outer, *args)
 
 
+# One loop that computes what is known and what is linear: JAX has to divide it.
+
+Loop = Callable[..., Callable[..., Any]]
+
+
+def _pushed(run: modes.Run, loop: Loop, args: Any, dots: Any) -> Any:
+    """The outputs of a run and their tangents, by a loop that carries both inputs."""
+
+    def step(carry: Any, weight: Any) -> Any:
+        args, dots = carry
+        outs = jax.jvp(modes.inexact(run), args, dots)
+        after = [x * weight.astype(x.dtype) for x in args], dots
+        return tuple(map(tuple, after)), outs
+
+    xs = jnp.array([1.0, 0.5], args[0].real.dtype)
+    _, outs = loop(step)((args, dots), xs)
+    return jax.tree.map(lambda y: y[0] + y[1], outs)
+
+
+def _in_rule(loop: Loop) -> Callable[..., Any]:
+    """A run whose rule in forward mode is such a loop."""
+
+    def place(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+        @jax.custom_jvp
+        def ruled(*args: Any) -> list[Any]:
+            return _pushed(run, loop, args, jax.tree.map(jnp.zeros_like, args))[0]
+
+        ruled.defjvp(lambda args, dots: _pushed(run, loop, args, dots))
+        return evaluate(ruled, *args)
+
+    return place
+
+
+def _transposed(loop: Loop) -> Callable[..., Any]:
+    """The transpose of the tangents, which are linear beside outputs that are not."""
+
+    def place(evaluate: Callable[..., Any], run: modes.Run, *args: Any) -> Any:
+        def transposed(*args: Any) -> list[Any]:
+            def linear(*dots: Any) -> list[Any]:
+                outs, dots = _pushed(run, loop, args, dots)
+                return [d * jnp.cos(o) for o, d in zip(outs, dots, strict=True)]
+
+            out = jax.eval_shape(linear, *args)
+            cts = modes.direction(
+                jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), out)
+            )
+            return list(jax.linear_transpose(linear, *args)(cts))
+
+        return evaluate(transposed, *args)
+
+    return place
+
+
 PLACES: dict[str, Callable[..., Any]] = {
     "plain": _plain,
     "looped": _looped,
     "in_cond": _in_cond,
     "rematerialised": _rematerialised,
     "run_in_scan": _run_in_scan,
+    "in_rule": _in_rule(el.CheckpointedScan(base=2)),
+    "transposed": _transposed(el.Scan(schedule=el.Binomial(2))),
+}
+# Where the library's loop stands in the place itself, JAX's is the reference.
+REFERENCES = {
+    "in_rule": _in_rule(lambda step: functools.partial(lax.scan, step)),
+    "transposed": _transposed(lambda step: functools.partial(lax.scan, step)),
 }
 # Here JAX differentiates a loop or a `checkpoint` around the run, by its own rules.
-THROUGH_JAX = ("rematerialised", "run_in_scan")
+THROUGH_JAX = ("rematerialised", "run_in_scan", *REFERENCES)
 
 
 def _size(program: Any) -> int:
@@ -182,7 +242,8 @@ class Case:
                 return self._map(call, axes, is_written_out)(*full)
 
             mode = getattr(modes, self.mode)
-            return PLACES[self.place](mode, run, *(values[i] for i in at))
+            places = PLACES | (REFERENCES if is_written_out else {})
+            return places[self.place](mode, run, *(values[i] for i in at))
 
         def whole(values: Any) -> Any:
             if self.vmap == "none":

@@ -5,7 +5,7 @@ from typing import Any
 
 from . import modes
 from .buffers import Buffered
-from .cases import PLACES, SETTINGS, THROUGH_JAX, Case
+from .cases import PLACES, REFERENCES, SETTINGS, THROUGH_JAX, Case
 from .endings import Ended
 from .grow import ON_DEVICES, Features
 from .kinds import random_program
@@ -46,10 +46,10 @@ def random_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         + "c" * _is_complex(rng, mode)
         + "k" * (rng.random() < 0.3)
         + "h" * (precision.half is not None),
-        rules=_rules(rng, mode, is_second and place in THROUGH_JAX, left_out),
+        rules=_rules(rng, mode, place, left_out),
         effects=effects,
         has_axis=has_axis,
-        while_loops=_while_loops(mode),
+        while_loops=_while_loops(mode, place),
         devices=0 if is_spread else rng.randint(1, 4),
     )
     width = rng.choice([1, 2, 3, 3])
@@ -100,11 +100,14 @@ def _is_complex(rng: random.Random, mode: str) -> bool:
 
 
 def _rules(
-    rng: random.Random, mode: str, only_honest: bool, left_out: frozenset[str]
+    rng: random.Random, mode: str, place: str, left_out: frozenset[str]
 ) -> tuple[str, ...]:
     if rng.random() < 0.4:
         return ()
-    has_backward = mode in {m.__name__ for m in modes.WITHOUT_JVP}
+    is_pushed = place in REFERENCES
+    is_second = mode in {m.__name__ for m in modes.SECOND}
+    only_honest = is_pushed or (is_second and place in THROUGH_JAX)
+    has_backward = mode in {m.__name__ for m in modes.WITHOUT_JVP} and not is_pushed
     return tuple(
         name
         for name, rule in RULES.items()
@@ -114,9 +117,9 @@ def _rules(
     )
 
 
-def _while_loops(mode: str) -> tuple[str, ...]:
+def _while_loops(mode: str, place: str) -> tuple[str, ...]:
     loops = ("BoundedWhileLoop", "CheckpointedWhileLoop")
-    if mode in {m.__name__ for m in modes.FORWARD}:
+    if mode in {m.__name__ for m in modes.FORWARD} and place != "transposed":
         return (*loops, "lax.while_loop", "WhileLoop")
     return loops
 

@@ -232,13 +232,22 @@ class PlannedLoop(Formula):
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         problem, groups = self.problem, self.in_tree.unflatten(marks)
         carry, ys = reaching(problem.step, *groups, axis_name=axis_name)
+        lead, in_slots = problem.repetition.lead, list[bool]()
+        if self.saves is not None:
+            held, final = self.saves.needs
+            known = carry[lead:]
+            in_slots = [*pick(known, held), *pick(known, final)]
+        # Integers come first; how many there are depends on how the loop goes on.
+        integers = len(self.out_aval[2]) - len(in_slots)
         # If an example may run longer than another (the first leaf of the carry is
         # reached), all of its outputs differ. With an inverse, more leaves may be
-        # batched than depend on the inputs (`_reaching_both_ways`).
-        is_known = self.saves is None and problem.step.inverse is None
-        if not is_known or any(carry[: problem.repetition.lead]):
+        # batched than depend on the inputs (`_reaching_both_ways`), and slots may be
+        # batched that do not depend on them.
+        is_batch = axis_name is not None
+        is_known = not is_batch or (self.saves is None and problem.step.inverse is None)
+        if not is_known or integers < 0 or any(carry[:lead]):
             return super().reached_out(marks, axis_name)
-        return [*carry, *ys]
+        return [*carry, *ys, *[False] * integers, *in_slots]
 
     def leaner(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
         problem, saves = self.problem, self.saves

@@ -15,7 +15,7 @@ respect to them, the second line, needs no values of the first.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Self
 
 import jax
@@ -24,6 +24,7 @@ import jax.extend.core as jex
 from ..._arrays import (
     Arrays,
     Flags,
+    closed_under,
     inexact_only,
     instantiated,
     pick,
@@ -34,10 +35,10 @@ from ..._arrays import (
     with_tangent_types,
     zero_cotangent,
 )
-from ..._programs import Doubled, Formula, behind, joined, mapped
+from ..._programs import Doubled, Formula, behind, joined, mapped, reached
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
-from ._backward_step import BackwardStep, Taken
+from ._backward_step import BackwardStep, Taken, program_of
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
 from ._layout import AbstractLayout
@@ -49,7 +50,7 @@ from ._problem import (
     settled_problem,
     tangent_problem,
 )
-from ._step import Step, without_outputs
+from ._step import Step, reaching, without_outputs
 from ._sweep import Sweep
 from .leaves._needed_leaves import needs_of
 from .leaves._saves import Needs, Saves
@@ -285,6 +286,21 @@ class Reverse(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         return [any(moves_in)] * len(self.out_avals_flat)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        (consts, init, xs), slots, carried, zs = self.in_tree.unflatten(marks)
+        carry, _ = reaching(self.problem.step, consts, init, xs)
+        lead = self.problem.repetition.lead
+        # A batch has all outputs batched; and if the number of steps is reached, or a
+        # carry in a slot, so is everything.
+        if axis_name is not None or any((*carry[:lead], *slots)):
+            return super().reached_out(marks, axis_name)
+        program, around = program_of(self.back), (*consts, *carry[lead:], *xs, *zs)
+        counts = len(self.out_aval[0]), len(carried)
+        outs = lambda carried: split(reached(program, (*around, *carried)), *counts)
+        carried = closed_under(carried, lambda carried: outs(carried)[1])
+        sums, _, xs = outs(carried)
+        return [*sums, *carried, *xs]
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree

@@ -30,7 +30,13 @@ from ..._arrays import (
     where_leading,
     with_batch_axis,
 )
-from ..._programs import batched_axes, batched_types, mixes_examples, refuse_callbacks
+from ..._programs import (
+    batched_axes,
+    batched_types,
+    detached,
+    mixes_examples,
+    refuse_callbacks,
+)
 from ..._types import BatchAxis, Index, PyTree, Value
 from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
@@ -78,7 +84,7 @@ def joint_loop(
         x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
         x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         read = pick(init[1:], _not_written(problem.step))
-        guards = [lax.stop_gradient(borrow(c)) for c in [*read, *x]]
+        guards = [detached(borrow(c)) for c in [*read, *x]]
     problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), bool(guards))
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
@@ -152,7 +158,7 @@ def _not_written(step: Step) -> Flags:
 def _borrow(runs: Value, x: Value) -> Value:
     """`x`, where examples that never run have the entry of one that does."""
     lender = _example(x, jnp.argmax(runs))
-    return where_leading(runs, x, lax.stop_gradient(lender))
+    return where_leading(runs, x, detached(lender))
 
 
 def _example(batch: Value, index: Index) -> Value:

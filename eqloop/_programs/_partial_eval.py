@@ -1,0 +1,155 @@
+"""Partial evaluation of formulas: what is known beforehand is computed beforehand.
+
+JAX divides a program in two where it transposes what is linear in it, for example the
+tangents of a `jax.custom_jvp` rule that computes the primal as well. What depends on
+known inputs alone is evaluated. All else becomes a program of the unknown inputs, and
+each result in it counts as linear. Of a primitive that has no rule of its own, all
+outputs are unknown if one input is.
+
+The outputs of a formula are divided one by one, by what each depends on
+(`Formula.reached_out`). Take a loop that carries `c` and `t`, where `t` is unknown:
+
+    c, t -> sin(c), t / c     known     Selected(loop, c)(c, 0)
+                              unknown   Selected(loop, t)(c, t)
+
+The second loop needs `c` at every step, so it computes it once more. Nothing is stored
+for that: the transpose of the second loop is planned like any gradient.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+from jax import ad_checkpoint
+from jax.interpreters import partial_eval
+
+from .._arrays import Flags, interleave, pick, zero_array
+from .._compat import call_primitive
+from .._types import Value
+from ._equations import aval_of
+from ._formula import Formula, Selected
+
+# Effects that say what a value depends on, and not that something happens. Compared by
+# name, since JAX does not export these classes.
+_OF_VALUES = ("NamedAxisEffect", "InternalMutableArrayEffect")
+
+
+def _unknown_outputs(primitive: object, unknown: Sequence[bool]) -> Flags | None:
+    """Which outputs of a primitive depend on unknown inputs.
+
+    Returns:
+        A mark for each output; `None` for what is not divided: primitives of others,
+        those all of whose inputs are known or all of whose outputs are unknown, and
+        effects, which must not happen twice.
+    """
+    if not isinstance(primitive, Formula) or not any(unknown):
+        return None
+    if _has_effect(primitive.effects):
+        return None
+    outputs = tuple(primitive.reached_out(unknown, None))
+    return None if all(outputs) else outputs
+
+
+def _known_part(
+    formula: Formula, unknown: Sequence[bool], outputs: Flags
+) -> Callable[..., list[Value]]:
+    """A function from the known inputs to the outputs that depend on no others."""
+    part = Selected.of(formula, _others(outputs))
+
+    def run(*known: Value) -> list[Value]:
+        zeros = list(map(zero_array, pick(formula.in_avals_flat, unknown)))
+        inputs = interleave(unknown, known, zeros)
+        return part.flat_out(part(*part.in_tree.unflatten(inputs)))
+
+    return run
+
+
+def _trace_rule(trace: Any, *tracers: Any, _prim: Any) -> list[Value]:
+    """The rule for a program that is evaluated as far as its inputs are known."""
+
+    def as_ever(primitive: object) -> list[Value]:
+        params = {"_prim": primitive}
+        return trace.default_process_primitive(_PRIMITIVE, tracers, params)
+
+    unknown = [not tracer.is_known() for tracer in tracers]
+    outputs = _unknown_outputs(_prim, unknown)
+    if outputs is None:
+        return as_ever(_prim)
+    values = [tracer.pval.get_known() for tracer in pick(tracers, _others(unknown))]
+    known = _known_part(_prim, unknown, outputs)(*values)
+    rest = as_ever(Selected.of(_prim, outputs)) if any(outputs) else []
+    return interleave(outputs, known, rest)
+
+
+def _remat_rule(
+    saveable: Callable[..., Any],
+    unknown: Sequence[bool],
+    available: Sequence[bool],
+    eqn: jex.JaxprEqn,
+) -> tuple[jex.JaxprEqn | None, jex.JaxprEqn | None, Flags, Flags, list[jex.Var]]:
+    """The rule for a program in `jax.checkpoint`, which is run again later.
+
+    Args:
+        saveable: The policy.
+        unknown: Which inputs are unknown.
+        available: Which inputs will be there when the program is run again.
+        eqn: The equation.
+
+    Returns:
+        The equation that is run first and the one that is run again; which outputs are
+        unknown, and which are computed again; and the inputs to store for that.
+    """
+    every, none = (True,) * len(eqn.outvars), (False,) * len(eqn.outvars)
+    stored = [x for x in pick(eqn.invars, _others(available)) if _is_variable(x)]
+    outputs = _unknown_outputs(eqn.params["_prim"], unknown)
+    if outputs is not None:
+        return _known_equation(eqn, unknown, outputs), eqn, outputs, every, stored
+    # What is not divided is treated as JAX does without a rule.
+    if any(unknown):
+        return None, eqn, every, every, stored
+    if _is_kept(saveable, eqn):
+        return eqn, None, none, none, []
+    return eqn, eqn, none, every, stored
+
+
+def _known_equation(
+    eqn: jex.JaxprEqn, unknown: Sequence[bool], outputs: Flags
+) -> jex.JaxprEqn:
+    """The equation for those outputs of another one that are not unknown."""
+    formula, known = eqn.params["_prim"], _others(unknown)
+    run = jax.jit(_known_part(formula, unknown, outputs))
+    (call,) = jax.make_jaxpr(run)(*pick(formula.in_avals_flat, known)).eqns
+    return eqn.replace(
+        invars=pick(eqn.invars, known),
+        outvars=pick(eqn.outvars, _others(outputs)),
+        primitive=call.primitive,
+        params=call.params,
+        effects=call.effects,
+    )
+
+
+def _is_kept(saveable: Callable[..., Any], eqn: jex.JaxprEqn) -> bool:
+    """Whether the outputs of a known equation are stored, and so not computed again."""
+    if _has_effect(eqn.effects):
+        return True  # so that it happens once
+    answer = saveable(eqn.primitive, *map(aval_of, eqn.invars), **eqn.params)
+    return answer is True or answer is ad_checkpoint.Saveable
+
+
+def _has_effect(effects: Iterable[jex.Effect]) -> bool:
+    return any(type(effect).__name__ not in _OF_VALUES for effect in effects)
+
+
+def _others(flags: Sequence[bool]) -> Flags:
+    return tuple(not flag for flag in flags)
+
+
+def _is_variable(atom: jax.core.Atom) -> bool:
+    return isinstance(atom, jex.Var)
+
+
+_PRIMITIVE = call_primitive()
+partial_eval.custom_partial_eval_rules[_PRIMITIVE] = _trace_rule
+partial_eval.partial_eval_jaxpr_custom_rules[_PRIMITIVE] = _remat_rule
