@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.extend.core as jex
 from jax import ad_checkpoint
 from jax.interpreters import partial_eval
@@ -102,7 +101,8 @@ def _remat_rule(
         unknown, and which are computed again; and the inputs to store for that.
     """
     every, none = (True,) * len(eqn.outvars), (False,) * len(eqn.outvars)
-    stored = [x for x in pick(eqn.invars, _others(available)) if _is_variable(x)]
+    missing = pick(eqn.invars, _others(available))
+    stored = [x for x in missing if isinstance(x, jex.Var)]
     outputs = _unknown_outputs(eqn.params["_prim"], unknown)
     if outputs is not None:
         return _known_equation(eqn, unknown, outputs), eqn, outputs, every, stored
@@ -144,10 +144,6 @@ def _has_effect(effects: Iterable[jex.Effect]) -> bool:
 
 def _others(flags: Sequence[bool]) -> Flags:
     return tuple(not flag for flag in flags)
-
-
-def _is_variable(atom: jax.core.Atom) -> bool:
-    return isinstance(atom, jex.Var)
 
 
 _PRIMITIVE = call_primitive()

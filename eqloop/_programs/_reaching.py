@@ -24,7 +24,7 @@ from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
 
 # From marks for the inputs of a formula to marks for its outputs.
-Rule: TypeAlias = Callable[[list[bool]], Sequence[bool]]
+Marking: TypeAlias = Callable[[list[bool]], Sequence[bool]]
 
 # From floats to floats, and their derivative is zero: in JAX they have no tangent.
 _WITHOUT_TANGENT = frozenset(["ceil", "floor", "round", "stop_gradient"])
@@ -56,26 +56,26 @@ def reached(
 
 # What a value depends on is a set of inputs: an integer with a bit for each of them,
 # and the first bit for the place along the axis. So all inputs are followed at once.
-Source: TypeAlias = int
+Origins: TypeAlias = int
 
 _NOTHING, _PLACE = 0, 1
 
 
-def _input(index: int) -> Source:
+def _input(index: int) -> Origins:
     return 2 << index
 
 
-def _all_of(sources: Iterable[Source]) -> Source:
+def _all_of(sources: Iterable[Origins]) -> Origins:
     return functools.reduce(operator.or_, sources, _NOTHING)
 
 
 @functools.lru_cache(maxsize=512)
-def _sources(program: AnyJaxpr, reach: "_Reach") -> tuple[Source, ...]:
+def _sources(program: AnyJaxpr, reach: "_Reach") -> tuple[Origins, ...]:
     """What each output of a program depends on."""
     return tuple(reach.follow(program))
 
 
-def dependences(rule: Rule, count: int) -> list[Flags]:
+def dependences(rule: Marking, count: int) -> list[Flags]:
     """Which inputs each output of a formula depends on.
 
     Args:
@@ -104,7 +104,7 @@ class _Reach:
     is_derivative: bool
     axis_name: Hashable
 
-    def follow(self, program: AnyJaxpr) -> list[Source]:
+    def follow(self, program: AnyJaxpr) -> list[Origins]:
         """What each output of a program depends on."""
         jaxpr = close(program).jaxpr
         sources = {var: _input(i) for i, var in enumerate(jaxpr.invars)}
@@ -118,7 +118,7 @@ class _Reach:
             if not has_refs or before == [sources[var] for var in jaxpr.invars]:
                 return [_source_of(atom, sources) for atom in jaxpr.outvars]
 
-    def outputs(self, program: AnyJaxpr, inputs: Sequence[Source]) -> list[Source]:
+    def outputs(self, program: AnyJaxpr, inputs: Sequence[Origins]) -> list[Origins]:
         """What the outputs of a program depend on, if the inputs depend on this."""
         places = [(_input(i), source) for i, source in enumerate(inputs) if source]
         return [
@@ -126,7 +126,7 @@ class _Reach:
             for of in _sources(program, self)
         ]
 
-    def _pass(self, eqn: jex.JaxprEqn, sources: dict[Any, Source]) -> None:
+    def _pass(self, eqn: jex.JaxprEqn, sources: dict[Any, Origins]) -> None:
         """Follows dependences through one equation."""
         inputs = [_source_of(atom, sources) for atom in eqn.invars]
         pairs = list(zip(eqn.outvars, self._equation(eqn, inputs), strict=True))
@@ -139,7 +139,7 @@ class _Reach:
     def _passes(self, aval: Aval) -> bool:
         return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
 
-    def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Source]) -> list[Source]:
+    def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Origins]) -> list[Origins]:
         name, params, count = eqn.primitive.name, eqn.params, len(eqn.outvars)
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
             return [_NOTHING] * count  # the same all along the axis
@@ -183,7 +183,7 @@ class _Reach:
             _names(inner, self.axis_name) for inner in equations_of(eqn)
         )
 
-    def _custom(self, eqn: jex.JaxprEqn, inputs: Sequence[Source]) -> list[Source]:
+    def _custom(self, eqn: jex.JaxprEqn, inputs: Sequence[Origins]) -> list[Origins]:
         if is_through(eqn):
             return list(inputs[len(inputs) - len(eqn.outvars) :])
         # A derivative rule may depend on more than the function does. But how a batch
@@ -192,7 +192,7 @@ class _Reach:
             return [_all_of(inputs)] * len(eqn.outvars)
         return self.outputs(eqn.params["call_jaxpr"], inputs)
 
-    def _scan(self, params: dict[str, Any], inputs: Sequence[Source]) -> list[Source]:
+    def _scan(self, params: dict[str, Any], inputs: Sequence[Origins]) -> list[Origins]:
         consts, carry, xs = split(inputs, *scan_counts(params))
         while True:
             outs = self.outputs(params["jaxpr"], [*consts, *carry, *xs])
@@ -203,7 +203,9 @@ class _Reach:
                 return [*carry, *ys]
             carry = more
 
-    def _while(self, params: dict[str, Any], inputs: Sequence[Source]) -> list[Source]:
+    def _while(
+        self, params: dict[str, Any], inputs: Sequence[Origins]
+    ) -> list[Origins]:
         counts = params["cond_nconsts"], params["body_nconsts"]
         of_cond, of_body, carry = split(inputs, *counts)
         while True:
@@ -218,7 +220,7 @@ class _Reach:
             carry = more
 
 
-def _by_rule(rule: Rule, inputs: Sequence[Source]) -> list[Source]:
+def _by_rule(rule: Marking, inputs: Sequence[Origins]) -> list[Origins]:
     """What the outputs of a formula depend on, by its rule for marked inputs."""
     # An output is marked for two inputs if it is for either of them. So each source is
     # marked by itself, at all inputs that have it.
@@ -229,7 +231,7 @@ def _by_rule(rule: Rule, inputs: Sequence[Source]) -> list[Source]:
     return list(map(_all_of, zip(*ways, strict=True)))
 
 
-def _source_of(atom: jax.core.Atom, sources: dict[Any, Source]) -> Source:
+def _source_of(atom: jax.core.Atom, sources: dict[Any, Origins]) -> Origins:
     is_literal = isinstance(atom, jex.Literal)
     return _NOTHING if is_literal else sources.get(atom, _NOTHING)
 
