@@ -57,6 +57,7 @@ from ._partition import (
     flatten,
     interleave,
     is_dynamic,
+    is_inexact_scalar,
     is_scalar,
     partition,
     paths,
@@ -65,6 +66,7 @@ from ._partition import (
     same_static,
     split,
     union,
+    unmarked,
 )
 from ._tangents import (
     cotangent_types,
@@ -111,6 +113,7 @@ __all__ = [
     "is_complex",
     "is_dynamic",
     "is_inexact",
+    "is_inexact_scalar",
     "is_scalar",
     "is_symbolic",
     "is_type",
@@ -141,6 +144,7 @@ __all__ = [
     "type_of",
     "types_of",
     "union",
+    "unmarked",
     "vary",
     "where_leading",
     "where_run",

@@ -50,10 +50,7 @@ def types_of(tree: PyTree) -> PyTree:
 
 def is_weak(leaf: object) -> bool:
     """Whether an array, a type of one or a Python number is weakly typed."""
-    if isinstance(leaf, bool | int | float | complex):
-        return True
-    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
-    return getattr(aval, "weak_type", False)
+    return getattr(type_of(leaf), "weak_type", False)
 
 
 def strongly_typed(leaf: Value) -> Value:

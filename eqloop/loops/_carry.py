@@ -41,6 +41,7 @@ from .._arrays import (
     same_static,
     structure_differences,
     types_of,
+    unmarked,
     vary,
     with_weak_types,
 )
@@ -132,7 +133,7 @@ class Carry:
         """
         leaves = zip(flatten(init)[0], flatten(self.tree)[0], strict=True)
         return tuple(
-            before if type(before) is int else None
+            number if type(number := unmarked(before)) is int else None
             for before, after in leaves
             if is_dynamic(after)
         )
