@@ -22,6 +22,7 @@ from .._arrays import (
     describe,
     is_dynamic,
     mesh_axis_of,
+    numbers_with_axes,
     pick,
     refuse_symbolic,
     resolve_axes,
@@ -268,6 +269,9 @@ def open_row(
             return enforce_annotations(f)(*args, **kwargs)
 
     def take(out: PyTree) -> tuple[list[Value], tuple[Outputs, list[Reduction]]]:
+        out = numbers_with_axes(
+            name, out, out_axes, tree_name="out", spec_name="out_axes"
+        )
         out, reductions = resolve_reductions(name, out, reduce)
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
