@@ -60,14 +60,16 @@ def strongly_typed(leaf: Value) -> Value:
 
 
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
-    """Leaves, some of them made weakly typed; only arrays of JAX change."""
+    """Leaves, some of them weakly typed and the others not; only arrays change."""
     return [
-        _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
+        _typed(leaf, becomes_weak) if isinstance(leaf, jax.Array) else leaf
         for leaf, becomes_weak in zip(leaves, weak, strict=True)
     ]
 
 
-def _weakly_typed(leaf: jax.Array) -> Value:
+def _typed(leaf: jax.Array, becomes_weak: bool) -> Value:
+    if not becomes_weak:
+        return strongly_typed(leaf)
     if is_weak(leaf):
         return leaf
     # `lax.convert_element_type` cannot make weak types.

@@ -1,4 +1,4 @@
-"""Python numbers that a mapped function returns: stacked where they are given an axis."""
+"""Python numbers that a mapped function returns, and what is given an axis of them."""
 
 import functools
 
@@ -77,10 +77,9 @@ def test_under_jit_grad_and_vmap():
     f = functools.partial(row, 2.5)
     ours = el.ChunkedVmap(f, 2, out_axes=0)
     theirs = lambda x: by_equinox(f, 0, x)
-    for derive in (jax.grad, lambda f: jax.vmap(jax.grad(f))):
-        x = X if derive is jax.grad else jnp.stack([X, -X])
-        run = lambda m: jax.jit(derive(functools.partial(loss, m)))(x)
-        np.testing.assert_allclose(run(ours), run(theirs))
+    derive = lambda mapped: jax.vmap(jax.grad(functools.partial(loss, mapped)))
+    xs = jnp.stack([X, -X])
+    np.testing.assert_allclose(*(jax.jit(derive(m))(xs) for m in (ours, theirs)))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
