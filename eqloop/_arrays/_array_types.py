@@ -62,12 +62,12 @@ def strongly_typed(leaf: Value) -> Value:
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
     """Leaves, some of them weakly typed and the others not; only arrays change."""
     return [
-        _typed(leaf, becomes_weak) if isinstance(leaf, jax.Array) else leaf
+        _with_weakness(leaf, becomes_weak) if isinstance(leaf, jax.Array) else leaf
         for leaf, becomes_weak in zip(leaves, weak, strict=True)
     ]
 
 
-def _typed(leaf: jax.Array, becomes_weak: bool) -> Value:
+def _with_weakness(leaf: jax.Array, becomes_weak: bool) -> Value:
     if not becomes_weak:
         return strongly_typed(leaf)
     if is_weak(leaf):

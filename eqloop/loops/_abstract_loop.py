@@ -11,6 +11,7 @@ from .._arrays import hashable_axes
 from .._calls import (
     AbstractTransform,
     Function,
+    as_int_if_index,
     check_bool,
     setting,
     typed,
@@ -69,7 +70,7 @@ class AbstractLoop(AbstractTransform[Function]):
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
     f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
     reverse: bool = setting(default=False)
-    unroll: int | bool = setting(default=1)
+    unroll: int | bool = setting(default=1, converter=as_int_if_index)
     split_keys: bool = setting(default=True)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
