@@ -24,8 +24,8 @@ from ..checkpointing import (
     Frontier,
     Plan,
     as_loop_policy,
+    form_to_plan,
     frontier_of,
-    normal_form,
 )
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
@@ -103,8 +103,8 @@ class AbstractLoop(AbstractTransform[Function]):
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
         opened = open_abstractly(open_call, self, args, kwargs)
-        form = normal_form(opened.step)
-        return dict(step=form.step, loop=form.loop(opened.loop), **self._how())
+        step, loop = form_to_plan(opened.step, opened.loop)
+        return dict(step=step, loop=loop, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)
