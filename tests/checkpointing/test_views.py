@@ -11,7 +11,7 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow
+from ..marks import slow, slow_if
 from ..weights import normal
 from .memory import temp_bytes
 
@@ -68,7 +68,9 @@ def assert_close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "name", slow_if(lambda n: n not in ("x", "a slice", "and computed"), STEPS)
+)
 def test_numbers_are_those_of_a_scan(name, schedule):
     f = STEPS[name]
     ours = lambda h, xs: el.Scan(f, schedule=schedule)(h, xs)
