@@ -199,6 +199,16 @@ def _through_jvp(primals: PyTree, tangents: PyTree) -> PyTree:
     return output, jax.custom_derivatives.SymbolicZero(aval)
 
 
+# JAX 0.10 to 0.12 hands numbers to custom rules as subclasses of the types of Python,
+# which remember a dtype; `stop_gradient(1.0)` is one as well. They have no public name.
+_MARKED = {kind: lax.stop_gradient(kind()) for kind in (int, float, complex)}
+
+# Each of these types, and that of Python which it stands for.
+MARKED_NUMBERS: dict[type, type] = {
+    type(number): kind for kind, number in _MARKED.items() if isinstance(number, kind)
+}
+
+
 def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 

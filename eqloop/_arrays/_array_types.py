@@ -50,10 +50,7 @@ def types_of(tree: PyTree) -> PyTree:
 
 def is_weak(leaf: object) -> bool:
     """Whether an array, a type of one or a Python number is weakly typed."""
-    if isinstance(leaf, bool | int | float | complex):
-        return True
-    aval = leaf if isinstance(leaf, jax.core.AbstractValue) else jax.typeof(leaf)
-    return getattr(aval, "weak_type", False)
+    return getattr(type_of(leaf), "weak_type", False)
 
 
 def strongly_typed(leaf: Value) -> Value:
@@ -63,14 +60,16 @@ def strongly_typed(leaf: Value) -> Value:
 
 
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
-    """Leaves, some of them made weakly typed; only arrays of JAX change."""
+    """Leaves, some of them weakly typed and the others not; only arrays change."""
     return [
-        _weakly_typed(leaf) if becomes_weak and isinstance(leaf, jax.Array) else leaf
+        _with_weakness(leaf, becomes_weak) if isinstance(leaf, jax.Array) else leaf
         for leaf, becomes_weak in zip(leaves, weak, strict=True)
     ]
 
 
-def _weakly_typed(leaf: jax.Array) -> Value:
+def _with_weakness(leaf: jax.Array, becomes_weak: bool) -> Value:
+    if not becomes_weak:
+        return strongly_typed(leaf)
     if is_weak(leaf):
         return leaf
     # `lax.convert_element_type` cannot make weak types.

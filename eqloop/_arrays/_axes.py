@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import export
 
 from .._types import Aval, PyTree, Value
@@ -17,6 +18,7 @@ from ._partition import (
     describe,
     flatten,
     is_dynamic,
+    is_scalar,
     partition,
     paths,
 )
@@ -141,6 +143,26 @@ def resolve_axes(
         _resolve(owner, leaf, name, *spec, extra=int(new))
         for leaf, name, spec in zip(leaves, names, specs, strict=True)
     ]
+
+
+def numbers_with_axes(
+    owner: str, tree: PyTree, spec: PyTree, *, tree_name: str, spec_name: str
+) -> PyTree:
+    """A tree whose Python numbers are arrays where the prefix tree gives them an axis.
+
+    >>> numbers_with_axes("Vmap", (1.0, 2.0), (0, None), tree_name="a", spec_name="b")
+    (Array(1., dtype=float32, weak_type=True), 2.0)
+    """
+    leaves, treedef = flatten(tree)
+    specs = broadcast_prefix(owner, axes_tree(spec), tree, tree_name, spec_name)
+    has_axis = [
+        _axis_of(leaf, spec) is not None
+        for leaf, (spec, _) in zip(leaves, specs, strict=True)
+    ]
+    return treedef.unflatten(
+        jnp.asarray(leaf) if flag and is_scalar(leaf) else leaf
+        for leaf, flag in zip(leaves, has_axis, strict=True)
+    )
 
 
 def axis_sizes(tree: PyTree, name: str, axes: Sequence[Axis]) -> dict[str, int]:
@@ -299,7 +321,7 @@ def broadcast_prefix(
 def _resolve(
     owner: str, leaf: Value, name: str, spec: AxisSpec, spec_name: str, extra: int
 ) -> Axis:
-    axis = spec(leaf) if callable(spec) else spec
+    axis = _axis_of(leaf, spec)
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
         raise TypeError(
             f"{owner}: {spec_name} must be an int, None, or a callable from a leaf to "
@@ -316,3 +338,7 @@ def _resolve(
             f"None."
         )
     return axis % ndim
+
+
+def _axis_of(leaf: Value, spec: AxisSpec) -> Any:
+    return spec(leaf) if callable(spec) else spec

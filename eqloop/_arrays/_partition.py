@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat import MARKED_NUMBERS
 from .._types import PyTree, Value
 
 Arrays: TypeAlias = Sequence[Value]
@@ -30,7 +31,18 @@ def is_dynamic(leaf: object) -> bool:
 def is_scalar(leaf: object) -> bool:
     """Whether a leaf is a Python number: static or dynamic as the context has it."""
     # Not `isinstance`: nobody wants an `enum.IntEnum` to be traced.
-    return type(leaf) in (bool, int, float, complex)
+    return type(leaf) in (bool, int, float, complex) or type(leaf) in MARKED_NUMBERS
+
+
+def is_inexact_scalar(leaf: object) -> bool:
+    """Whether a leaf is a Python number that is no integer."""
+    return is_scalar(leaf) and isinstance(leaf, float | complex)
+
+
+def unmarked(leaf: Value) -> Value:
+    """A leaf; as a plain number of Python, if it is one to which JAX added a dtype."""
+    kind = MARKED_NUMBERS.get(type(leaf))
+    return leaf if kind is None else kind(leaf)
 
 
 def as_arrays(tree: PyTree, *, scalars: bool = False) -> PyTree:
@@ -63,6 +75,7 @@ def same_static(before: object, after: object) -> bool:
     >>> same_static(float("nan"), float("nan")), same_static(1, 1.0)
     (True, False)
     """
+    before, after = unmarked(before), unmarked(after)
     if before is after:
         return True
     if type(before) is not type(after):
@@ -136,7 +149,7 @@ def describe(leaf: Value) -> str:
     """
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-    text = repr(leaf)
+    text = repr(unmarked(leaf))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -23,6 +23,7 @@ from ._opening import (
 )
 from ._settings import (
     as_count,
+    as_int_if_index,
     check_bool,
     check_least,
     format_bytes,
@@ -49,6 +50,7 @@ __all__ = [
     "Y",
     "argument_names",
     "as_count",
+    "as_int_if_index",
     "check_bool",
     "check_least",
     "compiled_once",

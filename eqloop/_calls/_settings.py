@@ -28,6 +28,12 @@ def int_of(value: Value) -> int | None:
         return None
 
 
+def as_int_if_index(value: Value) -> Value:
+    """The int that a value stands for, NumPy's say; any other value as it is."""
+    number = int_of(value)
+    return value if number is None else number
+
+
 def check_least(owner: str, setting: str, value: int, least: int) -> None:
     """Raises if a setting is less than it may be."""
     if value < least:

@@ -123,13 +123,26 @@ class Formula(HiPrimitive):
             inputs: The inputs.
 
         Returns:
-            The outputs, the residuals for `vjp_bwd_retval`, and which of the outputs
-            have a tangent.
+            The outputs, the residuals for `sweep_back`, and which of the outputs have
+            a tangent.
         """
         marks = self._marks(perturbed)
         primal = self.settled(marks, reverse=True)
         moves_out = self.out_tree.unflatten(self.moves_out(marks))
         return primal(*inputs), (Static(marks), inputs), moves_out
+
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+        """Reverse mode, the way back.
+
+        Args:
+            residuals: Those that `sweep_forward` returned.
+            cts: The cotangents of the outputs.
+
+        Returns:
+            The cotangents of all inputs, symbolic zeros among them.
+        """
+        marks, inputs = residuals
+        return self.pull(self.in_tree.unflatten(marks.value), inputs, cts)
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         """Which outputs have a tangent if these inputs have one, both in flat order."""
@@ -237,11 +250,16 @@ class Formula(HiPrimitive):
         return linear_outputs(self._tangents(moves.value, primals, tangents))
 
     def vjp_fwd(self, nzs_in: PyTree, *inputs: PyTree) -> PyTree:
-        return linearization(*self.sweep_forward(nzs_in, *inputs))
+        marks = self._marks(nzs_in)
+        if any(moves_out := self.moves_out(marks)):
+            return linearization(*self.sweep_forward(nzs_in, *inputs))
+        # No gradient goes through: JAX 0.12 asks all the same, of formulas without any
+        # perturbed input as well. Nothing is stored, and nothing is planned.
+        primal = self.settled(marks, reverse=True)
+        return linearization(primal(*inputs), None, self.out_tree.unflatten(moves_out))
 
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        marks, inputs = res
-        return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
+        return self.zero_cts() if res is None else self.sweep_back(res, outgrad)
 
     def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
         # JAX transposes a formula that is linear in some inputs, such as the tangents

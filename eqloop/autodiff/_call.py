@@ -21,6 +21,7 @@ from .._arrays import (
     describe,
     is_dynamic,
     is_inexact,
+    is_inexact_scalar,
     is_scalar,
     partition,
     paths,
@@ -185,7 +186,7 @@ def is_differentiable(leaf: object) -> bool:
 
 def _as_argument(owner: str, name: str, argument: PyTree) -> PyTree:
     # In a tree, a Python number is a setting; alone, `jax.grad` differentiates it.
-    if type(argument) in (float, complex):
+    if is_inexact_scalar(argument):
         return jnp.asarray(argument)
     is_number = is_scalar(argument) or is_dynamic(argument)
     if is_number and not is_differentiable(argument):

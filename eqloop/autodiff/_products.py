@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Generic, final
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._arrays import describe, flatten, paths, structure_differences
+from .._arrays import (
+    describe,
+    flatten,
+    is_inexact_scalar,
+    paths,
+    structure_differences,
+)
 from .._calls import (
     AbstractTransform,
     NewP,
@@ -165,7 +171,7 @@ def _check_tangents(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -
 
 
 def _fits(leaf: Value, tangent: Value) -> bool:
-    if type(leaf) in (float, complex):
+    if is_inexact_scalar(leaf):
         leaf = jnp.asarray(leaf)
         tangent = jnp.asarray(tangent, leaf.dtype)
     return is_differentiable(leaf) and (

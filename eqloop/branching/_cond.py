@@ -31,8 +31,8 @@ class Cond(eqx.Module, Generic[R]):
 
     Raises:
         TypeError: If one of them is not callable. When called, if `pred` is not a
-            scalar boolean, if structures, shapes or dtypes differ, or if a jaxtyping
-            annotation of a branch is violated.
+            scalar boolean, nor a real number, if structures, shapes or dtypes differ,
+            or if a jaxtyping annotation of a branch is violated.
         ValueError: When called, if leaves that are not arrays differ.
 
     Examples:
@@ -63,7 +63,8 @@ class Cond(eqx.Module, Generic[R]):
         """Runs `true_f(*operands)` if `pred`, and `false_f(*operands)` otherwise.
 
         Args:
-            pred: A boolean, or a scalar boolean array.
+            pred: A boolean, or a scalar boolean array. As in JAX, it may also be a
+                number, an integer or a float, which holds unless it is zero.
             *operands: Any PyTrees.
             **keywords: Passed on as well.
 
@@ -71,8 +72,19 @@ class Cond(eqx.Module, Generic[R]):
             What the branch returns.
         """
         branches = [("false_f", self.false_f), ("true_f", self.true_f)]
-        index = as_condition("Cond", "pred", pred).astype(jnp.int32)
+        index = as_condition("Cond", "pred", _as_boolean(pred)).astype(jnp.int32)
         return run_one("Cond", branches, index, operands, keywords)
+
+
+def _as_boolean(pred: Value) -> Value:
+    """Whether a number is not zero; anything else as it is."""
+    try:
+        array = jnp.asarray(pred)
+    except (TypeError, ValueError):
+        return pred
+    kinds = jnp.integer, jnp.floating
+    is_real = any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
+    return array != 0 if is_real and not array.shape else pred
 
 
 def as_condition(owner: str, name: str, condition: object) -> jax.Array:

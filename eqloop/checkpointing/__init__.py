@@ -24,7 +24,7 @@ from ._plans import plans
 from ._policies import AUTO, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
-from ._run import run_loop, run_while
+from ._run import form_to_plan, run_loop, run_while
 from ._schedules import (
     AbstractSchedule,
     Binomial,
@@ -39,8 +39,8 @@ from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec
-from .engine._normal_form import normal_form
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
+from .engine._views import Viewing
 from .planning._known_times import measurements
 from .whiles._bounded import Bounded
 from .whiles._online import Online
@@ -72,15 +72,16 @@ __all__ = [
     "Spill",
     "Step",
     "StoreAll",
+    "Viewing",
     "as_loop_policy",
     "as_policy",
+    "form_to_plan",
     "frontier_of",
     "hoist",
     "is_budget",
     "make_step",
     "measurements",
     "name",
-    "normal_form",
     "plan",
     "plans",
     "policies",

@@ -1,7 +1,7 @@
 """The trade-off between memory and recomputation, of one loop under all schedules."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
@@ -86,4 +86,17 @@ def frontier_of(
         )
         for layout, size in pareto(known, active, times)
     )
-    return Frontier(tuple(plans), chosen)
+    return Frontier(_unbeaten(plans), chosen)
+
+
+def _unbeaten(plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    """The plans that no other one beats, by what they say themselves.
+
+    More is known of a plan than of the layouts that were searched: what it depends on
+    alone was measured for it, such as how long steps take side by side.
+    """
+    found: list[Plan] = []
+    for one in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.relative_time)):
+        if not found or one.relative_time < found[-1].relative_time:
+            found.append(one)
+    return tuple(found)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 import equinox as eqx
@@ -31,6 +31,7 @@ from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
 from .engine._problem import Problem, activity, all_active
+from .engine._reverse_primitive import Reverse
 from .planning._measured_pace import pace
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
@@ -139,7 +140,8 @@ def plans(f: Callable[..., PyTree]) -> Callable[..., Plans]:
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
         with listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
-            finder = _Finder({id(d.stands_for_it): d for d in decided}, decided)
+            known = {id(d.stands_for_it): d for d in decided}
+            finder = _Finder(known, decided, set(_reversed_in(program)))
             loops, peak = finder.of_program(program, 0, None)
         return Plans(tuple(loops), peak)
 
@@ -154,10 +156,14 @@ class _Finder:
         known: The layouts in these programs, by the identity of their stand-ins, see
             `engine/_listing.py`.
         decided: The list to which layouts are added while programs are traced.
+        reversed: The identities of the layouts by which loops are reversed. Others
+            belong to loops that a gradient was asked of, and that it does not go
+            through after all: their outputs have no cotangents.
     """
 
     known: dict[int, Decided]
     decided: list[Decided]
+    reversed: set[int]
 
     def of_program(
         self, program: AnyJaxpr, depth: int, around: Place | None
@@ -194,6 +200,8 @@ class _Finder:
         formula = formula_of(eqn)
         loop, maps = _unwrapped(formula)
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
+            if id(loop.saves.layout) not in self.reversed:
+                return [], 0, None
             saved = len(loop.out_aval[2])
             shown = getattr(formula, "shown", (True,) * saved)
             count = sum(shown[len(shown) - saved :])
@@ -207,6 +215,7 @@ class _Finder:
             if _has_loops(formula):
                 program = formula.expanded
                 self.known.update({id(d.stands_for_it): d for d in self.decided})
+                self.reversed.update(_reversed_in(program))
                 loops, _ = self.of_program(program, depth + 1, place)
             return loops, 0, None
         peak = 0
@@ -292,6 +301,15 @@ def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
         if any(id(var) in held for var in eqn.invars)
     )
     return max(uses, default=start)
+
+
+def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
+    """The identities of the layouts by which loops are reversed in a program."""
+    for eqn in equations(getattr(program, "jaxpr", program)):
+        if (formula := formula_of(eqn)) is not None:
+            inner, _ = _unwrapped(formula)
+            if isinstance(inner, Reverse):
+                yield id(inner.layout)
 
 
 def _has_loops(formula: Formula) -> bool:

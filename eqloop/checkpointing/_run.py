@@ -21,6 +21,7 @@ from .engine._primitive import planned_loop
 from .engine._problem import Problem
 from .engine._repetition import Counted
 from .engine._step import Step, make_step
+from .engine._views import Viewing
 from .whiles._bounded import Bounded
 from .whiles._ending import Ending
 from .whiles._online import Online
@@ -54,6 +55,13 @@ def run_loop(
     """
     if loop.length == 0:
         return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
+    viewing, left = _viewing(step, loop)
+    if viewing.step is not step:
+        settings = dict(loop=left, schedule=schedule, policy=policy)
+        carry, ys = run_loop(viewing.step, consts, init, xs, **settings)
+        pairs = zip(xs, loop.x_axes, strict=True)
+        rows = [loop.kept_of(strongly_typed(x), axis) for x, axis in pairs]
+        return carry, viewing.join(ys, rows, loop.x_axes, [0] * len(step.y_types))
     # Under `StoreAll`, a plain loop is a `lax.scan`: JAX differentiates it without this
     # library. Not if only some rows of `ys` are kept: to do that, a scan would have to
     # cut up its `xs`, and so copy them even if it is not differentiated.
@@ -97,6 +105,27 @@ def run_while(
     loop = Loop(planner.max_steps, meter=meter, starts=starts)
     problem = Problem(step, loop, None, planner, UntilStopped())
     return _run_planned(problem, consts, init, [])[0]
+
+
+def form_to_plan(step: Step, loop: Loop) -> tuple[Step, Loop]:
+    """What `run_loop` plans of a loop that has no bar."""
+    viewing, left = _viewing(step, loop)
+    form = normal_form(viewing.step)
+    return form.step, form.loop(left)
+
+
+def _viewing(step: Step, loop: Loop) -> tuple[Viewing, Loop]:
+    """The step without outputs that are views of `xs`, and the loop around that.
+
+    A bar may show any output. And a loop that stops returns zeros for the steps that it
+    did not run.
+    """
+    if loop.meter.is_shown or loop.stops:
+        return Viewing(step, (None,) * len(step.y_types)), loop
+    viewing = Viewing.of(step)
+    # Without outputs there are no rows to keep some of.
+    kept = loop.kept if viewing.step.y_types else None
+    return viewing, dataclasses.replace(loop, kept=kept)
 
 
 def _run_planned(

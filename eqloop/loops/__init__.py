@@ -15,7 +15,7 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 
 from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
-from ._backward import ClipCotangent, Truncate
+from ._backward import ClipCotangent, Truncate, cut_before, cuts_of, refuse_cuts
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._open_loop import check_one_key
 from ._scan import AbstractScan, CheckpointedScan, Scan
@@ -47,5 +47,8 @@ __all__ = [
     "Truncate",
     "WhileLoop",
     "check_one_key",
+    "cut_before",
+    "cuts_of",
     "frontier",
+    "refuse_cuts",
 ]

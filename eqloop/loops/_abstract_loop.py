@@ -11,6 +11,7 @@ from .._arrays import hashable_axes
 from .._calls import (
     AbstractTransform,
     Function,
+    as_int_if_index,
     check_bool,
     setting,
     typed,
@@ -23,8 +24,8 @@ from ..checkpointing import (
     Frontier,
     Plan,
     as_loop_policy,
+    form_to_plan,
     frontier_of,
-    normal_form,
 )
 from ..progress import ProgressBar, as_progress, check_progress
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
@@ -69,7 +70,7 @@ class AbstractLoop(AbstractTransform[Function]):
     f_axes: PyTree = setting(default=None, converter=hashable_axes)
     f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
     reverse: bool = setting(default=False)
-    unroll: int | bool = setting(default=1)
+    unroll: int | bool = setting(default=1, converter=as_int_if_index)
     split_keys: bool = setting(default=True)
     progress: ProgressBar | None = setting(default=None, converter=as_progress)
 
@@ -102,8 +103,8 @@ class AbstractLoop(AbstractTransform[Function]):
             return loop._open(*args, length=length, **kwargs).at_reversal()
 
         opened = open_abstractly(open_call, self, args, kwargs)
-        form = normal_form(opened.step)
-        return dict(step=form.step, loop=form.loop(opened.loop), **self._how())
+        step, loop = form_to_plan(opened.step, opened.loop)
+        return dict(step=step, loop=loop, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return planned_by(type(self).__name__, self._schedule(), self.policy)

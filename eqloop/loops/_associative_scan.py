@@ -30,6 +30,7 @@ from .._calls import (
     AbstractTransform,
     NewX,
     X,
+    as_int_if_index,
     check_bool,
     compiled_once,
     enforce_annotations,
@@ -59,8 +60,10 @@ class AssociativeScan(AbstractTransform, Generic[X]):
     elements by itself. If your function works on one pair, wrap it in `jax.vmap`.
 
     Elements may be any PyTrees. The leaves that are not arrays reach `f` unchanged, and
-    it must return them unchanged. If `f` is a module, then its arrays are arrays of
-    this module, and are differentiated.
+    it must return them unchanged. As in JAX, the leaves of what `f` returns count, in
+    their order, and not the containers: a function of named tuples may return tuples.
+    If `f` is a module, then its arrays are arrays of this module, and are
+    differentiated.
 
     Args:
         f: An associative function of two such trees, which returns a third.
@@ -73,8 +76,8 @@ class AssociativeScan(AbstractTransform, Generic[X]):
 
     Raises:
         TypeError: If `f` is not callable, or a setting is not of its type. When called,
-            if `f` does not return the structure, shapes and dtypes of what it is given,
-            or if a jaxtyping annotation of `f` is violated.
+            if `f` does not return leaves of the shapes and dtypes that it is given, or
+            if a jaxtyping annotation of `f` is violated.
         ValueError: If `chunk_size` is less than 1. When called, if the arrays do not
             have the same number of elements, if an axis is out of range, if there is no
             array, or if `f` changes a leaf that is not an array.
@@ -101,7 +104,7 @@ class AssociativeScan(AbstractTransform, Generic[X]):
     """
 
     f: _Joining[X]  # pyright: ignore[reportIncompatibleMethodOverride]
-    axis: int = setting(default=0)
+    axis: int = setting(default=0, converter=as_int_if_index)
     reverse: bool = setting(default=False)
     chunk_size: int | None = setting(default=None)
 
@@ -242,7 +245,7 @@ class _Combine:
         a, b = self.elements.join(one), self.elements.join(other)
         arguments = f"  a = {eqx.tree_pformat(a)}\n  b = {eqx.tree_pformat(b)}"
         with explained(_NAME, f"`f(a, b)` with\n{arguments}"):
-            out = as_arrays(enforce_annotations(self.f)(a, b))
+            out = as_arrays(_labelled_as(a, enforce_annotations(self.f)(a, b)))
         _check_result(a, out)
         taken = zip(flatten(out)[0], self.elements.xs.rest.taken, strict=True)
         return [_without_key_type(jnp.asarray(x)) for x, is_taken in taken if is_taken]
@@ -285,6 +288,20 @@ def _is_keys(x: Value) -> bool:
 def _without_key_type(x: jax.Array) -> jax.Array:
     """An array as `jax.lax.associative_scan` takes it, which has no use for keys."""
     return jax.random.key_data(x) if _is_keys(x) else strongly_typed(x)
+
+
+def _labelled_as(a: PyTree, out: PyTree) -> PyTree:
+    """What `f` returned, as a tree like `a` if it has as many leaves.
+
+    As `jax.lax.associative_scan` has it: a function of named tuples may return tuples.
+    """
+    leaves, treedef = jax.tree.leaves(out), jax.tree.structure(a)
+    is_alike = flatten(out)[1] == flatten(a)[1]
+    return (
+        out
+        if is_alike or len(leaves) != treedef.num_leaves
+        else treedef.unflatten(leaves)
+    )
 
 
 def _check_result(a: PyTree, out: PyTree) -> None:

@@ -18,6 +18,7 @@ from .._arrays import (
     is_complex,
     is_dynamic,
     is_inexact,
+    is_symbolic,
     paths,
     structure_differences,
     vary,
@@ -31,10 +32,15 @@ from .._types import PyTree, Value
 class Truncate:
     """Cuts the gradient every so many steps: truncated backpropagation through time.
 
-    Before each step whose number, counted from 0 in the order of running, is a multiple
-    of `every`, `jax.lax.stop_gradient` is applied to the carry. So in forward mode its
-    tangent is zero there, and the initial carry has no derivative at all. Outputs are
-    differentiated at every step, back to the cut before that step.
+    Steps are counted from 0, in the order of running. Before the steps `every`,
+    `2 * every`, and so on, `jax.lax.stop_gradient` is applied to the carry, and so in
+    forward mode its tangent is zero there. Outputs are differentiated at every step,
+    back to the cut before that step.
+
+    There is no cut before step 0: an initial carry that is learned has a gradient, by
+    the first `every` steps. If it comes from an earlier part of the same sequence,
+    apply `jax.lax.stop_gradient` to it yourself. With an `every` that is not less than
+    the length of the loop, nothing is cut.
 
     Steps that no output needs are not reversed, and take no memory for it. For a scan
     without outputs, these are all steps before the last cut. For a
@@ -155,6 +161,42 @@ def check_backward(owner: str, backward: object) -> None:
             f"`el.ClipCotangent(max_norm)`, or a function from the cotangent of the "
             f"carry to another, not {backward!r}."
         )
+
+
+def refuse_cuts(owner: str, backward: object) -> None:
+    """Checks that a loop whose steps are undone by an inverse is not truncated."""
+    if isinstance(backward, Truncate):
+        # An inverse of the jvp would have to recover tangents from before the cut,
+        # which are zero after it.
+        raise ValueError(
+            f"{owner}: `backward={backward!r}` cuts the derivative of a "
+            f"step, which the inverse of `Reversible` cannot undo. Use another "
+            f"schedule, such as `el.Recursive(16)`."
+        )
+
+
+def cuts_of(
+    every: int, length: Value, *, start: int = 0, reverse: bool = False
+) -> Value:
+    """Before which steps the carry is cut, in the order of `xs`.
+
+    Args:
+        every: How many steps lie between two cuts.
+        length: The number of steps.
+        start: How many steps of the same loop were run before them.
+        reverse: Whether the last element of `xs` comes first.
+
+    Returns:
+        A mark for each step: a NumPy array if the length is known, which is a constant
+        of the program and takes no memory while that runs.
+
+    >>> cuts_of(2, 5).tolist(), cuts_of(2, 3, start=2).tolist()
+    ([False, False, True, False, True], [True, False, True])
+    """
+    xp = jnp if is_symbolic(length) else np
+    steps = start + xp.arange(length)
+    cuts = (steps > 0) & (steps % every == 0)
+    return xp.flip(cuts) if reverse else cuts
 
 
 def cut_before(carry: PyTree, is_cut: PyTree) -> PyTree:

@@ -41,6 +41,7 @@ from .._arrays import (
     same_static,
     structure_differences,
     types_of,
+    unmarked,
     vary,
     with_weak_types,
 )
@@ -132,7 +133,7 @@ class Carry:
         """
         leaves = zip(flatten(init)[0], flatten(self.tree)[0], strict=True)
         return tuple(
-            before if type(before) is int else None
+            number if type(number := unmarked(before)) is int else None
             for before, after in leaves
             if is_dynamic(after)
         )
@@ -142,18 +143,18 @@ class Carry:
         return partition(self.tree)[1].join(arrays)
 
     def final(self, arrays: list[Value], out: PyTree) -> PyTree:
-        """The carry after the last step, with weak types where every carry has them.
+        """The carry after the last step, with weak types where a step returns them.
 
-        The engine works with strong types (`engine/_normal_form.py`), so a leaf that
-        was weakly typed, before and after a step, is made so again.
+        The engine works with strong types (`engine/_normal_form.py`), and hands on the
+        initial carry as it is if there are no steps. The types are those of a step for
+        any length, as `lax.scan` has it.
 
         Args:
             arrays: Its dynamic leaves.
             out: The types of the carry that came out of a step, see `types_of`.
         """
-        before, after = flatten(self.tree)[0], flatten(out)[0]
-        pairs = zip(before, after, strict=True)
-        weak = [is_weak(b) and is_weak(a) for b, a in pairs if is_dynamic(b)]
+        pairs = zip(flatten(self.tree)[0], flatten(out)[0], strict=True)
+        weak = [is_weak(after) for before, after in pairs if is_dynamic(before)]
         return self.join(with_weak_types(arrays, weak))
 
     def take(self, out: PyTree) -> list[jax.Array]:

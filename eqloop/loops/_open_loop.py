@@ -13,7 +13,6 @@ from typing import SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._arrays import (
@@ -43,7 +42,14 @@ from ..checkpointing import (
     with_inverse,
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
-from ._backward import Backward, Truncate, cut_before, passed_back
+from ._backward import (
+    Backward,
+    Truncate,
+    cut_before,
+    cuts_of,
+    passed_back,
+    refuse_cuts,
+)
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled
 
 _VARYING = (
@@ -199,7 +205,7 @@ class LoopOpener:
         carry, outputs, consts = settled.carry, settled.kept, settled.consts
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
         if self.undo is not None:
-            self._refuse_cuts()
+            refuse_cuts(self.name, self.backward)
             step, consts = self._with_inverse(step, consts, carry, inputs)
         loop = Loop(
             inputs.length,
@@ -224,16 +230,6 @@ class LoopOpener:
 
         arrays = carry.arrays, inputs.arrays
         return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
-
-    def _refuse_cuts(self) -> None:
-        if isinstance(self.backward, Truncate):
-            # An inverse of the jvp would have to recover tangents from before the cut,
-            # which are zero after it.
-            raise ValueError(
-                f"{self.name}: `backward={self.backward!r}` cuts the derivative of a "
-                f"step, which the inverse of `Reversible` cannot undo. Use another "
-                f"schedule, such as `el.Recursive(16)`."
-            )
 
     def _with_inverse(
         self, step: Step, consts: list[Value], carry: Carry, inputs: AlongAxes
@@ -284,11 +280,9 @@ class LoopOpener:
                 key, key_axis = jax.random.split(key, length), 0
         cuts, cut_axis = None, None
         if isinstance(self.backward, Truncate):
-            # A NumPy array if the length is known: it is a constant of the program, and
-            # takes no memory while that runs.
-            xp = jnp if is_symbolic(length) else np
-            cuts, cut_axis = xp.arange(length) % self.backward.every == 0, 0
-            cuts = xp.flip(cuts) if self.reverse else cuts
+            every = self.backward.every
+            if is_symbolic(length) or every < length:
+                cuts, cut_axis = cuts_of(every, length, reverse=self.reverse), 0
         refuse_split(self.name, f, "f", f_axes)
         refuse_split(self.name, xs, "xs", x_axes)
         axes = [*f_axes, *x_axes, key_axis, cut_axis]

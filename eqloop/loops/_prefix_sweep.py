@@ -243,9 +243,9 @@ class Prefixes(Formula):
         ys = self.settled(marks, reverse=True)(*inputs)
         return ys, (Static(marks), inputs, ys), self.moves_out(marks)
 
-    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        perturbed, inputs, ys = res
-        return self._pull(self.in_tree.unflatten(perturbed.value), inputs, ys, outgrad)
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+        perturbed, inputs, ys = residuals
+        return self._pull(self.in_tree.unflatten(perturbed.value), inputs, ys, cts)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self._pull(perturbed, inputs, self(*inputs), cts)

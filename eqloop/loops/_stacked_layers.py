@@ -10,7 +10,14 @@ import equinox as eqx
 import jax
 
 from .._arrays import as_arrays, describe
-from .._calls import as_count, compiled_once, enforce_annotations, typed
+from .._calls import (
+    as_count,
+    as_int_if_index,
+    compiled_once,
+    enforce_annotations,
+    setting,
+    typed,
+)
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._abstract_loop import (
@@ -91,7 +98,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
     )
     # Not static, so that `eqx.tree_at` reaches it.
     policy: Any = eqx.field(default=None, converter=as_loop_policy, kw_only=True)
-    unroll: int | bool = eqx.field(default=1, static=True, kw_only=True)
+    unroll: int | bool = setting(default=1, converter=as_int_if_index)
 
     def __check_init__(self) -> None:
         if not callable(self.layers):

@@ -38,7 +38,8 @@ class AbstractAxesMap(AbstractMap[P, R]):
             axes of their arrays. Leaves that are not arrays are passed as they are.
         out_axes: The axes along which the rows of the results are stacked: an `int`, or
             a prefix tree for the result of `f`. `None` is for results that are the same
-            for every row.
+            for every row. A Python number is stacked if it is given an axis here, and
+            by default comes back as it is.
     """
 
     in_axes: eqx.AbstractVar[PyTree]

@@ -34,7 +34,8 @@ class Map(AbstractMap[P, R]):
 
     Call it like `f`. The leading axes of all arrays are mapped, also those of keyword
     arguments. A single PRNG key that is passed as `key=` is split, one for each row.
-    Results that are not arrays come back unchanged.
+    Numbers that `f` returns are stacked as well; other results that are not arrays come
+    back unchanged.
 
     Args:
         batch_size: How many rows are mapped at once; by default one.
@@ -81,7 +82,7 @@ class Map(AbstractMap[P, R]):
             **kwargs: Its keyword arguments, likewise.
 
         Returns:
-            What `f` returns, with its arrays stacked along axis 0.
+            What `f` returns, with its arrays and numbers stacked along axis 0.
 
         Raises:
             TypeError: If a jaxtyping annotation of `f` is violated.
@@ -89,6 +90,6 @@ class Map(AbstractMap[P, R]):
                 length.
         """
         axes = eqx.if_array(0)
-        call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=axes)
+        call = open_map("Map", self.f, xs, kwargs, in_axes=axes, out_axes=0)
         planner = AtMost(self.batch_size or 1, exact=True, unroll=self.unroll)
         return call.run(planner, progress=self.progress)

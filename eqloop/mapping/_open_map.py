@@ -22,6 +22,7 @@ from .._arrays import (
     describe,
     is_dynamic,
     mesh_axis_of,
+    numbers_with_axes,
     pick,
     refuse_symbolic,
     resolve_axes,
@@ -30,7 +31,7 @@ from .._arrays import (
 from .._calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
 from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs
 from .._types import Aval, PyTree, Value
-from ..checkpointing import Saveable, Step, hoist, trace_step
+from ..checkpointing import Saveable, Step, Viewing, hoist, trace_step
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
 from ._chunk_function import ChunkFunction, ChunkTracer
 from ._planned_map import planned_map
@@ -127,6 +128,7 @@ class OpenedMap:
         consts: The arrays that are the same for every row.
         xs: The arrays that are mapped.
         size: How many rows there are.
+        viewing: Which results are a part of a row, and so not computed by `f`.
         outputs: The user's result without its arrays.
         same: The arrays of the result that are the same for every row.
         name: The name of the transform, for error messages.
@@ -136,6 +138,7 @@ class OpenedMap:
     consts: list[jax.Array]
     xs: list[jax.Array]
     size: int
+    viewing: Viewing
     outputs: Outputs
     same: list[jax.Array]
     name: str
@@ -160,6 +163,15 @@ class OpenedMap:
         self, planner: ChunkPlanner, policy: Saveable = None, meter: Meter = NO_BARS
     ) -> list[jax.Array]:
         """The results for all rows."""
+        f, axes = self.f, self.outputs.stacked_axes
+        is_empty = not (f.row.y_types or f.row.jaxpr.effects or meter.is_shown)
+        computed = [] if is_empty else self._computed(planner, policy, meter)
+        return self.viewing.join(computed, self.xs, f.x_axes, axes)
+
+    def _computed(
+        self, planner: ChunkPlanner, policy: Saveable, meter: Meter
+    ) -> list[jax.Array]:
+        """The results that `f` computes."""
         f, consts, xs = self.f, self.consts, self.xs
         if not planner.takes_any_length:
             need = "to cut rows into chunks"
@@ -268,6 +280,9 @@ def open_row(
             return enforce_annotations(f)(*args, **kwargs)
 
     def take(out: PyTree) -> tuple[list[Value], tuple[Outputs, list[Reduction]]]:
+        out = numbers_with_axes(
+            name, out, out_axes, tree_name="out", spec_name="out_axes"
+        )
         out, reductions = resolve_reductions(name, out, reduce)
         arrays, outputs = Outputs.of(name, out, out_axes, name="out")
         return arrays, (outputs, reductions)
@@ -288,9 +303,16 @@ def trace_call(name: str, row: OpenedRow, arguments: AlongAxes) -> OpenedMap:
     outputs, reductions = row.kept
     step, same = hoist(name, step, consts, outputs, VARYING)
     reductions = pick(reductions, [not is_same for is_same in outputs.same])
-    mapped = Vectorised(step, arguments.axes, outputs.stacked_axes, tuple(reductions))
+    viewing = Viewing.of(step, [how is None for how in reductions])
+    computed = [view is None for view in viewing.views]
+    mapped = Vectorised(
+        viewing.step,
+        arguments.axes,
+        tuple(pick(outputs.stacked_axes, computed)),
+        tuple(pick(reductions, computed)),
+    )
     xs, length = arguments.arrays, arguments.length
-    return OpenedMap(mapped, consts, xs, length, outputs, same, name)
+    return OpenedMap(mapped, consts, xs, length, viewing, outputs, same, name)
 
 
 # Which arrays of the arguments are mapped, and along which axes.

@@ -154,12 +154,12 @@ class PlannedMap(Formula):
         residuals = (Static((marks, moving)), (pull, here))
         return tied(here, out), residuals, self.out_tree.unflatten(moves_out)
 
-    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
         if self.policy is None:
-            return super().vjp_bwd_retval(res, outgrad)
-        static, (pull, here) = res
+            return super().sweep_back(residuals, cts)
+        static, (pull, here) = residuals
         marks, moving = static.value
-        cts = instantiated(list(map(pick, outgrad, moving)))
+        cts = instantiated(list(map(pick, cts, moving)))
         after = jax.tree.leaves((here, cts))
         number = self.f.meter.back.open(after, jnp.float32)
         number, *cts = pull((number, *cts))

@@ -117,7 +117,8 @@ class SplitRows:
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
         def take(traced: OpenedMap) -> tuple[tuple[Arrays, Arrays], Outputs]:
-            ys, axes = traced.results(self._planner), traced.f.y_axes
+            ys = traced.results(self._planner)
+            axes = traced.outputs.stacked_axes
             stacked = [jnp.moveaxis(y, at, 0) for y, at in zip(ys, axes, strict=True)]
             return (stacked, traced.same), traced.outputs
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .._arrays import is_dynamic, is_scalar
+from .._arrays import is_dynamic, is_scalar, unmarked
 from .._types import PyTree
 
 
@@ -84,7 +84,7 @@ def _digested(functions: list[types.FunctionType], seen: set[int]) -> Iterator[s
         yield from _code_parts(function.__code__)
         for name, value in sorted(_named_in(function).items()):
             if is_scalar(value) or isinstance(value, str):
-                yield f"{name} = {value!r}"
+                yield f"{name} = {unmarked(value)!r}"
 
 
 def _code_parts(code: types.CodeType) -> Iterator[str]:

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import jax
 import numpy as np
 
 from .._arrays import Axis
 from .._types import Aval, PyTree, Value
+from ..loops import cuts_of
 from ._disk import make_folder
 from ._processes import as_the_leader
 from ._row_file import RowFile
@@ -31,12 +33,14 @@ class SegmentInputs:
         scan: The scan.
         xs: What is scanned.
         keys: The keys.
+        cut_every: How many steps lie between two cuts, if the scan is truncated.
     """
 
     segments: Segments
     scan: AbstractSource
     xs: AbstractSource
     keys: StepKeys
+    cut_every: int | None
 
     def read(
         self, which: Iterable[int], *others: AbstractSource
@@ -48,12 +52,27 @@ class SegmentInputs:
             *others: What else they get.
 
         Yields:
-            The arrays of the scan, of `xs` and of the others, and the keys.
+            The arrays of the scan, of `xs` and of the others; and the keys with the
+            cuts, which are counted in the whole loop.
         """
+        which = list(which)
         bounds = [self.segments.bounds(k) for k in which]
         parts = read_ahead([self.scan, self.xs, *others], bounds)
-        for at, part in zip(bounds, parts, strict=True):
-            yield *part, self.keys.take(*at)
+        for k, at, part in zip(which, bounds, parts, strict=True):
+            yield *part, (self.keys.take(*at), self._cuts(k))
+
+    def beside_types(self, steps: int) -> tuple[PyTree, PyTree]:
+        """The types of the keys and the cuts of so many steps."""
+        marks = jax.ShapeDtypeStruct((steps,), np.dtype(bool))
+        return self.keys.type(steps), None if self.cut_every is None else marks
+
+    def _cuts(self, k: int) -> np.ndarray | None:
+        """Before which steps of a segment the carry is cut."""
+        if self.cut_every is None:
+            return None
+        start, size = self.segments.done(k), self.segments.size(k)
+        reverse = self.segments.reverse
+        return cuts_of(self.cut_every, size, start=start, reverse=reverse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,11 +137,11 @@ class ForwardSweep:
         program = self.call.program
         carry, before = [], -2
         inputs = self.inputs.read(left)
-        for k, (scan, xs, keys) in zip(left, inputs, strict=True):
+        for k, (scan, xs, beside) in zip(left, inputs, strict=True):
             if k != before + 1:
                 carry = self.carry_before(k)
             size = self.call.segments.size(k)
-            carry, ys = program(size, scan, xs, carry, keys)
+            carry, ys = program(size, scan, xs, carry, beside)
             before = k
             yield k, carry, ys
 

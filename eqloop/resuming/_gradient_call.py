@@ -12,6 +12,7 @@ from .._arrays import (
     describe,
     flatten,
     is_inexact,
+    is_inexact_scalar,
     is_scalar,
     pick,
     put,
@@ -182,7 +183,7 @@ class GradientCall:
 def _as_gradient(leaf: Value, ct: Value) -> Value:
     """The cotangent of a leaf of `init`, from that of the array made of it."""
     if ct is None or is_scalar(leaf):
-        return ct if isinstance(leaf, float | complex) or ct is None else None
+        return ct if is_inexact_scalar(leaf) else None
     return ct.astype(leaf.dtype) if is_inexact(leaf) else None
 
 

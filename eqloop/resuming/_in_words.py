@@ -12,7 +12,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._arrays import describe, flatten, is_dynamic, paths
+from .._arrays import describe, flatten, is_dynamic, paths, unmarked
 from .._types import PyTree, Value
 from ._code_digest import callable_name, captured, code_digest, functions_in
 from ._disk import raw_bytes
@@ -117,7 +117,7 @@ def _nodes(tree: PyTree, path: str) -> Iterator[tuple[str, Value]]:
 
 def text_of(value: object) -> str:
     """A value as text that is the same in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(unmarked(value)))
 
 
 def jax_settings() -> Described:

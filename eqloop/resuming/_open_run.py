@@ -19,7 +19,7 @@ from .._arrays import (
 )
 from .._programs import refuse_refs
 from .._types import PRNGKey, PyTree, Value
-from ..loops import AbstractScan, check_one_key
+from ..loops import AbstractScan, Truncate, check_one_key
 from ..progress import ProgressBar, host_bar
 from ._disk import make_folder, remove_leftovers
 from ._forward_sweep import ForwardSweep, SegmentInputs, make_files
@@ -174,8 +174,9 @@ def open_run(
         StoredSource(scan, "scan", [*f_axes, *others]),
         x_source,
         StepKeys.of(key, segments.length, scan.split_keys),
+        scan.backward.every if isinstance(scan.backward, Truncate) else None,
     )
-    call = SegmentCall.open(segments, inputs.scan, init, inputs.xs, inputs.keys.type)
+    call = SegmentCall.open(segments, inputs.scan, init, inputs.xs, inputs.beside_types)
     nothing = lambda *_: None
     record = RunRecord(
         length=segments.length,

@@ -94,13 +94,13 @@ class ReverseSweep:
         wanted = dataclasses.replace(self.wanted, shardings=shardings)
         given = [ct is not None for ct in self.ys]
         read = inputs.read(which, self._source_of_ys())
-        for k, (scan, xs, ys, keys) in zip(which, read, strict=True):
+        for k, (scan, xs, ys, beside) in zip(which, read, strict=True):
             carry = self.forward.carry_before(k)
             ct_ys = put([None] * len(given), given, self._of_segment(k, ys))
             ct_carry, sums = split(now, len(self.last))
             size = call.segments.size(k)
             ct_carry, sums, rows = call.reverse_program(
-                size, wanted, (scan, xs, carry), keys, (ct_carry, ct_ys), sums
+                size, wanted, (scan, xs, carry), beside, (ct_carry, ct_ys), sums
             )
             now = [*ct_carry, *sums]
             yield k, now, rows

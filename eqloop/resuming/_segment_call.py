@@ -24,7 +24,7 @@ from .._arrays import (
 from .._calls import enforce_annotations
 from .._programs import is_ref
 from .._types import PyTree, Value
-from ..loops import AbstractScan
+from ..loops import AbstractScan, cut_before, refuse_cuts
 from ._segments import Segments
 from ._sources import AbstractSource, resized
 from ._state_folder import sharding_of
@@ -63,7 +63,7 @@ class SegmentCall:
         scan: AbstractSource,
         init: PyTree,
         xs: AbstractSource,
-        keys: Callable[[int], PyTree],
+        beside: Callable[[int], PyTree],
     ) -> Self:
         """Traces a segment, and finds out what it carries and returns.
 
@@ -72,18 +72,18 @@ class SegmentCall:
             scan: The scan.
             init: The carry of the first step.
             xs: What is scanned.
-            keys: From a number of steps to the type of their keys.
+            beside: From a number of steps to the types of what they get beside `xs`.
         """
 
         def forms(steps: int) -> tuple[TreeForm, TreeForm]:
             found: list[Value] = []
 
-            def run(scan_arrays: PyTree, x_arrays: PyTree, keys: PyTree) -> None:
+            def run(scan_arrays: PyTree, x_arrays: PyTree, beside: PyTree) -> None:
                 whole = scan.form.join(scan_arrays)
-                out = call_scan(whole, init, xs.form.join(x_arrays), keys, steps)
+                out = call_scan(whole, init, xs.form.join(x_arrays), beside, steps)
                 found.extend(map(TreeForm.of, out, ("carry", "ys")))
 
-            types = scan.types(steps), xs.types(steps), keys(steps)
+            types = scan.types(steps), xs.types(steps), beside(steps)
             _refuse_captured_refs(jax.make_jaxpr(run)(*types))
             return found[0], found[1]
 
@@ -115,7 +115,7 @@ class SegmentCall:
         return list(map(sharding_of, self.start))
 
     def run(
-        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, keys: PyTree
+        self, steps: int, scan: Arrays, xs: Arrays, carry: Arrays, beside: PyTree
     ) -> tuple[list[Value], list[Value]]:
         """Runs a segment of so many steps.
 
@@ -124,13 +124,13 @@ class SegmentCall:
             scan: The arrays of the scan.
             xs: Those that these steps get.
             carry: Those of the carry.
-            keys: The keys of the steps, or the key of all of them, or `None`.
+            beside: What else the steps get, see `SegmentInputs`.
 
         Returns:
             The arrays of the carry after it, and those that the steps returned.
         """
         trees = (self.scan.join(scan), self.carry.join(carry), self.xs.join(xs))
-        new_carry, ys = call_scan(*trees, keys, steps)
+        new_carry, ys = call_scan(*trees, beside, steps)
         after = _kept_in_place(self.last_carry.take(new_carry), self.shardings)
         return after, self.ys.take(ys)
 
@@ -149,7 +149,7 @@ class SegmentCall:
         steps: int,
         wanted: "Wanted",
         inputs: tuple[Arrays, Arrays, Arrays],
-        keys: PyTree,
+        beside: PyTree,
         cts: tuple[Arrays, Arrays],
         sums: Arrays,
     ) -> tuple[list[Value], list[Value], list[Value]]:
@@ -159,7 +159,7 @@ class SegmentCall:
             steps: How many.
             wanted: Which cotangents are wanted besides that of the carry.
             inputs: The arrays of the scan, of `xs` and of the carry before it.
-            keys: The keys of the steps.
+            beside: What else the steps get.
             cts: The cotangents of the inexact arrays of the carry after it, and of
                 those that the steps returned, with `None` for one that is zero.
             sums: The cotangents so far of what all segments share.
@@ -173,7 +173,7 @@ class SegmentCall:
         def run(carry_part: Arrays, parts: Arrays) -> tuple[Arrays, Arrays]:
             new_scan, new_xs = wanted.put(scan, xs, parts)
             new_carry = put(carry, self.carry.inexact, carry_part)
-            carry_out, ys = self.run(steps, new_scan, new_xs, new_carry, keys)
+            carry_out, ys = self.run(steps, new_scan, new_xs, new_carry, beside)
             return pick(carry_out, self.carry.inexact), pick(ys, self.ys.inexact)
 
         parts = pick(carry, self.carry.inexact), wanted.pick(scan, xs)
@@ -228,35 +228,49 @@ class Wanted:
 
 
 def call_scan(
-    scan: AbstractScan[Any, Any], carry: PyTree, xs: PyTree, keys: PyTree, steps: int
+    scan: AbstractScan[Any, Any], carry: PyTree, xs: PyTree, beside: PyTree, steps: int
 ) -> tuple[PyTree, PyTree]:
-    """Calls a scan for some steps, to which their keys are given.
+    """Calls a scan for some steps of a longer loop.
 
     Args:
         scan: The scan.
         carry: The carry before them.
         xs: What they get.
-        keys: Their keys; if the scan does not split keys, the key of all; or `None`.
+        beside: Their keys; if the scan does not split keys, the key of all; or `None`.
+            And before which of them the carry is cut, or `None`.
         steps: How many.
     """
-    if keys is None or not scan.split_keys:
-        return scan(carry, xs, length=steps, key=keys)
-    keyed = dataclasses.replace(
+    keys, cuts = beside
+    shared, own = (None, keys) if scan.split_keys else (keys, None)
+    if own is None and cuts is None:
+        return scan(carry, xs, length=steps, key=shared)
+    if scan.schedule is not None and scan.schedule.undo is not None:
+        refuse_cuts(type(scan).__name__, scan.backward)
+    positioned = dataclasses.replace(
         scan,
         in_axes=(axes_tree(scan.in_axes), 0),
-        f_transform=lambda f: _keyed(_transformed(scan, f)),
+        f_transform=lambda f: _positioned(_transformed(scan, f)),
+        # Which would take the first of these steps for that of the loop.
+        backward=scan.backward if cuts is None else None,
     )
-    return keyed(carry, (xs, keys), length=steps)
+    return positioned(carry, (xs, (own, cuts)), length=steps, key=shared)
 
 
 def _transformed(scan: AbstractScan[Any, Any], f: PyTree) -> Callable[..., PyTree]:
     return f if scan.f_transform is None else scan.f_transform(f)
 
 
-def _keyed(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`f` as a step that is given its key among the `xs`."""
+def _positioned(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`f` as a step that is given its key, and whether it is cut, among the `xs`."""
     f = enforce_annotations(f)
-    return lambda carry, x: f(carry, x[0], key=x[1])
+
+    def step(carry: PyTree, x: PyTree, **keywords: PyTree) -> PyTree:
+        x, (key, is_cut) = x
+        if is_cut is not None:
+            carry = cut_before(carry, is_cut)
+        return f(carry, x, **keywords if key is None else {"key": key})
+
+    return step
 
 
 def _refuse_captured_refs(program: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -96,3 +97,70 @@ def test_a_gradient_passes_a_weak_type():
     run = lambda y: el.CheckpointedScan(step, 2)(start(y), length=3)[0][1]
     assert jax.grad(run)(1.0) == 8
     assert jax.hessian(lambda y: run(y) * y)(1.0) == 16
+
+
+# Of any length, no steps included.
+
+STEPS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "what it adds is not weak": (lambda c, x: (c + x, c), 0.0),
+    "nor is what comes in": (lambda c, x: (c + x, c), jnp.float32(0)),
+    "what it does leaves it weak": (lambda c, x: (c * 2, (c, 3.0, x)), 1.0),
+    "it hands it on": (lambda c, x: (c, c + x), 1.0),
+    "one of two": (lambda c, x: ((c[0] + 1, c[1] + x), c), (0, 1.0)),
+    "a number for an array": (lambda c, x: (1.0, c), None),
+    "a number for a number": (lambda c, x: (2.0, c), 1.0),
+    "a bool": (lambda c, x: (c & (x > 0), c), True),
+    "a number of another type": (lambda c, x: (c + x, c), 1),
+}
+SCANS: dict[str, Callable[..., Any]] = {
+    "Scan": lambda f, init, xs: el.Scan(f)(init, xs),
+    "CheckpointedScan": lambda f, init, xs: el.CheckpointedScan(f)(init, xs),
+    "Budget": lambda f, init, xs: el.Scan(f, schedule=el.Budget("1MiB", measure=False))(
+        init, xs
+    ),
+    "SlicedScan": lambda f, init, xs: el.SlicedScan(f, step=1)(init, xs),
+    "ScanWhile": lambda f, init, xs: el.ScanWhile(lambda c: True, f, max_steps=len(xs))(
+        init, xs
+    )[:2],
+    "stopped": lambda f, init, xs: el.ScanWhile(lambda c: False, f, max_steps=len(xs))(
+        init, xs
+    )[:2],
+    "a gradient": lambda f, init, xs: jax.vjp(
+        lambda xs: el.CheckpointedScan(f)(init, xs), xs
+    )[0],
+}
+
+
+def kinds(run: Callable[[], Any]) -> Any:
+    shapes = jax.eval_shape(run)
+    return jax.tree.map(lambda s: (s.shape, s.dtype, s.weak_type), shapes)
+
+
+@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.usefixtures("either_width")
+def test_types_do_not_depend_on_the_length(scan: str, case: str):
+    f, init = STEPS[case]
+    if case == "a number for an array":
+        init = jnp.asarray(np.ones(()))  # as wide as the number
+    for length in (0, 1, 3):
+        xs = jnp.zeros(length, jnp.float32)
+        ours = kinds(lambda xs=xs: SCANS[scan](f, init, xs))
+        assert ours == kinds(lambda xs=xs: lax.scan(f, init, xs))
+
+
+def test_no_steps_outside_of_jit_and_while_loops():
+    f, init = STEPS["what it adds is not weak"]
+    for kind in (el.Scan, el.CheckpointedScan):
+        ours, theirs = kind(f)(init, jnp.zeros(0)), lax.scan(f, init, jnp.zeros(0))
+        assert weak(ours) == weak(theirs)
+    turn = lambda c: (c[0] + jnp.float32(1), c[1] * 2, 1.0)
+    init = (0.0, 1.0, jnp.float32(1))
+    for going in (lambda c: c[0] < 0, lambda c: c[0] < 3):
+        theirs = lax.while_loop(going, turn, init)
+        for loop in (
+            el.WhileLoop(going, turn),
+            el.CheckpointedWhileLoop(going, turn),
+            el.BoundedWhileLoop(going, turn, max_steps=0),
+        ):
+            assert weak(loop(init)) == weak(theirs) == (False, True, True)

@@ -74,6 +74,26 @@ def test_a_single_branch():
     assert el.Switch([jnp.negative])(5, 2.0) == -2
 
 
+NUMBERS = [1, 0, -2.5, 0.0, float("nan"), np.int8(3), np.float32(0), jnp.uint32(0)]
+
+
+@pytest.mark.parametrize("pred", [*NUMBERS, jax.lax.stop_gradient(2)])
+@pytest.mark.usefixtures("either_width")
+def test_a_number_holds_unless_it_is_zero(pred):
+    ours = el.Cond(lambda x: x, lambda x: -x)
+    theirs = lambda *args: jax.lax.cond(args[0], lambda x: x, lambda x: -x, args[1])
+    assert ours(pred, 3.0) == theirs(pred, 3.0)
+    assert jax.jit(ours)(pred, 3.0) == theirs(pred, 3.0)
+    assert jax.grad(lambda x: ours(pred, x))(3.0) == (1 if pred else -1)
+    many = jnp.stack([jnp.asarray(pred), jnp.zeros_like(pred)])
+    pair = [1.0 if pred else -1.0, -1.0]
+    np.testing.assert_array_equal(jax.vmap(ours, (0, None))(many, 1.0), pair)
+
+
+def test_a_half_is_a_number_as_well():
+    assert el.Cond(lambda: 1, lambda: 2)(jnp.bfloat16(0)) == 2
+
+
 @pytest.mark.parametrize("pred", [True, np.bool_(True), jnp.array(True)])
 @pytest.mark.usefixtures("either_width")
 def test_conditions_of_all_kinds(pred):

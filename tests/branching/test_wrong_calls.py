@@ -97,15 +97,35 @@ WRONG = {
     ),
     # What chooses
     "pred of numbers": (
-        lambda: el.Cond(jnp.sin, jnp.cos)(1.0, X),
+        lambda: el.Cond(jnp.sin, jnp.cos)(1j, X),
         TypeError,
-        "Cond: `pred` must be a scalar boolean, but it is 1.0. Compare it (`x > 0`), "
+        "Cond: `pred` must be a scalar boolean, but it is 1j. Compare it (`x > 0`), "
         "reduce it (`jnp.any`), or map over it (`jax.vmap`).",
     ),
     "many preds": (
         lambda: jax.jit(lambda x: el.Cond(jnp.sin, jnp.cos)(x > 0, x))(X),
         TypeError,
         "Cond: `pred` must be a scalar boolean, but it is bool[3].",
+    ),
+    "many numbers": (
+        lambda: el.Cond(jnp.sin, jnp.cos)(X, X),
+        TypeError,
+        "Cond: `pred` must be a scalar boolean, but it is float32[3].",
+    ),
+    "one number in a list": (
+        lambda: el.Cond(jnp.sin, jnp.cos)([1], X),
+        TypeError,
+        "Cond: `pred` must be a scalar boolean, but it is [1].",
+    ),
+    "pred is a key": (
+        lambda: el.Cond(jnp.sin, jnp.cos)(jax.random.key(0), X),
+        TypeError,
+        "Cond: `pred` must be a scalar boolean, but it is key<fry>[].",
+    ),
+    "a condition that is a number": (
+        lambda: el.IfElse([jnp.sin, jnp.cos])([1, 0], X),
+        TypeError,
+        "IfElse: `conditions[0]` must be a scalar boolean, but it is 1.",
     ),
     "pred is no array": (
         lambda: el.Cond(jnp.sin, jnp.cos)(None, X),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+from eqloop.checkpointing import _plan
 from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
 from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.engine.orders._nested import Nested
@@ -184,6 +185,26 @@ def test_a_frontier_goes_from_least_memory_to_least_time():
     assert again.layout == plans[0].layout
     with pytest.raises(ValueError, match="does not fit"):
         el.Scan(f, schedule=el.Budget(sizes[0] - 1)).plan(init, xs)
+
+
+def test_a_frontier_has_no_plan_that_another_one_beats(monkeypatch):
+    """Where what was found out last turns the order of plans round, too."""
+    seen = iter(range(10_000))
+
+    def told(*args):
+        # Every third plan is faster than was thought.
+        return 1 / (1 + next(seen) % 3)
+
+    f, init, xs = recurrent(64)
+    usual = el.frontier(el.Scan(f), init, xs)
+    monkeypatch.setattr(_plan, "time_beside_everything", told)
+    plans = el.frontier(el.Scan(f), init, xs)
+    sizes = [plan.peak_bytes for plan in plans]
+    times = [plan.relative_time for plan in plans]
+    assert sizes == sorted(set(sizes))
+    assert times == sorted(set(times), reverse=True)
+    assert 1 < len(plans) < len(usual)
+    assert plans[0].layout == usual[0].layout
 
 
 def test_pictures():

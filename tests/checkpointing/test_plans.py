@@ -379,3 +379,93 @@ def test_while_loops_and_plain_loops_within_loops(outer):
             ("Scan", 9, 1),
             ("Scan", 64, 0),
         ]
+
+
+# Loops that no gradient goes through
+
+STARTS, ROWS = jnp.ones(8), jnp.ones((20, 8))
+
+
+def _tanh(h, x):
+    return jnp.tanh(h + x), h
+
+
+def _sine(c):
+    return jnp.sin(c[0]), c[1] + 1.0
+
+
+def _total(tree):
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
+
+
+OF_MANY_KINDS = {
+    "CheckpointedScan": lambda x: el.CheckpointedScan(_tanh)(x, ROWS),
+    "Scan": lambda x: el.Scan(_tanh)(x, ROWS),
+    "CheckpointedForLoop": lambda x: el.CheckpointedForLoop(lambda r: jnp.tanh(r * x))(
+        ROWS
+    ),
+    "ScanWhile": lambda x: el.ScanWhile(lambda h: h[0] < 9, _tanh, max_steps=20)(
+        x, ROWS
+    )[0],
+    "BoundedWhileLoop": lambda x: el.BoundedWhileLoop(
+        lambda c: c[1] < 3.0, _sine, max_steps=5
+    )((x, 0.0)),
+}
+stop = jax.lax.stop_gradient
+NOT_NEEDED = {
+    "another argument": lambda run: (
+        lambda x: jax.grad(lambda w: w * _total(run(x)))(1.0)
+    ),
+    "of a batch": lambda run: (
+        lambda x: jax.vmap(jax.grad(lambda w, x: w * _total(run(x))), (None, 0))(
+            1.0, jnp.stack([x, x])
+        )
+    ),
+    "no inexact argument": lambda run: (
+        lambda x: jax.grad(lambda w: w * _total(run(stop(x * w))))(1.0)
+    ),
+    "auxiliary": lambda run: jax.grad(lambda x: (jnp.sum(x), run(x)), has_aux=True),
+    "stopped": lambda run: jax.grad(lambda x: jnp.sum(x) * stop(_total(run(x)))),
+    "compared": lambda run: jax.grad(
+        lambda x: jnp.sum(jnp.where(_total(run(x)) > 0, x, -x))
+    ),
+    "of a factor, twice": lambda run: (
+        lambda x: jax.hessian(lambda w: w**3 * _total(run(x)))(1.0)
+    ),
+    "not at all": lambda run: run,
+}
+
+
+@pytest.mark.parametrize("case", NOT_NEEDED)
+@pytest.mark.parametrize("kind", slow_if(lambda k: k == "ScanWhile", OF_MANY_KINDS))
+def test_a_loop_that_no_gradient_goes_through_has_no_plan(kind, case):
+    found = el.plans(NOT_NEEDED[case](OF_MANY_KINDS[kind]))(STARTS)
+    assert not found, str(found)
+    assert found.peak_bytes == 0
+
+
+@pytest.mark.parametrize("kind", OF_MANY_KINDS)
+def test_one_that_it_goes_through_has_one_beside_it(kind):
+    run = OF_MANY_KINDS[kind]
+
+    def loss(w, x):
+        return w * _total(run(x)) + jnp.sum(x) * stop(_total(run(x + 1)))
+
+    assert len(el.plans(jax.grad(loss))(1.0, STARTS)) == 0
+    assert len(el.plans(jax.jit(jax.grad(loss, 1)))(1.0, STARTS)) == 1
+    assert len(el.plans(jax.grad(loss, (0, 1)))(1.0, STARTS)) == 1
+
+
+def test_what_needs_no_gradient_may_call_back():
+    seen = []
+
+    def step(h, x):
+        h = io_callback(
+            lambda h: (seen.append(1), h)[1], jax.typeof(h), h, ordered=True
+        )
+        return h + x, None
+
+    scan = el.CheckpointedScan(step)
+    grad = jax.grad(lambda w, x: w * scan(x, jnp.ones(3))[0])
+    assert jax.jit(grad)(1.0, jnp.float32(2.0)) == 5.0
+    assert len(seen) == 3

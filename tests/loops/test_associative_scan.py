@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -255,6 +255,57 @@ def test_memory_is_that_of_a_chunk():
     assert temp_bytes(lambda xs: theirs(f, xs), xs) > 0.5 * size
 
 
+# What `f` returns goes by its leaves
+
+
+class Affine(NamedTuple):
+    scale: Any
+    shift: Any
+
+
+def joined(a, b):
+    (p, q), (r, s) = a, b
+    return p * r, q * r + s
+
+
+FORMS = {
+    "a tuple": joined,
+    "a list": lambda a, b: list(joined(a, b)),
+    "a dictionary": lambda a, b: dict(zip("ab", joined(a, b), strict=True)),
+    "in one of one": lambda a, b: (joined(a, b),),
+    "and nothing": lambda a, b: (*joined(a, b), None),
+    "the same": lambda a, b: (
+        type(a)(*joined(a, b)) if hasattr(a, "scale") else joined(a, b)
+    ),
+}
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_returned_may_be_in_other_containers(form, chunk_size):
+    f, pair = FORMS[form], (jnp.linspace(0.5, 1.0, 9), jnp.arange(9.0))
+
+    def run(scan, xs):
+        value, pull = jax.vjp(scan, xs)
+        return value, pull(value)
+
+    for xs in (Affine(*pair), pair):
+        found = run(lambda xs: ours(f, xs, chunk_size=chunk_size), xs)
+        expected = run(lambda xs: theirs(f, xs), xs)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for a, e in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(a, e, rtol=1e-5)
+
+
+def test_of_trees_with_static_leaves():
+    f = lambda a, b: [a["a"] + b["a"], None, a["name"]]
+    xs = {"a": jnp.arange(4.0), "b": None, "name": "sum"}
+    found = ours(f, xs)
+    assert found["name"] == "sum"
+    assert found["b"] is None
+    np.testing.assert_array_equal(found["a"], jnp.cumsum(xs["a"]))
+
+
 # Wrong calls
 
 MATRIX = jnp.ones((4, 3))
@@ -283,6 +334,16 @@ WRONG = {
         lambda: ours(lambda a, b: {"h": a["h"]}, {"h": MATRIX, "c": MATRIX}),
         TypeError,
         RETURNED + "  a['c'] came in, but did not come out",
+    ),
+    "too many leaves": (
+        lambda: ours(lambda a, b: (a, b), MATRIX),
+        TypeError,
+        RETURNED + "  a: float32[2,3] came in, tuple of 2 came out",
+    ),
+    "shape, in another container": (
+        lambda: ours(lambda a, b: [a[0][0], a[1]], (MATRIX, MATRIX)),
+        TypeError,
+        RETURNED + "  a[0]: float32[2,3] came in, float32[3] came out",
     ),
     "static leaf": (
         lambda: ours(lambda a, b: ("other", a[1]), ("one", MATRIX)),

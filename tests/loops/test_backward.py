@@ -36,7 +36,8 @@ def cut_by_hand(every):
     def loop(f, init, xs, reverse=False):
         def step(state, x):
             i, carry = state
-            stop = lambda c: jnp.where(i % every == 0, lax.stop_gradient(c), c)
+            is_cut = (i > 0) & (i % every == 0)
+            stop = lambda c: jnp.where(is_cut, lax.stop_gradient(c), c)
             carry, y = f(jax.tree.map(stop, carry), x)
             return (i + 1, carry), y
 
@@ -194,6 +195,55 @@ def test_steps_before_the_last_cut(case, schedule, reverse):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 3, 4, 8])
+@pytest.mark.parametrize("case", ["Scan", "SlicedScan", "ScanWhile"])
+def test_a_learned_initial_carry_has_a_gradient(case, length):
+    """Of the first steps alone; and of all, where there is no cut."""
+    settings = dict(backward=el.Truncate(3), reverse=length == 8)
+
+    def ours(h, xs):
+        step = lambda h, x: (jnp.sin(h + x), h * x)
+        if case == "ScanWhile":
+            loop = el.ScanWhile(lambda h: h < 9, step, max_steps=length, **settings)
+            return loop(h, xs)[:2]
+        kind = el.Scan if case == "Scan" else el.SlicedScan
+        return kind(step, **settings)(h, xs)
+
+    def by_hand(h, xs):
+        ys = [None] * length
+        for i in range(length):
+            h = lax.stop_gradient(h) if i in (3, 6) else h
+            place = length - 1 - i if settings["reverse"] else i
+            ys[place] = h * xs[place]
+            h = jnp.sin(h + xs[place])
+        return h, jnp.stack(ys)
+
+    def both(run):
+        of = lambda weight: (
+            lambda h, xs: (lambda c, ys: c * weight + ys @ xs)(*run(h, xs))
+        )
+        args = jnp.float32(0.3), jnp.linspace(0.1, 1.0, length)
+        grads = [jax.grad(of(weight), (0, 1))(*args) for weight in (0.0, 1.0)]
+        return grads, jax.jvp(of(2.0), args, args)
+
+    pairs = (
+        jax.tree.leaves(jax.jit(both, static_argnums=0)(r)) for r in (ours, by_hand)
+    )
+    for a, e in zip(*pairs, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
+    assert jax.grad(lambda h: ours(h, jnp.ones(length))[1].sum())(0.3) != 0
+
+
+def test_without_a_cut_it_is_another_name_for_the_loop():
+    """As many steps as lie between two cuts, or fewer: nothing is added to the step."""
+    step = lambda h, x: (jnp.sin(h + x), h)
+    trace = lambda **settings: str(
+        jax.make_jaxpr(lambda *args: el.Scan(step, **settings)(*args))(0.3, jnp.ones(4))
+    )
+    assert trace(backward=el.Truncate(4)) == trace(backward=el.Truncate(9)) == trace()
+    assert trace(backward=el.Truncate(3)) != trace()
+
+
 def evaluations(scan_of, xs):
     """How often the step is evaluated by a gradient of the parameter."""
     count = 0
@@ -217,7 +267,7 @@ def evaluations(scan_of, xs):
 
 
 def test_steps_that_nothing_needs_are_not_reversed():
-    """40 steps and cuts at 0, 12, 24 and 36."""
+    """40 steps and cuts at 12, 24 and 36."""
     xs, every = jnp.zeros(40), el.Truncate(12)
     alone = lambda f: lambda h, x: (f(h, x), None)
     twice = lambda f: lambda h, x: (f(h, x),) * 2

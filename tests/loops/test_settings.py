@@ -279,7 +279,7 @@ def test_dropout_differs_from_step_to_step():
 # Reverse and unroll
 
 
-@pytest.mark.parametrize("unroll", [1, 3, True, False])
+@pytest.mark.parametrize("unroll", [1, np.int64(3), True, False])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_reverse_and_unroll(reverse, unroll):
     xs = jnp.arange(7.0)

@@ -103,7 +103,7 @@ def before_step(carry: Any, position: Any, transform: Transform) -> Any:
     inexact, others = eqx.partition(carry, eqx.is_inexact_array)
     if not isinstance(backward, el.Truncate):
         return eqx.combine(_changed(backward, inexact), others)
-    is_cut = position % backward.every == 0
+    is_cut = (position > 0) & (position % backward.every == 0)
     cut = lambda x: jnp.where(is_cut, lax.stop_gradient(x), x)
     return eqx.combine(jax.tree.map(cut, inexact), others)
 

@@ -191,6 +191,18 @@ def examples() -> dict[str, Callable[[], Example]]:
             el.Scan(cell(), split_keys=False), zero, data(), keyed
         ),
         "reversed": lambda: Example(el.Scan(cell(), reverse=True), zero, data()),
+        "truncated": lambda: Example(
+            el.Scan(cell(), backward=el.Truncate(3), reverse=True), zero, data(), keyed
+        ),
+        "truncated, one key": lambda: Example(
+            el.CheckpointedScan(cell(), backward=el.Truncate(5), split_keys=False),
+            zero,
+            data(),
+            keyed,
+        ),
+        "truncated at segments": lambda: Example(
+            el.Scan(cell(), backward=el.Truncate(EVERY)), zero, data()
+        ),
         "length": lambda: Example(
             el.Scan(lambda h, x: (h * 1.5, h)), jnp.ones(2), None, {"length": LENGTH}
         ),

@@ -91,6 +91,17 @@ class Loop:
         """Whether the rows of `ys` are filled from the last to the first."""
         return self.reverse != (self.kept is not None and self.kept.step < 0)
 
+    def kept_of(self, x: Value, axis: int) -> Value:
+        """What of a leaf of `xs` belongs to the steps that have a row in `ys`."""
+        if self.kept is None and x.shape[axis] == self.length:
+            return x
+        kept = range(self.length) if self.kept is None else self.kept
+        low = kept if kept.step > 0 else kept[::-1]
+        start, stop = (low[0], low[-1] + 1) if low else (0, 0)
+        bounds = start + self.base, stop + self.base
+        rows = lax.slice_in_dim(x, *bounds, stride=low.step, axis=axis)
+        return rows if low is kept else lax.rev(rows, [axis])
+
     def padded_starts(self, count: int) -> list[int | None]:
         """The `starts`, filled up with `None` for a carry with `count` leaves."""
         return [*self.starts, *[None] * (count - len(self.starts))]

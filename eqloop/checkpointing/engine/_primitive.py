@@ -135,7 +135,7 @@ class PlannedLoop(Formula):
         # of `init` are not: it then counts one more buffer, see `Problem.still`.
         moves = [False] * len(perturbed[1])
         _, residuals, _ = again._sweep(perturbed, moves, inputs)
-        return again.vjp_bwd_retval(residuals, cts)
+        return again.sweep_back(residuals, cts)
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -185,10 +185,10 @@ class PlannedLoop(Formula):
         moves_out = (list(active.carry), list(y_active), self._no_slots())
         return out, (Static((saves, active, y_active)), residuals), moves_out
 
-    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        static, residuals = res
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+        static, residuals = residuals
         saves, active, y_active = static.value
-        ct_carry, ct_ys, _ = outgrad
+        ct_carry, ct_ys, _ = cts
         if saves.layout.stores_residuals:
             ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
             loop = self.problem.loop

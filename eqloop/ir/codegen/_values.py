@@ -92,8 +92,10 @@ def parameter(value: Any) -> Text:
         name = f"{value.name}_p"
         if getattr(primitives, name, None) is value:
             return f"primitives.{name}"
-    if value is None or isinstance(value, bool | int):
-        return repr(int(value) if isinstance(value, enum.IntEnum) else value)
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    if isinstance(value, int):  # as a plain one: its class may have another `repr`
+        return repr(int(value))
     if isinstance(value, float):
         return number(np.float64(value)) or ""
     if public and isinstance(value, tuple):  # with names for its fields
