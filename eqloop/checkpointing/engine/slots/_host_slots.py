@@ -1,8 +1,7 @@
 """Slots in host memory, so that the device does not have to hold the carries."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,11 @@ from jax.custom_batching import custom_vmap
 from ...._arrays import Arrays, Flags, pick, stack_type
 from ...._compat import is_widened
 from ...._programs import constant
-from ...._types import Aval, Index, PyTree, Value
+from ...._types import Aval, Index, Value
 from .._by_segments import BySegments, Reached
 from .._costs import Rates
-from .._loop import element, store
-from ._slots import AbstractSlots, bits_of
+from .._loop import element, store, zero
+from ._slots import AbstractSlots, Carries, bits_of
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -54,11 +53,18 @@ class HostSlots(AbstractSlots):
         stacked = [stack_type(aval, rows) for aval in packed]
         return [aval.update(memory_space=_HOST) for aval in stacked]
 
+    def holding(self, arrays: Arrays, carry_types: Arrays) -> Carries:
+        return super().holding(list(map(_of_all_examples, arrays)), carry_types)
+
     def read(self, array: Value, row: Index) -> Value:
-        return jax.device_put(_element_at(0)(array, row), _DEVICE)
+        leaf = jax.device_put(element(array.rows, row), _DEVICE)
+        for number in array.numbers:
+            leaf = _own(leaf, number)
+        return leaf
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
-        return _store_at(0)(array, jax.device_put(leaf, _HOST), row)
+        rows = _store(array.rows, leaf, row, *array.numbers)
+        return dataclasses.replace(array, rows=rows)
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
@@ -82,40 +88,109 @@ class HostSlots(AbstractSlots):
         return reached.carry, reached.ys, slots
 
 
-# Under `vmap`, JAX turns slices into gathers and scatters, whose indices would have to
-# be on the host as well. But a row is the same for the whole batch, so a slice along
-# another axis is enough.
+@dataclasses.dataclass(frozen=True)
+class _OfAllExamples:
+    """The slots of a leaf, which all examples of the `vmap`s around share.
+
+    A `vmap` moves the batch axis of what loops carry to the front. Slots have their
+    rows there, so all of them would be transposed, in the memory of the host and by its
+    processor. And it turns slices into gathers and scatters. So slots are no batch:
+    each example finds its own leaf in what is read, see `_own`.
+
+    Attributes:
+        rows: The slots. After the axis of the rows come those of the `vmap`s.
+        numbers: The number of the example in each of the `vmap`s, the outermost first.
+    """
+
+    rows: Value
+    numbers: tuple[Value, ...]
 
 
-@functools.cache
-def _element_at(axis: int) -> Callable[..., PyTree]:
+jax.tree_util.register_dataclass(
+    _OfAllExamples, data_fields=["rows", "numbers"], meta_fields=[]
+)
+
+
+def _of_all_examples(slot: Value) -> _OfAllExamples:
+    """Slots that may be batched, as an array that is not."""
+    numbers = list[Value]()
+    # The innermost `vmap` answers first, and then those around it.
+    while (found := _batch_of(slot)) is not None:
+        slot, number = found
+        numbers.append(number)
+    return _OfAllExamples(slot, tuple(reversed(numbers)))
+
+
+def _batch_of(slot: Value) -> tuple[Value, Value] | None:
+    """The slots of all examples of a `vmap`, and the number of each in it.
+
+    Returns:
+        Both, or `None` if the slots are not batched. Nor are they in a program that
+        will be batched only after it was traced.
+    """
+    answer = list[Value]()
+
     @custom_vmap
-    def at(slot: Value, row: Index) -> Value:
-        return element(slot, row, axis)
+    def number_in(slot: Value) -> Value:
+        return zero()
 
-    @at.def_vmap
-    def batched(
-        size: int, is_batched: Sequence[bool], slot: Value, row: Index
+    @number_in.def_vmap
+    def number_in_batch(
+        size: int, is_batched: Sequence[bool], slot: Value
     ) -> tuple[Value, bool]:
-        del size
-        return _element_at(axis + 1)(slot, row), is_batched[0]
+        # Back to where it was: XLA sees that nothing is moved.
+        answer.append(jnp.moveaxis(slot, 0, 1))
+        return jnp.arange(size, dtype=jnp.int32), True
 
-    return at
+    number = number_in(slot)
+    return (answer[0], number) if answer else None
 
 
-@functools.cache
-def _store_at(axis: int) -> Callable[..., PyTree]:
-    @custom_vmap
-    def at(slot: Value, leaf: Value, row: Index) -> Value:
-        return store(slot, leaf, row, axis)
+@custom_vmap
+def _own(leaves: Value, number: Index) -> Value:
+    """The leaf of an example, among those of all examples."""
+    return element(leaves, number)
 
-    @at.def_vmap
-    def batched(
-        size: int, is_batched: Sequence[bool], slot: Value, leaf: Value, row: Index
-    ) -> tuple[Value, bool]:
-        repeated = lambda x: jnp.broadcast_to(x, (size, *x.shape))
-        slot = slot if is_batched[0] else repeated(slot)
-        leaf = leaf if is_batched[1] else repeated(leaf)
-        return _store_at(axis + 1)(slot, leaf, row), True
 
-    return at
+@_own.def_vmap
+def _own_in_batch(
+    size: int, is_batched: Sequence[bool], leaves: Value, number: Index
+) -> tuple[Value, bool]:
+    if list(is_batched) == [False, True]:
+        return leaves, True  # these are the examples, in the order of their numbers
+    return jax.vmap(element, _axes(is_batched))(leaves, number), True
+
+
+def _store_one(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Value:
+    """The slots of all examples, with the leaf of one of them in a row."""
+    leaf = jax.device_put(leaf, _HOST)
+    if not numbers:
+        return store(rows, leaf, row)
+    block = jnp.expand_dims(leaf, range(1 + len(numbers)))
+    at = (row, *numbers, *[0] * jnp.ndim(leaf))
+    return lax.dynamic_update_slice(rows, block, at)
+
+
+_store = custom_vmap(_store_one)
+
+
+@_store.def_vmap
+def _store_batch(
+    size: int,
+    is_batched: Sequence[bool],
+    rows: Value,
+    leaf: Value,
+    row: Index,
+    *numbers: Index,
+) -> tuple[Value, bool]:
+    of_rows, of_leaf, of_row, *of_numbers = is_batched
+    if of_numbers[-1:] == [True] and not any((of_rows, of_row, *of_numbers[:-1])):
+        # The leaves of all examples, in the order of their numbers: a whole row.
+        leaves = leaf if of_leaf else jnp.broadcast_to(leaf, (size, *leaf.shape))
+        return _store(rows, leaves, row, *numbers[:-1]), False
+    stored = jax.vmap(_store_one, _axes(is_batched))(rows, leaf, row, *numbers)
+    return stored, True
+
+
+def _axes(is_batched: Sequence[bool]) -> list[int | None]:
+    return [0 if flag else None for flag in is_batched]
