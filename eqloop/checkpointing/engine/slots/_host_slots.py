@@ -63,7 +63,7 @@ class HostSlots(AbstractSlots):
         return leaf
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
-        rows = _store(array.rows, leaf, row, *array.numbers)
+        rows = _put_own(array.rows, leaf, row, *array.numbers)
         return dataclasses.replace(array, rows=rows)
 
     def sweep(
@@ -115,13 +115,13 @@ def _of_all_examples(slot: Value) -> _OfAllExamples:
     """Slots that may be batched, as an array that is not."""
     numbers = list[Value]()
     # The innermost `vmap` answers first, and then those around it.
-    while (found := _batch_of(slot)) is not None:
+    while (found := _batch_of_slots(slot)) is not None:
         slot, number = found
         numbers.append(number)
     return _OfAllExamples(slot, tuple(reversed(numbers)))
 
 
-def _batch_of(slot: Value) -> tuple[Value, Value] | None:
+def _batch_of_slots(slot: Value) -> tuple[Value, Value] | None:
     """The slots of all examples of a `vmap`, and the number of each in it.
 
     Returns:
@@ -153,15 +153,15 @@ def _own(leaves: Value, number: Index) -> Value:
 
 
 @_own.def_vmap
-def _own_in_batch(
+def _each_own(
     size: int, is_batched: Sequence[bool], leaves: Value, number: Index
 ) -> tuple[Value, bool]:
     if list(is_batched) == [False, True]:
         return leaves, True  # these are the examples, in the order of their numbers
-    return jax.vmap(element, _axes(is_batched))(leaves, number), True
+    return jax.vmap(element, _mapped_axes(is_batched))(leaves, number), True
 
 
-def _store_one(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Value:
+def _stored_on_host(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Value:
     """The slots of all examples, with the leaf of one of them in a row."""
     leaf = jax.device_put(leaf, _HOST)
     if not numbers:
@@ -171,11 +171,11 @@ def _store_one(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Value:
     return lax.dynamic_update_slice(rows, block, at)
 
 
-_store = custom_vmap(_store_one)
+_put_own = custom_vmap(_stored_on_host)
 
 
-@_store.def_vmap
-def _store_batch(
+@_put_own.def_vmap
+def _row_of_batch(
     size: int,
     is_batched: Sequence[bool],
     rows: Value,
@@ -187,10 +187,12 @@ def _store_batch(
     if of_numbers[-1:] == [True] and not any((of_rows, of_row, *of_numbers[:-1])):
         # The leaves of all examples, in the order of their numbers: a whole row.
         leaves = leaf if of_leaf else jnp.broadcast_to(leaf, (size, *leaf.shape))
-        return _store(rows, leaves, row, *numbers[:-1]), False
-    stored = jax.vmap(_store_one, _axes(is_batched))(rows, leaf, row, *numbers)
+        return _put_own(rows, leaves, row, *numbers[:-1]), False
+    stored = jax.vmap(_stored_on_host, _mapped_axes(is_batched))(
+        rows, leaf, row, *numbers
+    )
     return stored, True
 
 
-def _axes(is_batched: Sequence[bool]) -> list[int | None]:
+def _mapped_axes(is_batched: Sequence[bool]) -> list[int | None]:
     return [0 if flag else None for flag in is_batched]
