@@ -55,15 +55,19 @@ def peak_bytes(
         measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
     ends = bytes_of_ends(problem) if problem.run.loop.stops else 0
     alone = measured + extra + ends
+    expected = with_a_little_more(alone)
     little = _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * len(problem.step.jaxpr.in_avals)
-    # The cotangents of the last carry take its memory if they are computed from it. If
-    # they are constants, as those of a sum are, they may be there before it is free.
-    constants = nbytes(pick(problem.step.carry_types, active.carry))
+    if layout.order.by_carries().is_flat:
+        # The cotangents of the last carry take its memory if they are computed from it.
+        # If they are constants, as those of a sum are, a single loop starts from them,
+        # and they are there before that memory is free. A loop that reads stored
+        # residuals was seen to copy one of two of them as well.
+        constants = nbytes(pick(problem.step.carry_types, active.carry))
+        constants *= 1 + layout.stores_residuals
+        expected = max(expected, alone + constants + little)
+    is_near = within is not None and alone + little <= within < expected
     # Which residuals are stored depends more on the program around the loop.
-    if layout.stores_residuals:
-        return with_a_little_more(alone) + constants
-    expected = max(with_a_little_more(alone), alone + constants + little)
-    if within is None or not alone + little <= within < expected:
+    if not is_near or layout.stores_residuals:
         return expected
     in_loss = loop_bytes(small, active, stand_in, of_loss=True)
     if in_loss is None:

@@ -2,20 +2,33 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ...._arrays import Arrays, Flags, pick, stack_type
+from ...._arrays import (
+    Arrays,
+    Flags,
+    explicit_sharding,
+    mesh_axis_of,
+    on_mesh,
+    pick,
+    placed_as,
+    stack_type,
+)
 from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, Value
 from .._by_segments import BySegments, Reached
 from .._costs import Rates
-from .._loop import element, store, zero
+from .._loop import element, store
 from ._slots import AbstractSlots, Carries, bits_of
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -112,44 +125,59 @@ jax.tree_util.register_dataclass(
 
 
 def _of_all_examples(slot: Value) -> _OfAllExamples:
-    """Slots that may be batched, as an array that is not."""
+    """Slots that may be batched, as an array that is not.
+
+    In a program that is batched only after it was traced, they stay what they are.
+    """
     numbers = list[Value]()
     # The innermost `vmap` answers first, and then those around it.
-    while (found := _batch_of_slots(slot)) is not None:
-        slot, number = found
+    while True:
+        answer = _Answer()
+        number = _example_p.bind(slot, answer=answer)
+        if not answer.slots:
+            return _OfAllExamples(slot, tuple(reversed(numbers)))
+        (slot,) = answer.slots
         numbers.append(number)
-    return _OfAllExamples(slot, tuple(reversed(numbers)))
 
 
-def _batch_of_slots(slot: Value) -> tuple[Value, Value] | None:
-    """The slots of all examples of a `vmap`, and the number of each in it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Answer:
+    """What a `vmap` answers: the slots of all of its examples, if they are batched."""
 
-    Returns:
-        Both, or `None` if the slots are not batched. Nor are they in a program that
-        will be batched only after it was traced.
-    """
-    answer = list[Value]()
+    slots: list[Value] = dataclasses.field(default_factory=list)
 
-    @custom_vmap
-    def number_in(slot: Value) -> Value:
-        return zero()
 
-    @number_in.def_vmap
-    def number_in_batch(
-        size: int, is_batched: Sequence[bool], slot: Value
-    ) -> tuple[Value, bool]:
-        # Back to where it was: XLA sees that nothing is moved.
-        answer.append(jnp.moveaxis(slot, 0, 1))
-        return jnp.arange(size, dtype=jnp.int32), True
+_NUMBER = jax.typeof(np.int32(0))
 
-    number = number_in(slot)
-    return (answer[0], number) if answer else None
+# The number of the example to which slots belong; 0 if they are not batched.
+_example_p = jex.Primitive("example")
+_example_p.def_abstract_eval(lambda slot, answer: on_mesh(_NUMBER))
+_example_p.def_impl(lambda slot, answer: jnp.int32(0))
+
+
+def _number_examples(
+    args: Arrays, dims: Sequence[int], answer: _Answer
+) -> tuple[Value, int]:
+    (slot,), (dim,) = args, dims
+    # The batch is behind the rows already, where the forward sweep put it.
+    answer.slots.append(jnp.moveaxis(slot, dim, 1))
+    size, mesh_axis = slot.shape[dim], mesh_axis_of(slot, dim)
+    like = stack_type(on_mesh(_NUMBER), size, mesh_axis=mesh_axis)
+    return placed_as(jnp.arange(size, dtype=jnp.int32), like), 0
+
+
+def _lower_example(ctx: Any, slot: Value, answer: _Answer) -> list[Value]:
+    return [mlir.ir_constant(np.int32(0))]
+
+
+batching.primitive_batchers[_example_p] = _number_examples
+mlir.register_lowering(_example_p, _lower_example)
 
 
 @custom_vmap
 def _own(leaves: Value, number: Index) -> Value:
     """The leaf of an example, among those of all examples."""
-    return element(leaves, number)
+    return element(_on_every_device(leaves), number)
 
 
 @_own.def_vmap
@@ -166,9 +194,10 @@ def _stored_on_host(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Va
     leaf = jax.device_put(leaf, _HOST)
     if not numbers:
         return store(rows, leaf, row)
-    block = jnp.expand_dims(leaf, range(1 + len(numbers)))
+    block = jnp.expand_dims(_on_every_device(leaf), range(1 + len(numbers)))
     at = (row, *numbers, *[0] * jnp.ndim(leaf))
-    return lax.dynamic_update_slice(rows, block, at)
+    stored = lax.dynamic_update_slice(_on_every_device(rows), block, at)
+    return placed_as(stored, rows)
 
 
 _put_own = custom_vmap(_stored_on_host)
@@ -192,6 +221,17 @@ def _row_of_batch(
         rows, leaf, row, *numbers
     )
     return stored, True
+
+
+def _on_every_device(x: Value) -> Value:
+    """An array that may be split over devices, as JAX slices no axis that is.
+
+    It is for the type of an example's own leaf. What runs are the rules for a batch.
+    """
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def _mapped_axes(is_batched: Sequence[bool]) -> list[int | None]:
