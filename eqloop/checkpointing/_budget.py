@@ -15,12 +15,13 @@ from ._slot_schedules import writable_directory
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
-from .engine._problem import Problem
+from .engine._problem import Problem, all_active
 from .engine.slots._file_slots import FileSlots
 from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
+from .planning._memory import peak_bytes
 from .planning._paces import Paces, paces
 from .planning._two_places import (
     SecondPlace,
@@ -179,7 +180,21 @@ class Budget(AbstractSchedule):
         layouts = [layout for layout in candidates if layout is not None]
         if layouts:
             return min(layouts, key=times.duration)
+        of_all = self._layout_for_all(problem, within)
+        if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
+            return of_all
         self._refuse(problem, active, times)
+
+    def _layout_for_all(self, problem: Problem, within: int | None) -> Layout | None:
+        """The layout for a gradient with respect to all inputs, if there is one.
+
+        A search compiles only some of the layouts, and others if other inputs are
+        differentiated. What `plan` shows for all of them should do for a few.
+        """
+        problem = dataclasses.replace(problem, still=())
+        active = all_active(problem.step)
+        times = paces(problem, active, self.measure, self._chooses_policy, within)
+        return best(problem, active, self.nbytes, times)
 
     def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
         """Raises an error that says which budget would be enough, for which plan."""

@@ -1,5 +1,7 @@
 """`Offload`: the slots are in the memory of the host, and nothing else changes."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +59,78 @@ def test_under_vmap():
         jax.vmap(lambda init: gradient(schedule)(f, init, xs)[1])
     )
     assert_close(run(el.Offload(el.Binomial(3)))(inits), run(None)(inits))
+
+
+def through_vmaps(schedule):
+    """Derivatives under `vmap`, of a carry some of whose leaves are not batched."""
+
+    def run(w, h, xs):
+        f = lambda c, x: ((jnp.tanh(w @ c[0] * c[1] + x), 0.9 * c[1]), c[1])
+        (h, t), ys = el.Scan(f, schedule=schedule)((h, jnp.ones(())), xs)
+        return jnp.sum(h**2) + t * jnp.sum(ys) + h[0]
+
+    grad = jax.grad(run, (0, 1, 2))
+    pushed = lambda w, h, xs: jax.jvp(lambda h: grad(w, h, xs)[:2], (h,), (h,))
+    row = lambda w, h, xs: jax.vmap(run, (None, 0, None))(w, jnp.stack([h, -h]), xs)
+    return {
+        "twice": jax.vmap(jax.vmap(grad, (None, 0, None)), (None, None, 0)),
+        "of weights": lambda w, h, xs: jax.vmap(grad, (0, None, None))(
+            jnp.stack([w, -w, 2 * w]), h[0], xs[0]
+        ),
+        "of jit": lambda w, h, xs: jax.vmap(jax.jit(grad), (None, 0, None))(
+            w, h, xs[0]
+        ),
+        "of jvp": lambda w, h, xs: jax.vmap(pushed, (None, 0, None))(w, h, xs[0]),
+        "of jacrev": lambda w, h, xs: jax.vmap(
+            jax.jacrev(row, (0, 1)), (None, 0, None)
+        )(w, h, xs[0]),
+    }
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [el.Recursive(2, block=1), el.Chunked(4, block=2), el.Binomial(3)],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "how", ["twice", "of weights", "of jit", "of jvp", "of jacrev"]
+)
+def test_under_vmaps(schedule, how):
+    w, h, xs = 0.3 * jnp.eye(3), jnp.arange(6.0).reshape(2, 3) / 6, jnp.ones((2, 9, 3))
+    run = lambda schedule: jax.jit(through_vmaps(schedule)[how])(w, h, xs)
+    assert_close(run(el.Offload(schedule)), run(None))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES + MORE[:1], ids=repr)
+def test_slots_stay_where_they_are_under_vmap(schedule):
+    # The host would have to move them, or to look up each example's row.
+    f, init, xs = recurrent(31, width=8)
+    inits = jnp.stack([init] * 3)
+    grad = jax.vmap(lambda init: gradient(el.Offload(schedule))(f, init, xs)[1:])
+    lowered = jax.jit(grad).trace(inits).lower(lowering_platforms=("cuda",))
+    moves = re.compile(
+        r"stablehlo\.(transpose|gather|scatter|reverse)\b.*<\d+x\d+x\d+xui32>"
+    )
+    assert "x3x8xui32>" in lowered.as_text()
+    assert list(filter(moves.search, lowered.as_text().splitlines())) == []
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES[0], slow(SCHEDULES[2])], ids=repr)
+def test_a_batch_that_is_split_over_devices(schedule):
+    explicit = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((2,), ("batch",), axis_types=explicit)):
+        split = jax.sharding.PartitionSpec("batch", None)
+        inits = jax.device_put(jnp.linspace(0, 1, 32).reshape(4, 8), split)
+        xs = jnp.linspace(0, 1, 72).reshape(9, 8)
+
+        def run(schedule):
+            scan = el.Scan(lambda h, x: (jnp.tanh(h + x), None), schedule=schedule)
+            loss = lambda h: jnp.sum(scan(h, xs)[0] ** 2)
+            return jax.jit(jax.vmap(jax.grad(loss)))(inits)
+
+        grads = run(el.Offload(schedule))
+        assert jax.typeof(grads).sharding.spec == split
+        assert_close(grads, run(None))
 
 
 @pytest.mark.skipif(

@@ -13,7 +13,7 @@ from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop
 from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
-from ..engine._problem import Problem
+from ..engine._problem import Problem, with_cotangents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,9 @@ def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
     Those of the leaves that are `still` are not among them: they take memory as well,
-    and not that of an output.
+    and not that of an output. Nor are those of inputs without influence. They would be
+    zeros, which are written last, and until then XLA uses their memory for other
+    values: a gradient that is not asked for them would take more.
 
     Args:
         problem: The loop.
@@ -43,7 +45,7 @@ def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
         of these arguments.
     """
     step, loop = problem.step, problem.loop
-    moves = problem.moving(active)
+    moves = problem.moving(_with_influence(problem, active))
 
     def gradient(inputs: PyTree, ct_ys: Value) -> PyTree:
         def run(*marked: PyTree) -> PyTree:
@@ -60,6 +62,13 @@ def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
 
     ct_ys = [stack_type(y, loop.rows) for y in step.y_types if is_inexact(y)]
     return gradient, (input_types(problem), ct_ys)
+
+
+def _with_influence(problem: Problem, active: Active) -> Active:
+    """The inputs that have a cotangent other than zero, if all outputs have one."""
+    is_wanted = lambda y: problem.loop.rows > 0 and is_inexact(y)
+    ys = list(map(is_wanted, problem.step.y_types))
+    return with_cotangents(problem.step, active, active.carry, ys)
 
 
 def input_types(problem: Problem) -> tuple[list[Aval], list[Aval], list[Aval]]:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from ..._arrays import pick
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
@@ -56,6 +57,14 @@ def peak_bytes(
     alone = measured + extra + ends
     expected = with_a_little_more(alone)
     little = _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * len(problem.step.jaxpr.in_avals)
+    if layout.order.by_carries().is_flat:
+        # The cotangents of the last carry take its memory if they are computed from it.
+        # If they are constants, as those of a sum are, a single loop starts from them,
+        # and they are there before that memory is free. A loop that reads stored
+        # residuals was seen to copy one of two of them as well.
+        constants = nbytes(pick(problem.step.carry_types, active.carry))
+        constants *= 1 + layout.stores_residuals
+        expected = max(expected, alone + constants + little)
     is_near = within is not None and alone + little <= within < expected
     # Which residuals are stored depends more on the program around the loop.
     if not is_near or layout.stores_residuals:

@@ -200,3 +200,63 @@ def test_forward_mode_stores_nothing():
     run = loss(el.Binomial(30))
     push = lambda w, h, xs: jax.jvp(lambda w: run(w, h, xs), (w,), (w,))
     assert temporary(push, *SHORT) < 20 * 4 * 16
+
+
+def wave(c: Any, x: Any) -> Any:
+    """Two leaves of the carry, and a `y` that no loss has to read."""
+    u, v = c
+    around = sum(jnp.roll(u, by, axis) for axis in (0, 1) for by in (-1, 1))
+    v = v + 0.1 * (around - 4 * u) + x - 0.01 * u**3
+    return (u + 0.1 * v, v), u[3, 3]
+
+
+def last_carry(c: Any) -> dict[str, jax.Array]:
+    """Losses whose cotangents depend on the last carry, or do not."""
+    leaves = jax.tree.leaves(c)
+    return {
+        "squares": sum(map(jnp.sum, [x**2 for x in leaves]), jnp.zeros(())),
+        "sum": sum(map(jnp.sum, leaves), jnp.zeros(())),
+        "sum of one": jnp.sum(leaves[0]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["squares", "sum", "sum of one"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        el.StoreAll(),
+        el.Chunked(6, block=1),
+        slow(el.Chunked(6, block=3)),
+        el.Binomial(5),
+        slow(el.Binomial(4, block=3)),
+        el.Budget(100_000, measure=False),
+        slow(el.Budget(200_000, measure=False)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("argnums", [0, slow((0, 1))])
+def test_plans_count_cotangents_that_are_constants(schedule, kind, argnums):
+    args = (jnp.ones((32, 32)), jnp.zeros((32, 32))), jnp.zeros(36)
+    scan = el.Scan(wave, schedule=schedule)
+    grad = jax.grad(lambda c, xs: last_carry(scan(c, xs)[0])[kind], argnums)
+    planned = el.plans(grad)(*args)[0].plan.peak_bytes
+    compiled = jax.jit(grad).lower(*args).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= planned
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [el.Chunked(64), el.Binomial(9), slow(el.Budget("20kB", measure=False))],
+    ids=str,
+)
+def test_plans_count_on_no_memory_of_inputs_without_influence(schedule):
+    # XLA could use the memory of their cotangents, if it were asked for them.
+    scan = el.Scan(lambda h, x: (jnp.sin(h) * 1.1, None), schedule=schedule)
+    args = jnp.ones(8), jnp.ones((512, 64))
+    loss = lambda h, xs: jnp.sum(scan(h, xs)[0] ** 2)
+    plan = scan.plan(*args)
+    for argnums in (0, (0, 1)):
+        grad = jax.grad(loss, argnums)
+        assert el.plans(grad)(*args)[0].plan.peak_bytes <= plan.peak_bytes
+        compiled = jax.jit(grad).lower(*args).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes <= plan.peak_bytes

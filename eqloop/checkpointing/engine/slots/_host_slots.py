@@ -1,23 +1,35 @@
 """Slots in host memory, so that the device does not have to hold the carries."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from ...._arrays import Arrays, Flags, pick, stack_type
+from ...._arrays import (
+    Arrays,
+    Flags,
+    explicit_sharding,
+    mesh_axis_of,
+    on_mesh,
+    pick,
+    placed_as,
+    stack_type,
+)
 from ...._compat import is_widened
 from ...._programs import constant
-from ...._types import Aval, Index, PyTree, Value
+from ...._types import Aval, Index, Value
 from .._by_segments import BySegments, Reached
 from .._costs import Rates
 from .._loop import element, store
-from ._slots import AbstractSlots, bits_of
+from ._slots import AbstractSlots, Carries, bits_of
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -54,11 +66,18 @@ class HostSlots(AbstractSlots):
         stacked = [stack_type(aval, rows) for aval in packed]
         return [aval.update(memory_space=_HOST) for aval in stacked]
 
+    def holding(self, arrays: Arrays, carry_types: Arrays) -> Carries:
+        return super().holding(list(map(_of_all_examples, arrays)), carry_types)
+
     def read(self, array: Value, row: Index) -> Value:
-        return jax.device_put(_element_at(0)(array, row), _DEVICE)
+        leaf = jax.device_put(element(array.rows, row), _DEVICE)
+        for number in array.numbers:
+            leaf = _own(leaf, number)
+        return leaf
 
     def write(self, array: Value, leaf: Value, row: Index) -> Value:
-        return _store_at(0)(array, jax.device_put(leaf, _HOST), row)
+        rows = _put_own(array.rows, leaf, row, *array.numbers)
+        return dataclasses.replace(array, rows=rows)
 
     def sweep(
         self, segments: BySegments, held: Flags, init: Arrays
@@ -82,40 +101,138 @@ class HostSlots(AbstractSlots):
         return reached.carry, reached.ys, slots
 
 
-# Under `vmap`, JAX turns slices into gathers and scatters, whose indices would have to
-# be on the host as well. But a row is the same for the whole batch, so a slice along
-# another axis is enough.
+@dataclasses.dataclass(frozen=True)
+class _OfAllExamples:
+    """The slots of a leaf, which all examples of the `vmap`s around share.
+
+    A `vmap` moves the batch axis of what loops carry to the front. Slots have their
+    rows there, so all of them would be transposed, in the memory of the host and by its
+    processor. And it turns slices into gathers and scatters. So slots are no batch:
+    each example finds its own leaf in what is read, see `_own`.
+
+    Attributes:
+        rows: The slots. After the axis of the rows come those of the `vmap`s.
+        numbers: The number of the example in each of the `vmap`s, the outermost first.
+    """
+
+    rows: Value
+    numbers: tuple[Value, ...]
 
 
-@functools.cache
-def _element_at(axis: int) -> Callable[..., PyTree]:
-    @custom_vmap
-    def at(slot: Value, row: Index) -> Value:
-        return element(slot, row, axis)
-
-    @at.def_vmap
-    def batched(
-        size: int, is_batched: Sequence[bool], slot: Value, row: Index
-    ) -> tuple[Value, bool]:
-        del size
-        return _element_at(axis + 1)(slot, row), is_batched[0]
-
-    return at
+jax.tree_util.register_dataclass(
+    _OfAllExamples, data_fields=["rows", "numbers"], meta_fields=[]
+)
 
 
-@functools.cache
-def _store_at(axis: int) -> Callable[..., PyTree]:
-    @custom_vmap
-    def at(slot: Value, leaf: Value, row: Index) -> Value:
-        return store(slot, leaf, row, axis)
+def _of_all_examples(slot: Value) -> _OfAllExamples:
+    """Slots that may be batched, as an array that is not.
 
-    @at.def_vmap
-    def batched(
-        size: int, is_batched: Sequence[bool], slot: Value, leaf: Value, row: Index
-    ) -> tuple[Value, bool]:
-        repeated = lambda x: jnp.broadcast_to(x, (size, *x.shape))
-        slot = slot if is_batched[0] else repeated(slot)
-        leaf = leaf if is_batched[1] else repeated(leaf)
-        return _store_at(axis + 1)(slot, leaf, row), True
+    In a program that is batched only after it was traced, they stay what they are.
+    """
+    numbers = list[Value]()
+    # The innermost `vmap` answers first, and then those around it.
+    while True:
+        answer = _Answer()
+        number = _example_p.bind(slot, answer=answer)
+        if not answer.slots:
+            return _OfAllExamples(slot, tuple(reversed(numbers)))
+        (slot,) = answer.slots
+        numbers.append(number)
 
-    return at
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Answer:
+    """What a `vmap` answers: the slots of all of its examples, if they are batched."""
+
+    slots: list[Value] = dataclasses.field(default_factory=list)
+
+
+_NUMBER = jax.typeof(np.int32(0))
+
+# The number of the example to which slots belong; 0 if they are not batched.
+_example_p = jex.Primitive("example")
+_example_p.def_abstract_eval(lambda slot, answer: on_mesh(_NUMBER))
+_example_p.def_impl(lambda slot, answer: jnp.int32(0))
+
+
+def _number_examples(
+    args: Arrays, dims: Sequence[int], answer: _Answer
+) -> tuple[Value, int]:
+    (slot,), (dim,) = args, dims
+    # The batch is behind the rows already, where the forward sweep put it.
+    answer.slots.append(jnp.moveaxis(slot, dim, 1))
+    size, mesh_axis = slot.shape[dim], mesh_axis_of(slot, dim)
+    like = stack_type(on_mesh(_NUMBER), size, mesh_axis=mesh_axis)
+    return placed_as(jnp.arange(size, dtype=jnp.int32), like), 0
+
+
+def _lower_example(ctx: Any, slot: Value, answer: _Answer) -> list[Value]:
+    return [mlir.ir_constant(np.int32(0))]
+
+
+batching.primitive_batchers[_example_p] = _number_examples
+mlir.register_lowering(_example_p, _lower_example)
+
+
+@custom_vmap
+def _own(leaves: Value, number: Index) -> Value:
+    """The leaf of an example, among those of all examples."""
+    return element(_on_every_device(leaves), number)
+
+
+@_own.def_vmap
+def _each_own(
+    size: int, is_batched: Sequence[bool], leaves: Value, number: Index
+) -> tuple[Value, bool]:
+    if list(is_batched) == [False, True]:
+        return leaves, True  # these are the examples, in the order of their numbers
+    return jax.vmap(element, _mapped_axes(is_batched))(leaves, number), True
+
+
+def _stored_on_host(rows: Value, leaf: Value, row: Index, *numbers: Index) -> Value:
+    """The slots of all examples, with the leaf of one of them in a row."""
+    leaf = jax.device_put(leaf, _HOST)
+    if not numbers:
+        return store(rows, leaf, row)
+    block = jnp.expand_dims(_on_every_device(leaf), range(1 + len(numbers)))
+    at = (row, *numbers, *[0] * jnp.ndim(leaf))
+    stored = lax.dynamic_update_slice(_on_every_device(rows), block, at)
+    return placed_as(stored, rows)
+
+
+_put_own = custom_vmap(_stored_on_host)
+
+
+@_put_own.def_vmap
+def _row_of_batch(
+    size: int,
+    is_batched: Sequence[bool],
+    rows: Value,
+    leaf: Value,
+    row: Index,
+    *numbers: Index,
+) -> tuple[Value, bool]:
+    of_rows, of_leaf, of_row, *of_numbers = is_batched
+    if of_numbers[-1:] == [True] and not any((of_rows, of_row, *of_numbers[:-1])):
+        # The leaves of all examples, in the order of their numbers: a whole row.
+        leaves = leaf if of_leaf else jnp.broadcast_to(leaf, (size, *leaf.shape))
+        return _put_own(rows, leaves, row, *numbers[:-1]), False
+    stored = jax.vmap(_stored_on_host, _mapped_axes(is_batched))(
+        rows, leaf, row, *numbers
+    )
+    return stored, True
+
+
+def _on_every_device(x: Value) -> Value:
+    """An array that may be split over devices, as JAX slices no axis that is.
+
+    It is for the type of an example's own leaf. What runs are the rules for a batch.
+    """
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def _mapped_axes(is_batched: Sequence[bool]) -> list[int | None]:
+    return [0 if flag else None for flag in is_batched]

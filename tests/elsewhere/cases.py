@@ -1,0 +1,126 @@
+"""What is compiled for devices that are not here."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import eqloop as el
+
+# Gradients whose slots are on the host. Each is a function of a matrix, three initial
+# carries and some `xs`.
+_SCHEDULES = {
+    "Recursive": el.Recursive(3, block=1),
+    "Chunked": el.Chunked(8, block=4),
+    "Binomial": el.Binomial(5),
+    "Binomial with blocks": el.Binomial(4, block=7),
+    "Cast": el.Cast(el.Binomial(5), jnp.bfloat16),
+}
+
+
+def _loss(schedule: el.AbstractSchedule, w: Any, h: Any, xs: Any) -> jax.Array:
+    f = lambda c, x: ((jnp.tanh(c[0] @ w + x) * c[1], 0.9 * c[1]), c[1])
+    scan = el.Scan(f, schedule=el.Offload(schedule))
+    (h, _), ys = scan((h, jnp.ones(())), xs)
+    return jnp.sum(h**2) + jnp.sum(ys)
+
+
+def _through(schedule: el.AbstractSchedule) -> dict[str, Callable[..., Any]]:
+    loss = lambda w, h, xs: _loss(schedule, w, h, xs)
+    grad = jax.grad(loss, (0, 1, 2))
+    of_h = lambda w, h, xs: jax.grad(loss, 1)(w, h, xs)
+    one = (None, 0, None)
+
+    def descent(w: Any, h: Any, xs: Any) -> Any:
+        move = lambda h, _: (h - of_h(w, h, xs), None)
+        return jax.lax.scan(move, h, length=3)[0]
+
+    def pushed(w: Any, h: Any, xs: Any) -> Any:
+        return jax.jvp(lambda h: of_h(w, h, xs), (h,), (h,))
+
+    def rows(w: Any, h: Any, xs: Any) -> Any:
+        f = lambda h, x: (jnp.tanh(h @ w + x), None)
+        scan = el.Scan(f, schedule=el.Offload(schedule))
+        return jax.vmap(lambda h: scan(h, xs)[0][0, :3])(h)
+
+    return {
+        "vmap of grad": jax.vmap(grad, one),
+        "vmap of vmap of grad": jax.vmap(
+            lambda w, h, xs: jax.vmap(grad, (None, None, 1))(
+                w, h, jnp.stack([xs, 2 * xs], 1)
+            ),
+            one,
+        ),
+        "vmap of jit of grad": jax.vmap(jax.jit(grad), one),
+        "vmap of a scan of grad": jax.vmap(descent, one),
+        "vmap of a Hessian's product": jax.vmap(pushed, one),
+        "jacrev": jax.jacrev(rows, (0, 1)),
+        "grad of vmap": jax.grad(
+            lambda *args: jnp.sum(jax.vmap(loss, one)(*args)), (0, 1, 2)
+        ),
+    }
+
+
+def offloaded() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """The name of each case, its function, and its arguments."""
+    args = jnp.eye(128), jnp.ones((3, 8, 128)), jnp.ones((40, 8, 128))
+    for name, schedule in _SCHEDULES.items():
+        for how, function in _through(schedule).items():
+            yield f"{name}: {how}", function, args
+
+
+# Loops with a budget: a step, the initial carry, and `xs`.
+
+
+def _lorenz(y: Any, x: Any) -> tuple[Any, None]:
+    def f(y: Any) -> Any:
+        a, b, c = y
+        return jnp.stack([10 * (b - a), a * (28.0 - c) - b, a * b - 8 / 3 * c])
+
+    k1 = f(y)
+    k2 = f(y + 0.005 * k1)
+    k3 = f(y + 0.005 * k2)
+    k4 = f(y + 0.01 * k3)
+    return y + 0.01 / 6 * (k1 + 2 * k2 + 2 * k3 + k4), None
+
+
+def _wave(c: Any, x: Any) -> tuple[Any, Any]:
+    u, v = c
+    around = sum(jnp.roll(u, by, axis) for axis in (0, 1) for by in (-1, 1))
+    v = v + 0.1 * (around - 4 * u) + x - 0.01 * u**3
+    return (u + 0.1 * v, v), u[3, 3]
+
+
+def _tanh(h: Any, x: Any) -> tuple[Any, None]:
+    return jnp.tanh(h @ jnp.eye(64) + x), None
+
+
+def _gru() -> Callable[..., Any]:
+    cell = eqx.nn.GRUCell(16, 64, key=jax.random.key(0))
+    return lambda h, x: (cell(x, h), None)
+
+
+LOOPS: dict[str, Callable[[], tuple[Callable[..., Any], Any, Any]]] = {
+    "lorenz": lambda: (_lorenz, jnp.ones(3), jnp.zeros(20_000)),
+    "wave": lambda: (_wave, (jnp.ones((64, 64)), jnp.zeros((64, 64))), jnp.zeros(500)),
+    "tanh": lambda: (_tanh, jnp.ones((8, 64)), jnp.zeros((500, 8, 64))),
+    "gru": lambda: (_gru(), jnp.ones(64), jnp.zeros((1000, 16))),
+}
+
+
+def budgeted(name: str, nbytes: int) -> tuple[el.Scan, Any, Any]:
+    """A loop with a budget, and its arguments."""
+    f, init, xs = LOOPS[name]()
+    return el.Scan(f, schedule=el.Budget(nbytes, measure=False)), init, xs
+
+
+def loss_of(scan: el.Scan) -> Callable[[Any, Any], jax.Array]:
+    """Of the last carry, some of which is read in a linear way."""
+
+    def loss(init: Any, xs: Any) -> jax.Array:
+        first, *others = jax.tree.leaves(scan(init, xs)[0])
+        return sum(map(jnp.sum, others), jnp.sum(first**2))
+
+    return loss

@@ -1,0 +1,70 @@
+"""Memory on devices that are not here, and what their host computes: nothing."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ..marks import slow
+from .compiler import NEEDED, is_installed
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def found(kind: str, *args: object) -> dict[str, dict[str, Any]]:
+    """What `python -m tests.elsewhere` prints, by case."""
+    if not is_installed(kind):
+        pytest.skip(f"the compiler for {kind} is not installed: {NEEDED[kind]}")
+    of_compilers = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.elsewhere", kind, *map(str, args)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **of_compilers},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = map(json.loads, ran.stdout.splitlines())
+    return {line.pop("case"): line for line in lines}
+
+
+@pytest.mark.parametrize("kind", ["h100", slow("v5e")])
+def test_no_host_computes_where_slots_are_on_it(kind):
+    cases = found(kind)
+    assert cases
+    assert [name for name, case in cases.items() if case["computes_on_host"]] == []
+    # They are there once, and in the same memory for each of three examples.
+    for name, case in cases.items():
+        order, how = name.split(": ")
+        if how == "vmap of grad":
+            joint = cases[f"{order}: grad of vmap"]
+            assert 0 < case["host"] <= joint["host"] + 1024
+
+
+BUDGETS = [("h100", "lorenz", 60_000)]
+BUDGETS += [
+    slow(kind, loop, size)
+    for kind, more in (("h100", 0), ("v5e", 800_000))
+    for loop, sizes in {
+        "lorenz": (20_000, 600_000),
+        "wave": (600_000, 3_000_000),
+        "tanh": (100_000, 700_000),
+        "gru": (200_000, 800_000),
+    }.items()
+    for size in (size + more for size in sizes)
+]
+
+
+@pytest.mark.parametrize(("kind", "loop", "nbytes"), BUDGETS)
+def test_a_budget_is_kept_elsewhere(kind, loop, nbytes):
+    # What fits for all inputs is not refused for some of them.
+    cases = found(kind, loop, nbytes)
+    assert len(cases) == 3
+    for case in cases.values():
+        assert case["temp"] <= case["planned"] <= nbytes
+        if loop == "lorenz":  # whose `xs` have no influence
+            assert case["temp"] <= case["shown"]
