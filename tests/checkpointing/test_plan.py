@@ -127,7 +127,12 @@ def test_what_no_cotangent_needs_is_not_planned(step, schedule):
     init, xs = tuple(map(jnp.ones, sizes)), jnp.ones(300)
     plan = el.Scan(step, schedule=schedule).plan(init, xs)
     temp = temp_bytes(gradient(schedule), f, init, xs)
-    assert temp <= plan.peak_bytes <= 1.15 * temp + 1024
+    assert temp <= plan.peak_bytes
+    # XLA uses the memory of cotangents that are zero for something else. A plan does
+    # not count on that, as they may not be asked for.
+    of_init = lambda f, init, xs: gradient(schedule)(f, init, xs)[1]
+    temp = max(temp, temp_bytes(of_init, f, init, xs))
+    assert plan.peak_bytes <= 1.15 * temp + 1024
 
 
 def test_types_will_do_for_arrays():
