@@ -128,7 +128,10 @@ def test_what_no_cotangent_needs_is_not_planned(step, schedule):
     init, xs = tuple(map(jnp.ones, sizes)), jnp.ones(300)
     plan = el.Scan(step, schedule=schedule).plan(init, xs)
     temp = temp_bytes(gradient(schedule), f, init, xs)
-    assert temp <= plan.peak_bytes <= 1.15 * temp + 1024
+    assert temp <= plan.peak_bytes
+    # A plan counts the cotangents of the last carry, as they may be constants.
+    last = sum(leaf.nbytes for leaf in init)
+    assert plan.peak_bytes <= 1.15 * temp + 1024 + last
 
 
 def test_types_will_do_for_arrays():

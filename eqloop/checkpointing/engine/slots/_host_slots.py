@@ -147,11 +147,11 @@ class _Answer:
     slots: list[Value] = dataclasses.field(default_factory=list)
 
 
-_NUMBER = jax.typeof(np.int32(0))
+_EXAMPLE_NUMBER = jax.typeof(np.int32(0))
 
 # The number of the example to which slots belong; 0 if they are not batched.
 _example_p = jex.Primitive("example")
-_example_p.def_abstract_eval(lambda slot, answer: on_mesh(_NUMBER))
+_example_p.def_abstract_eval(lambda slot, answer: on_mesh(_EXAMPLE_NUMBER))
 _example_p.def_impl(lambda slot, answer: jnp.int32(0))
 
 
@@ -162,7 +162,7 @@ def _number_examples(
     # The batch is behind the rows already, where the forward sweep put it.
     answer.slots.append(jnp.moveaxis(slot, dim, 1))
     size, mesh_axis = slot.shape[dim], mesh_axis_of(slot, dim)
-    like = stack_type(on_mesh(_NUMBER), size, mesh_axis=mesh_axis)
+    like = stack_type(on_mesh(_EXAMPLE_NUMBER), size, mesh_axis=mesh_axis)
     return placed_as(jnp.arange(size, dtype=jnp.int32), like), 0
 
 
