@@ -57,8 +57,15 @@ def run_loop(
         return list(init), [zero_array(stack_type(y, 0)) for y in step.y_types]
     viewing, left = _viewing(step, loop)
     if viewing.step is not step:
-        settings = dict(loop=left, schedule=schedule, policy=policy)
-        carry, ys = run_loop(viewing.step, consts, init, xs, **settings)
+        carry, ys = run_loop(
+            viewing.step,
+            consts,
+            init,
+            xs,
+            loop=left,
+            schedule=schedule,
+            policy=policy,
+        )
         pairs = zip(xs, loop.x_axes, strict=True)
         rows = [loop.kept_of(strongly_typed(x), axis) for x, axis in pairs]
         return carry, viewing.join(ys, rows, loop.x_axes, [0] * len(step.y_types))
