@@ -15,6 +15,7 @@ import jax.ref
 import jax.tree_util as jtu
 from jax import lax
 
+from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
 from ._equations import equations
 
@@ -106,9 +107,7 @@ def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
     Raises:
         ValueError: If a function with a backward rule is given a reference.
     """
-    given = (
-        eqn for eqn in equations(program) if eqn.primitive.name.startswith("custom_vjp")
-    )
+    given = (eqn for eqn in equations(program) if form_of(eqn).startswith("custom_vjp"))
     if any(is_ref(var.aval) for eqn in given for var in eqn.invars):
         raise ValueError(
             "A function with a `jax.custom_vjp` in the step is given a reference "

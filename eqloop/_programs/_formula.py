@@ -43,7 +43,13 @@ from .._arrays import (
     zero_cotangent,
     zero_tangent,
 )
-from .._compat import HiPrimitive, linear_outputs, linearization, with_symbolic_zeros
+from .._compat import (
+    HiPrimitive,
+    linear_outputs,
+    linearization,
+    refuse_scan3,
+    with_symbolic_zeros,
+)
 from .._types import BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
 from ._equations import Rewrite
@@ -132,6 +138,10 @@ class Formula(HiPrimitive):
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         """Which outputs depend on marked inputs, both in flat order; see `reached`."""
         return [True] * len(self.out_avals_flat)
+
+    def check(self, *in_avals: PyTree) -> None:
+        """Called by JAX for each formula that is made: as part of the user's call."""
+        refuse_scan3()
 
     @property
     def reads(self) -> Flags:

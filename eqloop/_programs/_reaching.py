@@ -18,7 +18,14 @@ import jax.numpy as jnp
 import jax.ref
 
 from .._arrays import Flags, split, union
-from .._compat import CALLS, close, is_through, scan_counts
+from .._compat import (
+    called_by,
+    close,
+    form_of,
+    form_params,
+    is_through,
+    scan_counts,
+)
 from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
 
@@ -93,7 +100,7 @@ class _Reach:
         return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
-        name, params = eqn.primitive.name, eqn.params
+        name, params = form_of(eqn), eqn.params
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
             return [False] * len(eqn.outvars)  # the same all along the axis
         if not any(inputs) and not self._names(eqn):
@@ -103,8 +110,8 @@ class _Reach:
         # What is read from a reference may depend on anything that was written to it.
         if any(map(_is_ref, eqn.invars)):
             return [True] * len(eqn.outvars)
-        if name in CALLS:
-            return self.outputs(params[CALLS[name]], inputs)
+        if (inner := called_by(eqn)) is not None:
+            return self.outputs(inner, inputs)
         if name in ("custom_jvp_call", "custom_vjp_call"):
             return self._custom(eqn, inputs)
         if name == "scan":
@@ -133,7 +140,7 @@ class _Reach:
         # is laid out follows from the function.
         if self.axis_name is None:
             return [True] * len(eqn.outvars)
-        return self.outputs(eqn.params["call_jaxpr"], inputs)
+        return self.outputs(form_params(eqn)["call_jaxpr"], inputs)
 
     def _scan(self, params: dict[str, Any], inputs: Marks) -> list[bool]:
         consts, carry, xs = split(inputs, *scan_counts(params))

@@ -21,7 +21,7 @@ from ._budget import Budget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._plans import plans
-from ._policies import AUTO, as_loop_policy, as_policy, name
+from ._policies import AUTO, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import run_loop, run_while
@@ -72,6 +72,7 @@ __all__ = [
     "Spill",
     "Step",
     "StoreAll",
+    "as_jax_policy",
     "as_loop_policy",
     "as_policy",
     "frontier_of",

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _Tree = TypeVar("_Tree")
+_everything = checkpoint_policies.everything_saveable
 
 
 @final
@@ -87,7 +88,7 @@ save_nothing = Policy(checkpoint_policies.nothing_saveable, "save_nothing")
 Without a policy, a loop stores all residuals of a step that its schedule stores.
 """
 
-save_everything = Policy(checkpoint_policies.everything_saveable, "save_everything")
+save_everything = Policy(_everything, "save_everything")
 """Nothing is computed again, as if the function were not rematerialised."""
 
 save_dots = Policy(checkpoint_policies.dots_saveable, "save_dots")
@@ -292,6 +293,26 @@ def as_policy(
             f"type {type(policy).__name__}. {_the_names()}"
         )
     return policy
+
+
+def as_jax_policy(
+    policy: "Policy | Callable[..., Any] | str | None",
+) -> Callable[..., Any] | None:
+    """A policy in any form, as `jax.checkpoint` is to be given it.
+
+    With its flag `jax_remat3`, JAX asks a policy about named values and dots alone. It
+    keeps all others only for the one policy that it knows to keep everything.
+    """
+    policy = as_policy(policy)
+    return _everything if _keeps_everything(policy) else policy
+
+
+def _keeps_everything(policy: Any) -> bool:
+    if not isinstance(policy, Policy):
+        return policy is _everything
+    kind, *parts = policy._identity
+    of_either = kind == "either" and any(map(_keeps_everything, parts))
+    return policy == save_everything or of_either
 
 
 AUTO = "auto"
