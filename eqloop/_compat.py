@@ -147,6 +147,20 @@ def _through_jvp(
     return output, jax.custom_derivatives.SymbolicZero(aval)
 
 
+# JAX 0.12 has backward rules that hand out a log beside their cotangents.
+HAS_LOGS: bool = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
+    """Cotangents, and what backward rules log: a dictionary (JAX 0.12).
+
+    Args:
+        pull: The function that `jax.vjp` returns.
+        cts: The cotangents that it is given.
+    """
+    return pull.with_logs(cts)
+
+
 def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 

@@ -101,6 +101,12 @@ class Formula(HiPrimitive):
         """
         raise AssertionError("abstract: each formula has its own")
 
+    def pull_logs(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """The same, and a log of the backward rules in it; `None` if nothing logs."""
+        return self.pull(perturbed, inputs, cts), None
+
     def settled(self, moves: Flags, reverse: bool) -> Self:
         """The formula after it has been differentiated once.
 
@@ -246,7 +252,11 @@ class Formula(HiPrimitive):
         marks, inputs = res
         return self.pull(self.in_tree.unflatten(marks.value), inputs, outgrad)
 
-    def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
+    def vjp_bwd_retval_logs(self, res: PyTree, outgrad: PyTree) -> PyTree:
+        """The same, and a log of the backward rules in it (asked for by JAX 0.12)."""
+        return self.vjp_bwd_retval(res, outgrad), None
+
+    def transpose(self, out_ct: PyTree, *args: PyTree) -> PyTree:
         # JAX transposes a formula that is linear in some inputs, such as the tangents
         # of another one. In place of these inputs it passes accumulators of their
         # cotangents. Their values do not matter, so zeros will do for `pull`.
@@ -259,10 +269,11 @@ class Formula(HiPrimitive):
             )
         ]
         unflatten = self.in_tree.unflatten
-        cts = self.pull(unflatten(is_linear), unflatten(inputs), out_ct)
+        cts, log = self.pull_logs(unflatten(is_linear), unflatten(inputs), out_ct)
         cts = pick(self.flat_in(cts), is_linear)
         for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
             accumulator.accum(ct)
+        return log
 
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
         # JAX also asks for a batch rule if no input is batched. Then the formula stays
@@ -385,12 +396,17 @@ class Selected(Formula):
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return self.pull_logs(perturbed, inputs, cts)[0]
+
+    def pull_logs(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> tuple[PyTree, PyTree]:
         source = self.source
         if source is not None and source.may_pull(self.flat_in(perturbed)):
-            pulled = source.pull(self.flat_in(inputs), cts)
+            pulled, log = source.pull(self.flat_in(inputs), cts)
             zeros = self.flat_in(self.zero_cts())
-            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
-        return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled)), log
+        return self.formula.pull_logs(perturbed, inputs, self._among_zeros(cts))
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -409,6 +425,13 @@ class Selected(Formula):
         if is_linear.value:
             return super().vjp_bwd_retval(residuals, outgrad)
         return self.formula.vjp_bwd_retval(residuals, self._among_zeros(outgrad))
+
+    def vjp_bwd_retval_logs(self, res: PyTree, outgrad: PyTree) -> PyTree:
+        is_linear, residuals = res
+        if is_linear.value:
+            return super().vjp_bwd_retval_logs(res, outgrad)
+        cts = self._among_zeros(outgrad)
+        return self.formula.vjp_bwd_retval_logs(residuals, cts)
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         formula = self.formula.settled(moves, reverse)
