@@ -11,6 +11,7 @@ import pytest
 
 import eqloop as el
 from eqloop import _compat, ir
+from eqloop._programs import equations
 
 HOME = Path(el.__file__).parent
 COMPAT = HOME / "_compat.py"
@@ -86,7 +87,9 @@ W, X = jnp.eye(3) / 2, jnp.ones(3)
 
 def test_a_call_that_each_version_names_otherwise():
     jaxpr = jax.make_jaxpr(gradient)(W, X)
-    (name,) = {"closed_call", "eval_jaxpr"} & {e.primitive.name for e in jaxpr.eqns}
+    (name,) = {"closed_call", "eval_jaxpr"} & {
+        e.primitive.name for e in equations(jaxpr)
+    }
     assert name in _compat.CALLS
     assert el.Trace(gradient).leaf_usage(W, X) == {"w": "read", "x": "read"}
     expected: Any = jax.jit(gradient)(W, X)

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _Tree = TypeVar("_Tree")
-_everything = checkpoint_policies.everything_saveable
+_KEEP_ALL = checkpoint_policies.everything_saveable
 
 
 @final
@@ -88,7 +88,7 @@ save_nothing = Policy(checkpoint_policies.nothing_saveable, "save_nothing")
 Without a policy, a loop stores all residuals of a step that its schedule stores.
 """
 
-save_everything = Policy(_everything, "save_everything")
+save_everything = Policy(_KEEP_ALL, "save_everything")
 """Nothing is computed again, as if the function were not rematerialised."""
 
 save_dots = Policy(checkpoint_policies.dots_saveable, "save_dots")
@@ -304,12 +304,12 @@ def as_jax_policy(
     keeps all others only for the one policy that it knows to keep everything.
     """
     policy = as_policy(policy)
-    return _everything if _keeps_everything(policy) else policy
+    return _KEEP_ALL if _keeps_everything(policy) else policy
 
 
 def _keeps_everything(policy: Any) -> bool:
     if not isinstance(policy, Policy):
-        return policy is _everything
+        return policy is _KEEP_ALL
     kind, *parts = policy._identity
     of_either = kind == "either" and any(map(_keeps_everything, parts))
     return policy == save_everything or of_either
