@@ -79,7 +79,7 @@ CONTEXTS = {
         (el.Binomial(2), False),
         slow(el.StoreAll(), False),
         slow(el.Chunked(2), True),
-        slow(el.Chunked(2, batch=2), False),
+        slow(el.Chunked(1), False),
         slow(el.Budget("1MiB", measure=False), True),
     ],
     ids=str,
