@@ -113,6 +113,17 @@ def test_whoever_asks_for_no_log_gets_the_gradient():
     np.testing.assert_allclose(modes(f), modes(plain), rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [el.CheckpointedWhileLoop, el.BoundedWhileLoop])
+def test_while_loops_have_gradients_and_no_log(kind):
+    settings = {"max_steps": 4} if kind is el.BoundedWhileLoop else {}
+    loop = kind(lambda c: c[0] < 3, lambda c: (c[0] + 1, outer(c[1])), **settings)
+    _, pull = jax.vjp(lambda c: loop((0, c))[1], C)
+    (found,), log = pull.with_logs(jnp.ones(2))
+    wanted = jax.grad(lambda c: jnp.sin(jnp.sin(jnp.sin(c))).sum())(C)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert not log
+
+
 def test_a_gradient_in_two_parts():
     scan = el.CheckpointedScan(lambda c, x: (jnp.sin(c + x), c), base=2)
     f = lambda c: scan(c, XS)[0].sum()

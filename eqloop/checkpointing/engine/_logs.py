@@ -7,7 +7,8 @@ asks for a cotangent can have them: `jax.vjp(f, x)[1].with_logs(ct)`. Those of a
 The rules in a planned loop run within its reverse sweep, which hands out cotangents and
 nothing else. So each array of a log becomes the cotangent of an input of the step that
 the step does not read. The loop has a row of zeros for each step there, and in their
-cotangents the rows that the rules have logged.
+cotangents the rows that the rules have logged. A while loop has no rows, and so no log:
+JAX does not take cotangents past its own.
 """
 
 import dataclasses

@@ -155,7 +155,9 @@ class PlannedLoop(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         """As `_sweep`, and what backward rules log is returned with the cotangents."""
         active, _ = activity(self.problem.step, perturbed)
-        if (logging := logging_step(self.problem.step, active)) is None:
+        has_rows = self.problem.repetition.has_xs
+        logging = logging_step(self.problem.step, active) if has_rows else None
+        if logging is None:
             return self._sweep(perturbed, moves, inputs)
         # A loop with more `xs`, whose cotangents are the log.
         rows = [stack_type(x, self.problem.loop.length) for x in logging.x_types]
