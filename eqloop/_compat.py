@@ -314,7 +314,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def refuse_scan3() -> None:
-    """Checks that JAX is not to run scans in its next form (JAX 0.12).
+    """Checks that JAX is not to run scans in its next form (JAX 0.10 to 0.12).
 
     Raises:
         ValueError: If it is.

@@ -14,7 +14,8 @@ FLAGS = ("jax_remat3", "jax_custom_jvp3", "jax_custom_vjp3")
 SETS = [(), *((flag,) for flag in FLAGS), FLAGS]
 
 only_with_flags = pytest.mark.skipif(
-    not hasattr(jax.config, FLAGS[0]), reason="JAX before 0.12 has no such flags"
+    not all(hasattr(jax.config, flag) for flag in FLAGS),
+    reason="JAX before 0.12 has not all of these flags",
 )
 
 
