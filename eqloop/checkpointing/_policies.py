@@ -89,7 +89,11 @@ Without a policy, a loop stores all residuals of a step that its schedule stores
 """
 
 save_everything = Policy(_KEEP_ALL, "save_everything")
-"""Nothing is computed again, as if the function were not rematerialised."""
+"""Nothing is computed again, as if the function were not rematerialised.
+
+With JAX's flag `jax_remat3`, `jax.checkpoint` takes it for a policy of names and dots:
+give it JAX's own `everything_saveable` instead.
+"""
 
 save_dots = Policy(checkpoint_policies.dots_saveable, "save_dots")
 """Keeps the results of matrix products and convolutions."""
