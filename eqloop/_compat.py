@@ -4,6 +4,7 @@ Nothing else in the library asks which JAX is installed. `tests/canaries/` tries
 said here of XLA, with each jaxlib.
 """
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import jax.core
 import jax.custom_derivatives
 import jax.extend.core as jex
 import jax.numpy as jnp
+import jax.stages
 import jaxlib.version
 import numpy as np
 from jax import lax
@@ -209,6 +211,20 @@ MARKED_NUMBERS: dict[type, type] = {
 }
 
 
+# JAX 0.12 has backward rules that hand out a log beside their cotangents.
+HAS_LOGS: bool = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
+    """Cotangents, and what backward rules log: a dictionary (JAX 0.12).
+
+    Args:
+        pull: The function that `jax.vjp` returns.
+        cts: The cotangents that it is given.
+    """
+    return pull.with_logs(cts)
+
+
 def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 
@@ -216,6 +232,86 @@ def identity(x: object) -> object:
     (JAX 0.10 to 0.12). Should they cease to have this attribute, no two are the same.
     """
     return getattr(x, "val", x) if isinstance(x, jax.core.Tracer) else x
+
+
+# With the flags `jax_remat3`, `jax_custom_jvp3` and `jax_custom_vjp3`, JAX 0.12 makes
+# names, checkpoints and functions with derivative rules another kind of primitive
+# (`hijax`). They mean what these mean that it makes without; it exports no classes.
+_NEW_FORMS = {
+    "CheckpointName": "name",
+    "CheckpointNameFwd": "name",
+    "CustomJVPTraced": "custom_jvp_call",
+    "CustomVJPTraced": "custom_vjp_call",
+    "RematTraced": "remat2",
+}
+
+
+def form_of(eqn: jex.JaxprEqn) -> str:
+    """What an equation is, whichever of two forms JAX has given it (JAX 0.12).
+
+    It is the name of its primitive, and for a name, a checkpoint or a function with
+    derivative rules that of the primitive without flags: `name`, `remat2`,
+    `custom_jvp_call` or `custom_vjp_call`. A `hijax` primitive of another kind is a
+    `call_hi_primitive`, as JAX calls it.
+    """
+    name = eqn.primitive.name
+    if name != "call_hi_primitive":
+        return name
+    primitive = eqn.params["_prim"]
+    if not type(primitive).__module__.startswith("jax."):
+        return name
+    form = _NEW_FORMS.get(type(primitive).__name__, name)
+    # Where JAX computes a function again, its rule may need more inputs than it does.
+    # Then they are not those of a program, and it is one of another kind.
+    if form == "custom_vjp_call" and jax.tree.leaves(primitive.in_avals[1]):
+        return name
+    return form
+
+
+def form_params(eqn: jex.JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation, by the names that they have in its form.
+
+    JAX 0.12 has two forms, see `form_of`.
+
+    For a name `name`, for a checkpoint `jaxpr`, `policy` and `prevent_cse`, for a
+    function with derivative rules `call_jaxpr`, and others.
+    """
+    if form_of(eqn) == eqn.primitive.name:
+        return eqn.params
+    primitive = eqn.params["_prim"]
+    traced = getattr(primitive, "traced", None)
+    return {**primitive.params, **({"call_jaxpr": traced.jaxpr} if traced else {})}
+
+
+def with_form_params(eqn: jex.JaxprEqn, params: dict[str, Any]) -> jex.JaxprEqn:
+    """An equation with other parameters, of the names of `form_params` (JAX 0.12).
+
+    Its inputs and outputs keep their types.
+    """
+    if form_of(eqn) == eqn.primitive.name:
+        return eqn.replace(params=params)
+    old, params = eqn.params["_prim"], dict(params)
+    if (program := params.pop("call_jaxpr", None)) is not None:
+        params["traced"] = _with_program(params["traced"], program)
+    # The base class of JAX sets up everything else in `__init__`, from the types.
+    primitive = copy.copy(old)
+    primitive.params = params
+    primitive.__dict__.update(params)
+    return eqn.replace(params={**eqn.params, "_prim": primitive})
+
+
+def _with_program(traced: Any, program: jex.ClosedJaxpr) -> Any:
+    """A function that has been traced (`jax.stages.Traced`), with another program.
+
+    It is not traced once more: that would need the axes that it was traced in.
+    """
+    if program is traced.jaxpr:
+        return traced
+    new = copy.copy(traced)
+    new._params = {**traced._params, "jaxpr": program}
+    new._lojax = new._closure_converted = None
+    assert new.jaxpr is program, "`jax.stages.Traced` holds its program elsewhere"
+    return new
 
 
 # The equations that run a program once, and the parameter that holds it.
@@ -226,6 +322,32 @@ CALLS: dict[str, str] = {
     "closed_call": "call_jaxpr",  # JAX 0.10
     "eval_jaxpr": "call_jaxpr",  # JAX 0.12
 }
+
+
+def called_by(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
+    """The program that an equation runs once, from all its operands; see `CALLS`.
+
+    Functions with derivative rules are not among the calls. JAX 0.12 has two forms of
+    them, see `form_of`.
+    """
+    name = form_of(eqn)
+    return form_params(eqn)[CALLS[name]] if name in CALLS else None
+
+
+def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
+    """The programs in an equation of JAX's, or of another library's.
+
+    A `hijax` primitive may hold them as jaxprs, or as functions that have been traced
+    (JAX 0.12).
+    """
+    programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(form_params(eqn)))
+    primitive = eqn.params.get("_prim")
+    is_ours = hasattr(primitive, "jaxprs")
+    if programs or primitive is None or is_ours:
+        return programs
+    held = primitive.params
+    traced = [x for x in held.values() if isinstance(x, jax.stages.Traced)]
+    return [*jex.jaxprs_in_params(held), *(x.jaxpr for x in traced)]
 
 
 def is_open(program: AnyJaxpr) -> bool:
@@ -253,6 +375,21 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
+
+
+def refuse_scan3() -> None:
+    """Checks that JAX is not to run scans in its next form (JAX 0.10 to 0.12).
+
+    Raises:
+        ValueError: If it is.
+    """
+    if getattr(jax.config, "jax_scan3", False):
+        raise ValueError(
+            "eqloop cannot run with JAX's flag `jax_scan3`: with it `jax.lax.scan` "
+            "ignores `reverse`, and gradients of loops would be wrong. Turn it off by "
+            "`jax.config.update('jax_scan3', False)`, and do not set the environment "
+            "variable `JAX_SCAN3`."
+        )
 
 
 def drops_barriers() -> bool:

@@ -8,6 +8,7 @@ import hypothesis
 import jax
 import pytest
 
+from .flags.flags import expect_faults
 from .marks import leave_some
 
 # Most of the time goes into compiling programs that are run once and on little data, so
@@ -52,6 +53,7 @@ gc.disable()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves cases to the weekly run, before those that are slow are taken out."""
     leave_some(items)
+    expect_faults(items)
 
 
 def pytest_collection_finish() -> None:

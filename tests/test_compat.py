@@ -105,8 +105,10 @@ W, X = jnp.eye(3) / 2, jnp.ones(3)
 
 def test_a_call_that_each_version_names_otherwise():
     jaxpr = jax.make_jaxpr(gradient)(W, X)
-    (name,) = {"closed_call", "eval_jaxpr"} & {e.primitive.name for e in jaxpr.eqns}
-    assert name in _compat.CALLS
+    if not getattr(jax.config, "jax_remat3", False):  # with it there is no such call
+        found = {eqn.primitive.name for eqn in jaxpr.eqns}
+        (name,) = {"closed_call", "eval_jaxpr"} & found
+        assert name in _compat.CALLS
     assert el.Trace(gradient).leaf_usage(W, X) == {"w": "read", "x": "read"}
     expected: Any = jax.jit(gradient)(W, X)
     assert jnp.allclose(el.DebugNonFinite(gradient)(W, X), expected)

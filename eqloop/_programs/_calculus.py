@@ -36,7 +36,7 @@ from .._arrays import (
     tangent_types,
     zero_array,
 )
-from .._compat import is_through
+from .._compat import form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ._equations import equations, formula_of
 
@@ -327,9 +327,9 @@ def has_backward_rules(program: AnyJaxpr) -> bool:
 def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:
     if is_through(eqn):
         return False
-    # JAX 0.12 makes its own kind of `hijax` primitive of a custom derivative.
-    is_foreign = "_prim" in eqn.params and formula_of(eqn) is None
-    return eqn.primitive.name.startswith(names) or is_foreign
+    # A `hijax` primitive of another kind has a rule of either kind, or of both.
+    is_foreign = form_of(eqn).startswith("call_hi") and formula_of(eqn) is None
+    return form_of(eqn).startswith(names) or is_foreign
 
 
 def joined(groups: Iterable[Flags]) -> Flags:

@@ -14,6 +14,7 @@ import jax.extend.core as jex
 import jax.ref
 import jax.tree_util as jtu
 
+from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
 from ._equations import equations
 from ._formula import detached
@@ -111,9 +112,7 @@ def refuse_refs_in_rules(program: AnyJaxpr, instead: str) -> None:
     Raises:
         ValueError: If a function with a backward rule is given a reference.
     """
-    given = (
-        eqn for eqn in equations(program) if eqn.primitive.name.startswith("custom_vjp")
-    )
+    given = (eqn for eqn in equations(program) if form_of(eqn).startswith("custom_vjp"))
     if any(is_ref(var.aval) for eqn in given for var in eqn.invars):
         raise ValueError(
             "A function with a `jax.custom_vjp` in the step is given a reference "

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax.core
 import jax.extend.core as jex
-from jax.extend.core import primitives
 
-from .._compat import CALLS, close, is_open
+from .._compat import (
+    CALLS,
+    close,
+    form_of,
+    form_params,
+    is_open,
+    programs_held,
+    with_form_params,
+)
 from .._types import AnyJaxpr, Aval, Value
 
 if TYPE_CHECKING:
@@ -24,26 +31,23 @@ Inside: TypeAlias = Callable[[Any], Sequence[Any]]
 # The primitives whose jaxprs are programs like the one around them, so that another
 # program of the same meaning may take their place. The jaxpr of a `reduce` or of a
 # Pallas kernel, for example, is not such a program.
-_CALLS = frozenset(
+_WITH_PROGRAMS = frozenset(
     {
-        primitives.cond_p,
-        primitives.custom_jvp_call_p,
-        primitives.custom_vjp_call_p,
-        primitives.scan_p,
-        primitives.while_p,
+        *CALLS,
+        "cond",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "scan",
+        "shard_map",
+        "while",
     }
 )
-_CALL_NAMES = frozenset({*CALLS, "shard_map"})
 
 
 def programs_in(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     """All programs that an equation runs."""
-    programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(eqn.params))
-    if (primitive := eqn.params.get("_prim")) is not None:
-        programs += getattr(primitive, "jaxprs", ())  # one of this library
-        if (traced := getattr(primitive, "traced", None)) is not None:
-            programs.append(traced.jaxpr)  # a custom derivative (JAX 0.12)
-    return programs
+    formula = formula_of(eqn)
+    return programs_held(eqn) if formula is None else [*formula.jaxprs]
 
 
 def rewritable_programs(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
@@ -190,17 +194,18 @@ def map_programs(eqn: jex.JaxprEqn, rewrite: Rewrite) -> jex.JaxprEqn:
     if (formula := formula_of(eqn)) is not None:
         new = formula.rewritten(rewrite)
         return eqn if new is formula else eqn.replace(params={"_prim": new})
-    if not (eqn.primitive in _CALLS or eqn.primitive.name in _CALL_NAMES):
+    if form_of(eqn) not in _WITH_PROGRAMS:
         return eqn
     return map_params(eqn, lambda param: _map_param(param, rewrite))
 
 
 def map_params(eqn: jex.JaxprEqn, change: Callable[[object], object]) -> jex.JaxprEqn:
     """An equation with its parameters changed; the very same object if none is."""
-    params = {name: change(value) for name, value in eqn.params.items()}
-    if all(params[name] is value for name, value in eqn.params.items()):
+    old = form_params(eqn)
+    params = {name: change(value) for name, value in old.items()}
+    if all(params[name] is value for name, value in old.items()):
         return eqn
-    return eqn.replace(params=params)
+    return with_form_params(eqn, params)
 
 
 def _map_param(param: Value, rewrite: Rewrite) -> Value:

@@ -48,6 +48,7 @@ from .._compat import (
     is_accumulator,
     linear_outputs,
     linearization,
+    refuse_scan3,
     with_symbolic_zeros,
 )
 from .._types import Aval, BatchAxis, PyTree, Value
@@ -101,6 +102,12 @@ class Formula(HiPrimitive):
         """
         raise AssertionError("abstract: each formula has its own")
 
+    def pull_logs(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """The same, and a log of the backward rules in it; `None` if nothing logs."""
+        return self.pull(perturbed, inputs, cts), None
+
     def settled(self, moves: Flags, reverse: bool) -> Self:
         """The formula after it has been differentiated once.
 
@@ -131,7 +138,7 @@ class Formula(HiPrimitive):
         moves_out = self.out_tree.unflatten(self.moves_out(marks))
         return primal(*inputs), (Static(marks), inputs), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         """Reverse mode, the way back.
 
         Args:
@@ -139,10 +146,11 @@ class Formula(HiPrimitive):
             cts: The cotangents of the outputs.
 
         Returns:
-            The cotangents of all inputs, symbolic zeros among them.
+            The cotangents of all inputs, symbolic zeros among them; and a log, as that
+            of `pull_logs`.
         """
         marks, inputs = residuals
-        return self.pull(self.in_tree.unflatten(marks.value), inputs, cts)
+        return self.pull_logs(self.in_tree.unflatten(marks.value), inputs, cts)
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         """Which outputs have a tangent if these inputs have one, both in flat order."""
@@ -151,6 +159,10 @@ class Formula(HiPrimitive):
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         """Which outputs depend on marked inputs, both in flat order; see `reached`."""
         return [any(marks) or axis_name is not None] * len(self.out_avals_flat)
+
+    def check(self, *in_avals: PyTree) -> None:
+        """Called by JAX for each formula that is made: as part of the user's call."""
+        refuse_scan3()
 
     @property
     def reads(self) -> Flags:
@@ -259,9 +271,14 @@ class Formula(HiPrimitive):
         return linearization(primal(*inputs), None, self.out_tree.unflatten(moves_out))
 
     def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        return self.zero_cts() if res is None else self.sweep_back(res, outgrad)
+        return self.vjp_bwd_retval_logs(res, outgrad)[0]
 
-    def transpose(self, out_ct: PyTree, *args: PyTree) -> None:
+    def vjp_bwd_retval_logs(self, res: PyTree, outgrad: PyTree) -> PyTree:
+        """The same, and a log of the backward rules in it (asked for by JAX 0.12)."""
+        none = self.zero_cts(), None
+        return none if res is None else self.sweep_back(res, outgrad)
+
+    def transpose(self, out_ct: PyTree, *args: PyTree) -> PyTree:
         # JAX transposes a formula that is linear in some inputs, such as the tangents
         # of another one. In place of these inputs it passes accumulators of their
         # cotangents. Their values do not matter, so zeros will do for `pull`.
@@ -274,10 +291,11 @@ class Formula(HiPrimitive):
             )
         ]
         unflatten = self.in_tree.unflatten
-        cts = self.pull(unflatten(is_linear), unflatten(inputs), out_ct)
+        cts, log = self.pull_logs(unflatten(is_linear), unflatten(inputs), out_ct)
         cts = pick(self.flat_in(cts), is_linear)
         for accumulator, ct in zip(pick(flat, is_linear), cts, strict=True):
             accumulator.accum(ct)
+        return log
 
     def batch(self, axis_data: BatchAxis, args: PyTree, dims: PyTree) -> PyTree:
         # JAX also asks for a batch rule if no input is batched. Then the formula stays
@@ -400,12 +418,17 @@ class Selected(Formula):
         )
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return self.pull_logs(perturbed, inputs, cts)[0]
+
+    def pull_logs(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> tuple[PyTree, PyTree]:
         source = self.source
         if source is not None and source.may_pull(self.flat_in(perturbed)):
-            pulled = source.pull(self.flat_in(inputs), cts)
+            pulled, log = source.pull(self.flat_in(inputs), cts)
             zeros = self.flat_in(self.zero_cts())
-            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled))
-        return self.formula.pull(perturbed, inputs, self._among_zeros(cts))
+            return self.in_tree.unflatten(put(zeros, source.doubled.ins, pulled)), log
+        return self.formula.pull_logs(perturbed, inputs, self._among_zeros(cts))
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
@@ -419,11 +442,11 @@ class Selected(Formula):
         )
         return out, (Static(False), residuals), moves_out
 
-    def vjp_bwd_retval(self, res: PyTree, outgrad: PyTree) -> PyTree:
-        is_linear, residuals = res
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
+        is_linear, residuals = residuals
         if is_linear.value:
-            return super().vjp_bwd_retval(residuals, outgrad)
-        return self.formula.vjp_bwd_retval(residuals, self._among_zeros(outgrad))
+            return super().sweep_back(residuals, cts)
+        return self.formula.sweep_back(residuals, self._among_zeros(cts))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
         formula = self.formula.settled(moves, reverse)

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 import jax.ref
 
 from .._arrays import Flags, split
-from .._compat import CALLS, close, is_through, scan_counts
+from .._compat import (
+    called_by,
+    close,
+    form_of,
+    form_params,
+    is_through,
+    scan_counts,
+)
 from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
 
@@ -140,7 +147,7 @@ class _Reach:
         return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Origins]) -> list[Origins]:
-        name, params, count = eqn.primitive.name, eqn.params, len(eqn.outvars)
+        name, params, count = form_of(eqn), eqn.params, len(eqn.outvars)
         if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
             return [_NOTHING] * count  # the same all along the axis
         anything = _all_of([*inputs, _PLACE if self._names(eqn) else _NOTHING])
@@ -151,8 +158,10 @@ class _Reach:
         # What is read from a reference may depend on anything that was written to it.
         if any(map(_is_ref, eqn.invars)):
             return [anything] * count
-        if name in CALLS or name == "shard_map":
-            return self.outputs(params[CALLS.get(name, "jaxpr")], inputs)
+        if (inner := called_by(eqn)) is not None:
+            return self.outputs(inner, inputs)
+        if name == "shard_map":
+            return self.outputs(params["jaxpr"], inputs)
         # How a batch is laid out is up to the rule.
         if name == "custom_vmap_call" and self.axis_name is None:
             return self.outputs(params["call"], inputs)
@@ -190,7 +199,7 @@ class _Reach:
         # is laid out follows from the function.
         if self.axis_name is None:
             return [_all_of(inputs)] * len(eqn.outvars)
-        return self.outputs(eqn.params["call_jaxpr"], inputs)
+        return self.outputs(form_params(eqn)["call_jaxpr"], inputs)
 
     def _scan(self, params: dict[str, Any], inputs: Sequence[Origins]) -> list[Origins]:
         consts, carry, xs = split(inputs, *scan_counts(params))

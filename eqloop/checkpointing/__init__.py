@@ -21,7 +21,7 @@ from ._budget import Budget, is_budget, refuse_second_place
 from ._frontier import Frontier, frontier_of
 from ._plan import Plan, plan
 from ._plans import plans
-from ._policies import AUTO, as_loop_policy, as_policy, name
+from ._policies import AUTO, as_jax_policy, as_loop_policy, as_policy, name
 from ._remat import Checkpoint, Remat
 from ._reversible import Reversible
 from ._run import form_to_plan, run_loop, run_while
@@ -73,6 +73,7 @@ __all__ = [
     "Step",
     "StoreAll",
     "Viewing",
+    "as_jax_policy",
     "as_loop_policy",
     "as_policy",
     "form_to_plan",

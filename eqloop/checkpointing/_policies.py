@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _Tree = TypeVar("_Tree")
+_KEEP_ALL = checkpoint_policies.everything_saveable
 
 
 @final
@@ -87,8 +88,12 @@ save_nothing = Policy(checkpoint_policies.nothing_saveable, "save_nothing")
 Without a policy, a loop stores all residuals of a step that its schedule stores.
 """
 
-save_everything = Policy(checkpoint_policies.everything_saveable, "save_everything")
-"""Nothing is computed again, as if the function were not rematerialised."""
+save_everything = Policy(_KEEP_ALL, "save_everything")
+"""Nothing is computed again, as if the function were not rematerialised.
+
+With JAX's flag `jax_remat3`, `jax.checkpoint` takes it for a policy of names and dots:
+give it JAX's own `everything_saveable` instead.
+"""
 
 save_dots = Policy(checkpoint_policies.dots_saveable, "save_dots")
 """Keeps the results of matrix products and convolutions."""
@@ -292,6 +297,26 @@ def as_policy(
             f"type {type(policy).__name__}. {_the_names()}"
         )
     return policy
+
+
+def as_jax_policy(
+    policy: "Policy | Callable[..., Any] | str | None",
+) -> Callable[..., Any] | None:
+    """A policy in any form, as `jax.checkpoint` is to be given it.
+
+    With its flag `jax_remat3`, JAX asks a policy about named values and dots alone. It
+    keeps all others only for the one policy that it knows to keep everything.
+    """
+    policy = as_policy(policy)
+    return _KEEP_ALL if _keeps_everything(policy) else policy
+
+
+def _keeps_everything(policy: Any) -> bool:
+    if not isinstance(policy, Policy):
+        return policy is _KEEP_ALL
+    kind, *parts = policy._identity
+    of_either = kind == "either" and any(map(_keeps_everything, parts))
+    return policy == save_everything or of_either
 
 
 AUTO = "auto"

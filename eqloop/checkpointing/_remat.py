@@ -10,7 +10,7 @@ import jax
 
 from .._calls import AbstractTransform, NewP, NewR, P, R, compiled_once, open_call
 from .._types import PyTree
-from ._policies import Policy, as_policy
+from ._policies import Policy, as_jax_policy, as_policy
 
 
 def _as_argnums(argnums: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Remat(AbstractTransform[Callable[P, R]], Generic[P, R]):
         """
         static = self._static_positions(len(args))
         call, arrays = open_call(self.f, args, kwargs, static)
-        policy = as_policy(self.policy)  # `eqx.tree_at` may have put in a name
+        policy = as_jax_policy(self.policy)  # `eqx.tree_at` may have put in a name
         run = jax.checkpoint(
             call.on_arrays, prevent_cse=self.prevent_cse, policy=policy
         )

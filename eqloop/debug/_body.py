@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from .._arrays import Arrays
+from .._compat import form_of
 from .._programs import constant, position_p
 from .._types import AnyJaxpr, Index, Value
 from ._can_fail import SAME_NUMBERS, can_fail, holds_numbers
@@ -116,7 +117,7 @@ class Body:
     def _run(
         self, eqn: jex.JaxprEqn, operands: Arrays, context: Context
     ) -> Sequence[Value]:
-        rule = self.rules.get(eqn.primitive.name)
+        rule = self.rules.get(form_of(eqn))
         if rule is not None:
             return rule(self, eqn, operands, context.of(eqn))
         return self.opaque(eqn, operands, context)

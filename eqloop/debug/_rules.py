@@ -13,7 +13,7 @@ from jax.extend import source_info_util
 from jax.sharding import PartitionSpec
 
 from .._arrays import Arrays, split, where_leading
-from .._compat import CALLS, close, scan_counts
+from .._compat import CALLS, close, form_params, scan_counts
 from .._programs import Formula, loop_name, watched
 from .._types import PyTree, Value
 from ._body import Body, Rule
@@ -28,7 +28,7 @@ def _watch_call(param: str) -> Rule:
     def rule(
         body: Body, eqn: jex.JaxprEqn, operands: Arrays, context: Context
     ) -> Sequence[Value]:
-        program = close(eqn.params[param])
+        program = close(form_params(eqn)[param])
         if is_of_jax(program.jaxpr):
             # JAX remembers what it has traced, with the line that first called it.
             context = dataclasses.replace(context, place=context.place_of(eqn))

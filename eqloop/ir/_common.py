@@ -7,6 +7,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import is_complex
+from .._compat import form_of
 from .._programs import Rewrite, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
@@ -56,7 +57,7 @@ def _merge(jaxpr: Closed, rewrite: Rewrite) -> Closed:
 
 def _first_like(eqn: jex.JaxprEqn, first: dict[Hashable, jex.JaxprEqn]) -> jex.JaxprEqn:
     """The first equation that computes the same, which may be this one."""
-    if eqn.effects or eqn.primitive.name in DISTINCT:
+    if eqn.effects or form_of(eqn) in DISTINCT:
         return eqn
     if not all(map(is_array, [*eqn.invars, *eqn.outvars])):
         return eqn

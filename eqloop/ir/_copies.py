@@ -6,7 +6,7 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
-from .._compat import CALLS, scan_counts
+from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array
 from ._rewriter import Rewriter
@@ -75,7 +75,7 @@ def _propagate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
 
 def _copies(eqn: jex.JaxprEqn) -> Iterator[tuple[jex.Var, jax.core.Atom]]:
     """The outputs of an equation that are operands or constants, with these."""
-    name = eqn.primitive.name
+    name = form_of(eqn)
     if name in _IDENTITIES and _IDENTITIES[name](eqn.params):
         yield eqn.outvars[0], eqn.invars[0]
     elif name in CALLS:

@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from .._compat import CALLS, scan_counts
+from .._compat import CALLS, form_of, scan_counts
 from .._programs import Rewrite, map_programs, rewrite_everywhere
 from ._atoms import (
     Closed,
@@ -146,7 +146,7 @@ def _operands_of_jaxprs(eqn: jex.JaxprEqn) -> list[Any]:
 
     Those alone that are the same each time the jaxpr is run.
     """
-    name, params, invars = eqn.primitive.name, eqn.params, eqn.invars
+    name, params, invars = form_of(eqn), eqn.params, eqn.invars
     if name in CALLS:
         return [invars]
     if name == "cond":

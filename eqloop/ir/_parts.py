@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from .._compat import scan_counts
+from .._compat import form_of, form_params, scan_counts
 from .._programs import rewritable_programs
 from ._atoms import Closed
 
@@ -56,14 +56,14 @@ def parts(eqn: jex.JaxprEqn) -> list[Part]:
 
 def title(eqn: jex.JaxprEqn) -> str:
     """What an equation is called."""
-    name, params = eqn.primitive.name, eqn.params
+    name, params = form_of(eqn), form_params(eqn)
     if name == "scan":
         way = ", last first" if params["reverse"] else ""
         return f"scan, {params['length']} steps{way}"
-    if "_prim" in params:  # one of this library's own: they share a primitive
-        return type(params["_prim"]).__name__
     if name == "remat2":
         return "checkpoint"
+    if name == "call_hi_primitive":  # those of this library share a primitive
+        return type(params["_prim"]).__name__
     called = params.get("name")
     return f"{name} {called}" if isinstance(called, str) else name
 

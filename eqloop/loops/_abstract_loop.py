@@ -23,6 +23,7 @@ from ..checkpointing import (
     AbstractSchedule,
     Frontier,
     Plan,
+    as_jax_policy,
     as_loop_policy,
     form_to_plan,
     frontier_of,
@@ -160,7 +161,7 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
     """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
     policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
     if policy != AUTO:
-        return dict(schedule=schedule, policy=policy)
+        return dict(schedule=schedule, policy=as_jax_policy(policy))
     if (chooses := schedule.with_policy) is None:
         raise ValueError(
             f"{owner}: with `policy='auto'` a budget chooses what each step "

@@ -243,9 +243,10 @@ class Prefixes(Formula):
         ys = self.settled(marks, reverse=True)(*inputs)
         return ys, (Static(marks), inputs, ys), self.moves_out(marks)
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         perturbed, inputs, ys = residuals
-        return self._pull(self.in_tree.unflatten(perturbed.value), inputs, ys, cts)
+        marks = self.in_tree.unflatten(perturbed.value)
+        return self._pull(marks, inputs, ys, cts), None
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
         return self._pull(perturbed, inputs, self(*inputs), cts)

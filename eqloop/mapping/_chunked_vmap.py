@@ -8,7 +8,7 @@ import equinox as eqx
 from .._arrays import axes_tree, hashable_axes
 from .._calls import NewP, NewR, P, R, check_bool, compiled_once, setting
 from .._types import PyTree
-from ..checkpointing import Budget, as_policy
+from ..checkpointing import Budget, as_jax_policy, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
 from ._open_map import open_map
@@ -145,5 +145,5 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
             reduce=axes_tree(self.reduce),
         )
         # `eqx.tree_at` may have put in the name of a policy.
-        policy = as_policy(self.policy)
+        policy = as_jax_policy(self.policy)
         return call.run(planner_for(self.chunk_size, self.exact), policy, self.progress)

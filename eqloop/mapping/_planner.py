@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
-import jax.extend.core as jex
 
 from .._arrays import is_inexact, is_symbolic, pick, put
 from .._calls import as_count, format_bytes
+from .._compat import programs_held
 from .._programs import aval_of, equations, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import (
@@ -219,7 +219,7 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
 
     It is for programs that cannot be compiled by themselves.
     """
-    inside = lambda eqn: list(jex.jaxprs_in_params(eqn.params))
+    inside = programs_held
     return sum(
         math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
         for eqn in equations(jaxpr, inside)

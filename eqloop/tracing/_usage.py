@@ -15,7 +15,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._arrays import pick, split
-from .._compat import CALLS, close, scan_counts
+from .._compat import CALLS, close, form_of, form_params, scan_counts
 from .._programs import Formula
 from .._types import AnyJaxpr
 
@@ -57,7 +57,7 @@ def _asked_of_inputs(jaxpr: AnyJaxpr, outs: Sequence[_Asked]) -> _Many:
     of = lambda variables: [asked.get(v, _Asked.NOTHING) for v in variables]
     ask(jaxpr.outvars, outs)
     for eqn in reversed(jaxpr.eqns):
-        rule = _RULES.get(eqn.primitive.name, _compute)
+        rule = _RULES.get(form_of(eqn), _compute)
         ask(eqn.invars, rule(eqn, of(eqn.outvars)))
     return of(jaxpr.invars)
 
@@ -74,7 +74,7 @@ def _compute(eqn: jex.JaxprEqn, outs: _Many) -> _Many:
 
 
 def _usage_of_call(param: str) -> Callable[[jex.JaxprEqn, _Many], _Many]:
-    return lambda eqn, outs: _asked_of_inputs(eqn.params[param], outs)
+    return lambda eqn, outs: _asked_of_inputs(form_params(eqn)[param], outs)
 
 
 def _usage_of_scan(eqn: jex.JaxprEqn, outs: _Many) -> _Many:

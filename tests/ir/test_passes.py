@@ -10,6 +10,8 @@ from jax.experimental import io_callback
 
 import eqloop as el
 from eqloop import ir
+from eqloop._compat import form_of
+from eqloop._programs import equations
 from eqloop.ir._atoms import count_equations
 
 X = jnp.linspace(-1.0, 1.0, 3)
@@ -17,12 +19,7 @@ X = jnp.linspace(-1.0, 1.0, 3)
 
 def names(jaxpr):
     """The operations, those inside of others after these."""
-    found = []
-    for eqn in jaxpr.eqns:
-        found.append(eqn.primitive.name)
-        for inner in jex.jaxprs_in_params(eqn.params):
-            found += names(inner)
-    return found
+    return [form_of(eqn) for eqn in equations(jaxpr)]
 
 
 def run(passed, f, *args):

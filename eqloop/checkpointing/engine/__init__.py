@@ -17,7 +17,8 @@ which one to choose. In the order in which to read it:
 - **The way there**: `_forward.py` saves nothing, `_by_segments.py` leaves carries in
   slots, and `_kept_rows.py` stacks only those outputs that are kept.
 - **The way back**: a sweep through the loop (`_sweep.py`), what it does to a step
-  (`_backward_step.py`), and the derivatives of that (`_derived.py`).
+  (`_backward_step.py`), and the derivatives of that (`_derived.py`). What backward
+  rules log on the way comes out beside the cotangents (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`).
 - **Programs rewritten** so that their reversal takes less: writes to buffers in place

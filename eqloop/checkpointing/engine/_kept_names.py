@@ -16,7 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from ..._compat import CALLS
+from ..._compat import called_by, form_of
 from ..._programs import (
     Rewrite,
     aval_of,
@@ -60,7 +60,7 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     numbers = itertools.count(1)
 
     def level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
-        named = {e.invars[0] for e in program.eqns if e.primitive.name == "name"}
+        named = {e.invars[0] for e in program.eqns if form_of(e) == "name"}
         eqns: list[jex.JaxprEqn] = []
         for eqn in program.eqns:
             kind = _DOTS.get(eqn.primitive.name)
@@ -78,9 +78,8 @@ def with_named_dots(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def inner_call(eqn: jex.JaxprEqn) -> AnyJaxpr | None:
     """The program that an equation calls, if a policy is asked about what is in it."""
-    if eqn.primitive.name == "remat2":
-        return None  # the user's own `jax.checkpoint`, whose policy decides
-    return eqn.params.get(CALLS.get(eqn.primitive.name, ""))
+    # Not of the user's own `jax.checkpoint`, whose policy decides.
+    return None if form_of(eqn) == "remat2" else called_by(eqn)
 
 
 def _named(eqn: jex.JaxprEqn, name: str) -> list[Value]:

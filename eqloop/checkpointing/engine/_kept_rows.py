@@ -27,6 +27,7 @@ from ..._arrays import (
     vary,
     zero_array,
 )
+from ..._compat import refuse_scan3
 from ..._types import Index, PyTree, Value
 from ...progress import scan_with_bar
 from ._loop import Loop, opaque, store, zero
@@ -218,6 +219,7 @@ def _lax_scan(
     size: int = 1,
 ) -> tuple[PyTree, PyTree]:
     """`lax.scan` in the direction of a loop; each iteration is `size` steps of it."""
+    refuse_scan3()
     unroll = max(loop.unroll // size, 1)
     settings: dict[str, Any] = dict(reverse=loop.descends, unroll=unroll)
     if not is_symbolic(length):

@@ -29,10 +29,12 @@ from ..._arrays import (
     is_zero,
     pick,
     put,
+    split,
     stack_type,
     type_of,
     union,
     with_tangent_types,
+    zero_array,
 )
 from ..._programs import (
     Doubled,
@@ -48,6 +50,7 @@ from ...progress import Again, BarChange
 from ._forward import Active
 from ._layout import AbstractLayout
 from ._listing import is_listing, listed, stands_for_residuals
+from ._logs import logging_step
 from ._problem import (
     Problem,
     activity,
@@ -127,6 +130,11 @@ class PlannedLoop(Formula):
         return Doubled.of(formula, active, gives)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        return self.pull_logs(perturbed, inputs, cts)[0]
+
+    def pull_logs(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> tuple[PyTree, PyTree]:
         # JAX transposes the tangents of a loop in a program without its primal, so both
         # sweeps run here. The bar of the primal has been shown already.
         again = self.with_bars(Again())
@@ -134,13 +142,31 @@ class PlannedLoop(Formula):
         # knows which cotangents will be read. To be safe, the plan has it that those
         # of `init` are not: it then counts one more buffer, see `Problem.still`.
         moves = [False] * len(perturbed[1])
-        _, residuals, _ = again._sweep(perturbed, moves, inputs)
+        _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
         return again.sweep_back(residuals, cts)
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        return self._sweep(perturbed, perturbed[1], inputs)
+        return self._logging_sweep(perturbed, perturbed[1], inputs)
+
+    def _logging_sweep(
+        self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """As `_sweep`, and what backward rules log is returned with the cotangents."""
+        active, _ = activity(self.problem.step, perturbed)
+        has_rows = self.problem.repetition.has_xs
+        logging = logging_step(self.problem.step, active) if has_rows else None
+        if logging is None:
+            return self._sweep(perturbed, moves, inputs)
+        # A loop with more `xs`, whose cotangents are the log.
+        rows = [stack_type(x, self.problem.loop.length) for x in logging.x_types]
+        (consts, init, xs), of_xs = inputs, perturbed[2]
+        inputs = consts, init, [*xs, *map(zero_array, rows)]
+        perturbed = *perturbed[:2], [*of_xs, *[True] * len(rows)]
+        loop = PlannedLoop(logging.of(self.problem), self.saves, inputs)
+        out, residuals, moves_out = loop._sweep(perturbed, moves, inputs)
+        return out, (Static((loop, logging)), residuals), moves_out
 
     def _sweep(
         self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
@@ -185,10 +211,23 @@ class PlannedLoop(Formula):
         moves_out = (list(active.carry), list(y_active), self._no_slots())
         return out, (Static((saves, active, y_active)), residuals), moves_out
 
-    def sweep_back(self, residuals: PyTree, cts: PyTree) -> PyTree:
+    def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         static, residuals = residuals
-        saves, active, y_active = static.value
-        ct_carry, ct_ys, _ = cts
+        if not isinstance(static.value[0], PlannedLoop):
+            return self._cotangents(static.value, residuals, cts), None
+        loop, logging = static.value
+        (consts, init, xs), _ = loop.sweep_back(residuals, cts)
+        xs, rows = split(xs, len(self.in_avals[2]))
+        return (consts, init, xs), logging.log(instantiated(rows))
+
+    def _cotangents(
+        self,
+        swept: tuple[Saves[AbstractLayout], Active, Flags],
+        residuals: PyTree,
+        outgrad: PyTree,
+    ) -> PyTree:
+        saves, active, y_active = swept
+        ct_carry, ct_ys, _ = outgrad
         if saves.layout.stores_residuals:
             ends = pick(ct_carry, active.carry), pick(ct_ys, y_active)
             loop = self.problem.loop
@@ -198,7 +237,7 @@ class PlannedLoop(Formula):
             # more than that needs.
             has_ct = [[not is_zero(ct) for ct in cts] for cts in (ct_carry, ct_ys)]
             needed = with_cotangents(self.problem.step, active, *has_ct)
-            cts = self._reversed(static.value, needed, residuals, ct_carry, ct_ys)
+            cts = self._reversed(swept, needed, residuals, ct_carry, ct_ys)
             active = needed
         return tuple(map(put, self.zero_cts(), active, cts))
 

@@ -45,6 +45,8 @@ class AbstractRepetition(abc.ABC, Generic[L]):
     # How many leaves at the start of the carry do not exist on the way back. A while
     # loop has one, its condition: the way back counts steps instead.
     lead: ClassVar[int]
+    # Whether it may have `xs`, and so a row for each step.
+    has_xs: ClassVar[bool] = True
 
     @property
     def own_leaves(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import jax.core
 import jax.extend.core as jex
 
+from ..._compat import form_of, form_params
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
@@ -252,8 +253,8 @@ class _Reader:
 
 def _name_given(eqn: jex.JaxprEqn) -> str | None:
     """The name that an equation gives to a value that can be kept."""
-    names = eqn.primitive.name == "name" and can_be_kept(eqn)
-    return eqn.params["name"] if names else None
+    names = form_of(eqn) == "name" and can_be_kept(eqn)
+    return form_params(eqn)["name"] if names else None
 
 
 def _value_number(atom: jax.core.Atom, numbers: dict[Any, int]) -> int | None:

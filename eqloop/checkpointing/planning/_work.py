@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from ..._compat import form_of, programs_held
 from ..._programs import aval_of, equations
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
@@ -123,14 +124,14 @@ def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:
     """The time that an equation takes."""
-    inner = [work(jaxpr, rate) for jaxpr in jex.jaxprs_in_params(eqn.params)]
+    inner = [work(jaxpr, rate) for jaxpr in programs_held(eqn)]
     if inner:
         if eqn.primitive.name == "cond":
             return max(inner)
         # How often a `while` iterates is not known; once is a lower bound.
         return sum(inner) * eqn.params.get("length", 1)
     size = sum(math.prod(getattr(aval_of(var), "shape", ())) for var in eqn.outvars)
-    match eqn.primitive.name:
+    match form_of(eqn):
         case name if name in _FREE:
             return 0.0
         case "dot_general":
@@ -166,7 +167,7 @@ def outer_products(jaxpr: AnyJaxpr, stored: list[Value]) -> int:
         elif any(var in computed for var in inputs) and _is_elementwise(eqn):
             computed.update(eqn.outvars)
         elif any(var in read for var in inputs) and _is_elementwise(eqn):
-            (read if eqn.primitive.name in _FREE else computed).update(eqn.outvars)
+            (read if form_of(eqn) in _FREE else computed).update(eqn.outvars)
     return total
 
 
@@ -176,7 +177,7 @@ def _is_elementwise(eqn: jex.JaxprEqn) -> bool:
     return (
         len(eqn.outvars) == 1
         and eqn.primitive.name not in ("dot_general", "concatenate", "pad")
-        and not list(jex.jaxprs_in_params(eqn.params))
+        and not programs_held(eqn)
         and all(
             math.prod(getattr(aval_of(var), "shape", ())) in (1, size)
             for var in eqn.invars

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from ..._arrays import Flags, on_mesh, placed_as, split
-from ..._compat import CALLS, close, is_through
+from ..._compat import called_by, close, is_through
 from ..._programs import aval_of, formula_of, renamed, run
 from ..._types import Aval, PyTree, Value
 from ..engine._in_place import READS, WRITES
@@ -133,8 +133,8 @@ def _end_of_equation(eqn: jex.JaxprEqn, place: int) -> int | None:
         return 0
     if _is_write(eqn):
         return 0 if place == 0 else None
-    if eqn.primitive.name in CALLS:
-        return _end(close(eqn.params[CALLS[eqn.primitive.name]]), place)
+    if (inner := called_by(eqn)) is not None:
+        return _end(close(inner), place)
     loop = formula_of(eqn)
     if not isinstance(loop, PlannedLoop) or loop.saves is not None:
         return None
@@ -200,8 +200,8 @@ def _values_with(
         return [(out, False)]
     if (name, place) in (("dynamic_update_slice", 1), ("scatter", 2)):
         return [(out, True)]
-    if name in CALLS:
-        inner = close(eqn.params[CALLS[name]]).jaxpr
+    if (called := called_by(eqn)) is not None:
+        inner = close(called).jaxpr
         ends = _ends_of(inner, inner.invars[place], is_row)
         if ends is None:
             return None
@@ -307,9 +307,8 @@ def _masked_call(
     *operands, mask = inputs
     if eqn.primitive.name == "dynamic_update_slice":
         return [_masked_update(mask, *operands)]
-    if eqn.primitive.name in CALLS:
-        inner = close(eqn.params[CALLS[eqn.primitive.name]])
-        return run(_masked(inner, places), *operands, mask)
+    if (inner := called_by(eqn)) is not None:
+        return run(_masked(close(inner), places), *operands, mask)
     loop = formula_of(eqn)
     assert isinstance(loop, PlannedLoop)
     problem, step = loop.problem, loop.problem.step

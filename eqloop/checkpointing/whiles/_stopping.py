@@ -122,6 +122,8 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
     Under `vmap` each example stops at its own time.
     """
 
+    has_xs = False
+
     def run(
         self, problem: Problem, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
     ) -> tuple[list[Value], list[Value], list[Value]]:

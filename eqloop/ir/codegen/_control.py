@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..._arrays import split
-from ..._compat import CALLS, scan_counts
+from ..._compat import CALLS, form_params, scan_counts
 from ..._programs import Formula, rewritable_programs, watched
 from ...progress import Again
 from .._atoms import Closed, shape_of
@@ -153,9 +153,10 @@ def _checkpoint(scope: Scope, eqn: jex.JaxprEqn) -> None:
     (callee,) = rewritable_programs(eqn)
     function = scope.module.function(callee, traced_name(callee))
     settings: dict[str, Text] = {}
-    if not eqn.params["prevent_cse"]:
+    params = form_params(eqn)
+    if not params["prevent_cse"]:
         settings["prevent_cse"] = "False"
-    policy = eqn.params["policy"]
+    policy = params["policy"]
     if policy is not None and (name := _policy_name(policy)):
         settings["policy"] = f"jax.checkpoint_policies.{name}"
     # A policy without a name trades memory for time, and changes no number.

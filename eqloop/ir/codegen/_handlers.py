@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
+from ..._compat import form_of
 from ._combine import COMBINING
 from ._control import CONTROL
 from ._derivatives import DERIVATIVES
@@ -62,12 +63,13 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
     Raises:
         ValueError: It is not known how.
     """
-    name = eqn.primitive.name
+    name = form_of(eqn)
     try:
         if name in _STATEMENTS and name not in _registered:
             _STATEMENTS[name](scope, eqn)
         else:
-            one = not eqn.primitive.multiple_results
+            # A `hijax` primitive has several results; the form that it has, one.
+            one = name != eqn.primitive.name or not eqn.primitive.multiple_results
             scope.assign(eqn.outvars, _expression(scope, eqn), one_is_bare=one)
     except UnprintableError as error:
         raise ValueError(
@@ -79,7 +81,7 @@ def write_equation(scope: Scope, eqn: jex.JaxprEqn) -> None:
 
 
 def _expression(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    name = eqn.primitive.name
+    name = form_of(eqn)
     if name in _registered:
         return _text(eqn, _registered[name](eqn, scope.arguments(eqn.invars)))
     if name in _EXPRESSIONS:

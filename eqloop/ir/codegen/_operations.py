@@ -7,6 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ..._compat import form_params
 from .._atoms import dtype_of, is_extended
 from .._primitives import BINARY, UNARY
 from ._lines import Text, call, list_of, tuple_of
@@ -275,7 +276,7 @@ def _copy(scope: Scope, eqn: jex.JaxprEqn) -> Text:
 
 
 def _checkpoint_name(scope: Scope, eqn: jex.JaxprEqn) -> Text:
-    name = parameter(eqn.params["name"])
+    name = parameter(form_params(eqn)["name"])
     return call("checkpoint_name", scope.argument(eqn.invars[0]), name)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+from eqloop._compat import form_of, form_params
 from eqloop.checkpointing.engine._kept_names import with_named_dots
 from eqloop.checkpointing.engine._layout import Layout
 from eqloop.checkpointing.engine._loop_spec import LoopSpec
@@ -88,8 +89,8 @@ def test_dots_are_named_once():
     step = jax.make_jaxpr(lambda w, x: jnp.tanh(el.name(w @ (w @ x), "second")))
     program = step(jnp.ones((2, 2)), jnp.ones(2))
     named = with_named_dots(program)
-    equations = [e for e in named.eqns if e.primitive.name == "name"]
-    names = [e.params["name"] for e in equations]
+    equations = [e for e in named.eqns if form_of(e) == "name"]
+    names = [form_params(e)["name"] for e in equations]
     assert [name.split(" at ")[0] for name in names] == ["dot 1", "second"]
     assert with_named_dots(named) is named
     nothing = jax.make_jaxpr(jnp.sin)(1.0)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ...._arrays import is_symbolic
-from ...._compat import CALLS, close
+from ...._compat import called_by, close
 from ...._programs import aval_of
 from ...._types import AnyJaxpr, Aval
 from .._in_place import WRITES
@@ -142,8 +142,8 @@ class Reading:
 
     def _equation(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> list[Understood]:
         name = eqn.primitive.name
-        if name in CALLS:
-            return self.outputs(eqn.params[CALLS[name]], ins)
+        if (inner := called_by(eqn)) is not None:
+            return self.outputs(inner, ins)
         if name == "optimization_barrier":
             return ins
         if name in WRITES:

@@ -1,0 +1,145 @@
+"""Logs: what the backward rules of a step hand out beside their cotangents.
+
+A rule that is defined by `jax.custom_vjp.defvjp_with_logs` names arrays, and whoever
+asks for a cotangent can have them: `jax.vjp(f, x)[1].with_logs(ct)`. Those of a
+`lax.scan` are stacked, with a row for each step.
+
+The rules in a planned loop run within its reverse sweep, which hands out cotangents and
+nothing else. So each array of a log becomes the cotangent of an input of the step that
+the step does not read. The loop has a row of zeros for each step there, and in their
+cotangents the rows that the rules have logged. A while loop has no rows, and so no log:
+JAX does not take cotangents past its own.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..._arrays import Arrays, is_inexact, pick, put, split
+from ..._compat import HAS_LOGS, with_logs
+from ..._programs import has_backward_rules, joined, run, traced
+from ..._types import Aval, PyTree, Value
+from ._forward import Active
+from ._problem import Problem
+from ._step import Step, make_step
+
+# A cotangent is an inexact number. Of an integer this many bits are logged as one.
+_BITS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Logging:
+    """A step whose logs are cotangents.
+
+    Attributes:
+        step: The step, whose `x` has more leaves at its end.
+        types: The types of the arrays that are logged.
+        tree: How the log is made of them.
+    """
+
+    step: Step
+    types: tuple[Aval, ...]
+    tree: Any
+
+    @property
+    def x_types(self) -> list[Aval]:
+        """The types of the leaves that were added to `x`."""
+        return list(map(_as_cotangent, self.types))
+
+    def of(self, problem: Problem) -> Problem:
+        """The loop of this step, if a loop is that of the original one."""
+        axes = (*problem.loop.x_axes, *[0] * len(self.types))
+        loop = dataclasses.replace(problem.loop, x_axes=axes)
+        return dataclasses.replace(problem, step=self.step, loop=loop)
+
+    def log(self, rows: Arrays) -> PyTree:
+        """The log, from the cotangents of what was added to `xs`."""
+        pairs = zip(rows, self.types, strict=True)
+        return jax.tree.unflatten(self.tree, [_decoded(x, aval) for x, aval in pairs])
+
+
+@functools.lru_cache(maxsize=128)
+def logging_step(step: Step, active: Active) -> Logging | None:
+    """A step whose logs are cotangents; `None` if nothing in it logs.
+
+    Args:
+        step: The step.
+        active: The inputs with respect to which it is differentiated.
+    """
+    if not (HAS_LOGS and has_backward_rules(step.jaxpr)):
+        return None
+    marks, types = joined(active), list(step.jaxpr.in_avals)
+    of_outs = tuple(map(is_inexact, step.jaxpr.out_avals))
+
+    def linearized(inputs: Arrays) -> PyTree:
+        def of_marked(marked: Arrays) -> tuple[list[Value], list[Value]]:
+            outs = run(step.jaxpr, *put(inputs, marks, marked))
+            return pick(outs, of_outs), outs
+
+        _, pull, outs = jax.vjp(of_marked, pick(inputs, marks), has_aux=True)
+        return outs, pull
+
+    def logged(*inputs: Value) -> PyTree:
+        outs, pull = linearized(inputs)
+        return with_logs(pull, list(map(jnp.ones_like, pick(outs, of_outs))))[1]
+
+    program, shapes = jax.make_jaxpr(logged, return_shape=True)(*types)
+    tree, count = jax.tree.structure(shapes), len(program.out_avals)
+    if not count:
+        return None
+
+    @jax.custom_vjp
+    def run_step(inputs: Arrays, zeros: Arrays) -> list[Value]:
+        return run(step.jaxpr, *inputs)
+
+    def forward(inputs: Arrays, zeros: Arrays) -> PyTree:
+        return linearized(inputs)
+
+    def backward(pull: PyTree, cts: Arrays) -> PyTree:
+        (of_inputs,), logs = with_logs(pull, pick(cts, of_outs))
+        none: list[Value] = [None] * len(types)
+        return put(none, marks, of_inputs), list(map(_encoded, jax.tree.leaves(logs)))
+
+    run_step.defvjp(forward, backward)
+
+    def with_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+        x, zeros = split(x, len(x) - count)
+        return split(run_step([*consts, *carry, *x], zeros), step.num_carry)
+
+    def without_zeros(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+        x, _ = split(x, len(x) - count)
+        return step.before(consts, carry, x), []
+
+    logs = Logging(step, tuple(program.out_avals), tree)
+    groups = step.const_types, step.carry_types, [*step.x_types, *logs.x_types]
+    inverse = step.inverse and make_step(without_zeros, *groups).jaxpr
+    new = dataclasses.replace(make_step(with_zeros, *groups), inverse=inverse)
+    return dataclasses.replace(logs, step=new)
+
+
+def _encoded(x: Value) -> Value:
+    """An array of a log as a cotangent: an integer as several inexact numbers."""
+    if is_inexact(x):
+        return x
+    size = x.dtype.itemsize * 8
+    number = x.astype(f"uint{size}")
+    parts = [(number >> at) & (2**_BITS - 1) for at in range(0, size, _BITS)]
+    return jnp.stack(parts, -1).astype(jnp.float32)
+
+
+def _decoded(x: Value, aval: Aval) -> Value:
+    """Rows of arrays of a log, from rows of what `_encoded` makes of them."""
+    if is_inexact(aval):
+        return x
+    size = aval.dtype.itemsize * 8
+    parts = jnp.unstack(x.astype(f"uint{size}"), axis=-1)
+    places = range(0, size, _BITS)
+    shifted = [part << at for part, at in zip(parts, places, strict=True)]
+    return functools.reduce(jnp.bitwise_or, shifted).astype(aval.dtype)
+
+
+def _as_cotangent(aval: Aval) -> Aval:
+    return traced(lambda x: [_encoded(x)], [aval]).out_avals[0]

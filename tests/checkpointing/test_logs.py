@@ -1,0 +1,135 @@
+"""Backward rules that log do so in planned loops as they do in `jax.lax.scan`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqloop as el
+
+from ..marks import slow
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(jax.custom_vjp, "defvjp_with_logs"),
+    reason="JAX before 0.12 has no logs",
+)
+
+XS = jnp.linspace(0.1, 1.0, 5)
+C = jnp.array([0.3, 0.2])
+
+
+def logging(rule: Callable[[jax.Array, jax.Array], Any]) -> Any:
+    """A sine whose backward rule logs what `rule` makes of `x` and its cotangent."""
+
+    @jax.custom_vjp
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    if hasattr(f, "defvjp_with_logs"):
+        bwd = lambda x, ct: ((ct * jnp.cos(x),), rule(x, ct))
+        f.defvjp_with_logs(lambda x: (jnp.sin(x), x), bwd)
+    return f
+
+
+def _kinds(x: jax.Array, ct: jax.Array) -> Any:
+    count = jnp.int32(-70_000) + (ct > 0.5).sum(dtype=jnp.int32)
+    return {"ct": ct, "x": {"count": count, "is_large": ct > 0.5}}
+
+
+outer = logging(_kinds)
+within = logging(lambda x, ct: {"inner": 2 * ct})
+
+
+def final(loop: Any, inner_loop: Any, reverse: bool) -> Callable[..., jax.Array]:
+    def f(w: jax.Array, c: jax.Array) -> jax.Array:
+        def step(c: jax.Array, x: jax.Array) -> Any:
+            inner = lambda c, v: (within(c * v), None)
+            c, _ = inner_loop(inner, c, jnp.stack([w, w]))
+            return outer(c) * w + x, c * x
+
+        c, ys = loop(step, c, XS, reverse=reverse)
+        return c.sum() + ys.sum()
+
+    return f
+
+
+def ours(schedule: Any) -> Any:
+    def loop(f: Any, c: Any, xs: Any, **settings: Any) -> Any:
+        return el.Scan(f, schedule=schedule, **settings)(c, xs)
+
+    return loop
+
+
+CONTEXTS = {
+    "plain": lambda f: f,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda f: lambda w, c: jax.lax.cond(w > 0, f, f, w, c),
+    "vmap": lambda f: lambda w, c: jax.vmap(f, (None, 0))(w, jnp.stack([c, 2 * c])),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    ("schedule", "reverse"),
+    [
+        (el.Recursive(2), True),
+        (el.Binomial(2), False),
+        slow(el.StoreAll(), False),
+        slow(el.Chunked(2), True),
+        slow(el.Chunked(1), False),
+        slow(el.Budget("1MiB", measure=False), True),
+    ],
+    ids=str,
+)
+def test_logs_are_those_of_a_scan(schedule, reverse, context):
+    def run(*loops: Any) -> Any:
+        f = CONTEXTS[context](final(*loops, reverse))
+
+        @jax.jit
+        def pull(w: jax.Array, c: jax.Array) -> Any:
+            out, pull = jax.vjp(f, w, c)
+            return pull.with_logs(jnp.ones_like(out))
+
+        return pull(jnp.float32(1.1), C)
+
+    loop = ours(schedule)
+    found, wanted = run(loop, loop), run(jax.lax.scan, jax.lax.scan)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_whoever_asks_for_no_log_gets_the_gradient():
+    f, plain = (
+        final(loop, jax.lax.scan, False) for loop in (ours(el.Chunked(2)), jax.lax.scan)
+    )
+    modes = lambda f: jax.jit(
+        lambda w: (jax.grad(f)(w, C), jax.jacfwd(jax.grad(f))(w, C))
+    )(jnp.float32(1.1))
+    np.testing.assert_allclose(modes(f), modes(plain), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [el.CheckpointedWhileLoop, el.BoundedWhileLoop])
+def test_while_loops_have_gradients_and_no_log(kind):
+    settings = {"max_steps": 4} if kind is el.BoundedWhileLoop else {}
+    loop = kind(lambda c: c[0] < 3, lambda c: (c[0] + 1, outer(c[1])), **settings)
+    _, pull = jax.vjp(lambda c: loop((0, c))[1], C)
+    (found,), log = pull.with_logs(jnp.ones(2))
+    wanted = jax.grad(lambda c: jnp.sin(jnp.sin(jnp.sin(c))).sum())(C)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert not log
+
+
+def test_a_gradient_in_two_parts():
+    scan = el.CheckpointedScan(lambda c, x: (jnp.sin(c + x), c), base=2)
+    f = lambda c: scan(c, XS)[0].sum()
+    forward, back = jax.fwd_and_bwd(f, argnums=0)
+    out, residuals = jax.jit(forward)(C)
+    np.testing.assert_allclose(out, f(C), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(back)(residuals, jnp.ones_like(out)), jax.grad(f)(C), rtol=1e-6
+    )
