@@ -14,10 +14,9 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import jax.ref
 
-from .._arrays import Flags, split, union
+from .._arrays import Flags, is_inexact, split, union
 from .._compat import CALLS, close, is_through, scan_counts
 from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
@@ -90,7 +89,7 @@ class _Reach:
         marked.update(var for var, mark in pairs if mark and self._passes(var.aval))
 
     def _passes(self, aval: Aval) -> bool:
-        return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
+        return not self.is_derivative or is_inexact(aval)
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
         name, params = eqn.primitive.name, eqn.params

@@ -28,7 +28,11 @@ _RAISING = {
     "eqx.branched_error_if": "EquinoxRuntimeError",
     "eqx.error_if": "EquinoxRuntimeError",
 }
-_KINDS = {"watch.error": "NonFiniteError", **_RAISING}
+_KINDS = {
+    "NoWayBackError": "ValueError",  # one of these
+    "watch.error": "NonFiniteError",
+    **_RAISING,
+}
 
 
 class Blank(NamedTuple):

@@ -39,7 +39,7 @@ from ..._programs import (
 from ..._types import Aval, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
-from ._step import Step
+from ._step import NoWayBackError, Step
 from .reversals._known_products import Products, products_of
 from .reversals._next_carries import NextCarry, given_leaves
 
@@ -242,7 +242,12 @@ class Pull(BackwardStep):
             return pick(last, self.active.carry), pick(ys, self.wanted)
 
         _, pull = jax.vjp(block, *map(pick, inputs, self.active))
-        return Taken(*pull(tuple(map(list, ends))))
+        try:
+            return Taken(*pull(tuple(map(list, ends))))
+        except ValueError as error:
+            # A `lax.while_loop` in the step, for example. The way back may turn out not
+            # to need it, once it is known which outputs have a cotangent.
+            raise NoWayBackError(str(error)) from error
 
     @property
     def joins_steps(self) -> bool:
