@@ -76,10 +76,11 @@ from ._loop_markers import (
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import mixes_examples, names_axis, reached
-from ._varied import varied
+from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
 __all__ = [
+    "CannotVaryError",
     "JAX_FILES",
     "OUR_FILES",
     "Doubled",

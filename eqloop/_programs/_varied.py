@@ -12,27 +12,48 @@ import copy
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.core
+import jax.custom_derivatives
 import jax.extend.core as jex
 
-from .._arrays import axes_of, is_type, vary, varying_type
-from .._compat import HiPrimitive, close, is_open
-from .._types import Value
+from .._arrays import (
+    axes_of,
+    instantiated,
+    is_inexact,
+    is_type,
+    put,
+    split,
+    vary,
+    varying_type,
+    zero_tangent,
+)
+from .._compat import HiPrimitive, close, is_open, is_through
+from .._types import PyTree, Value
+from ._calculus import pushed, run
 from ._equations import aval_of, formula_of
+
+
+class CannotVaryError(Exception):
+    """A program that cannot be given other types."""
 
 
 @functools.lru_cache(maxsize=128)
 def varied(program: jex.ClosedJaxpr, axes: frozenset[str]) -> jex.ClosedJaxpr:
-    """A program whose inputs and outputs may differ along some axes of the mesh."""
+    """A program whose inputs and outputs may differ along some axes of the mesh.
 
-    def run(*flat: Value) -> list[Value]:
+    Raises:
+        CannotVaryError: If there is a custom derivative in the program that can only be
+            taken where it was traced.
+    """
+
+    def outputs(*flat: Value) -> list[Value]:
         return [vary(out, axes) for out in _outputs(program, flat, axes)]
 
-    return jax.make_jaxpr(run)(*(varying_type(aval, axes) for aval in program.in_avals))
+    types = [varying_type(aval, axes) for aval in program.in_avals]
+    return jax.make_jaxpr(outputs)(*types)
 
 
 def _outputs(
@@ -62,19 +83,59 @@ def _varied_equation(
     # All operands of an equation vary alike.
     values = [vary(x, axes) if is_type(jax.typeof(x)) else x for x in values]
     if (formula := formula_of(eqn)) is not None:
-        params = {"_prim": varied_formula(formula, axes)}
-    else:
-        params = {name: _of_param(x, axes) for name, x in eqn.params.items()}
+        return _evaluated(
+            eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
+        )
+    if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
+        return _with_varied_rule(_alone(eqn), eqn, axes)(*values)
+    if "_prim" in eqn.params or eqn.primitive.name.startswith("custom_vjp"):
+        # What is the same on all devices has a cotangent that is, and only the rule
+        # itself could add it up.
+        raise CannotVaryError
+    params = {name: _of_param(x, axes) for name, x in eqn.params.items()}
     return _evaluated(eqn.replace(params=params), values)
 
 
+def _with_varied_rule(
+    program: jex.ClosedJaxpr, eqn: jex.JaxprEqn, axes: frozenset[str]
+) -> Callable[..., list[Value]]:
+    """A function with a `jax.custom_jvp`, which has been traced for other types.
+
+    Args:
+        program: The equation as a program.
+        eqn: The equation.
+        axes: Along which its inputs and outputs may differ.
+    """
+    gives = tuple(map(is_inexact, program.out_avals))
+
+    @jax.custom_jvp
+    def function(*args: Value) -> list[Value]:
+        return run(varied(eqn.params["call_jaxpr"], axes), *args)
+
+    @functools.partial(function.defjvp, symbolic_zeros=True)
+    def rule(primals: Sequence[Value], tangents: Sequence[Value]) -> PyTree:
+        is_zero = lambda dot: isinstance(dot, jax.custom_derivatives.SymbolicZero)
+        moves = tuple(not is_zero(dot) for dot in tangents)
+        dots = [dot for dot in tangents if not is_zero(dot)]
+        # The tangents are behind the primals, both among inputs and among outputs.
+        rule = varied(pushed(program, (moves,), (gives,)), axes)
+        outs, dots = split(run(rule, *primals, *dots), len(gives))
+        zeros = [zero_tangent(jax.typeof(out)) for out in outs]
+        return outs, instantiated(put(zeros, gives, dots))
+
+    return function
+
+
 def _evaluated(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    # As a program of one equation, which JAX knows how to evaluate.
+    return run(_alone(eqn), *values)
+
+
+def _alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
+    """An equation as a program, which JAX knows how to evaluate."""
     invars = [jex.Var(aval_of(atom)) for atom in eqn.invars]
     outvars = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
     eqn = eqn.replace(invars=invars, outvars=outvars)
-    program = jex.Jaxpr((), invars, outvars, [eqn], eqn.effects)
-    return jax.core.eval_jaxpr(program, (), *values)
+    return jex.ClosedJaxpr(jex.Jaxpr((), invars, outvars, [eqn], eqn.effects), ())
 
 
 def _of_param(param: Any, axes: frozenset[str]) -> Any:

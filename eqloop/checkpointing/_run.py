@@ -9,7 +9,7 @@ import dataclasses
 import jax
 
 from .._arrays import Arrays, axes_of, stack_type, strongly_typed, vary, zero_array
-from .._programs import has_checks, refuse_checks, varied
+from .._programs import CannotVaryError, has_checks, refuse_checks, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
 from ._schedules import AbstractSchedule
@@ -138,9 +138,9 @@ def _apart_on_devices(
     step, of_all = problem.step, lambda program: varied(program, axes)
     try:
         step = step.rewritten(of_all)
-    except Exception:
-        # An operation of another library, say. Nothing is wrong unless the loop is
-        # differentiated in reverse mode: then it is refused (`AbstractStopping.check`).
+    except CannotVaryError:
+        # Nothing is wrong, unless the loop is differentiated in reverse mode: then it
+        # is refused (`AbstractStopping.check`).
         return problem, *inputs
     step = dataclasses.replace(step, inverse=step.inverse and of_all(step.inverse))
     cast = lambda group: [vary(x, axes) for x in group]
