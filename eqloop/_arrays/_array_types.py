@@ -179,6 +179,20 @@ def placed_as(x: Value, like: Value) -> Value:
     return x if same else jax.sharding.reshard(x, there)
 
 
+def on_mesh_that_is_set(x: Value, like: Value) -> Value:
+    """A cotangent on the explicit mesh that is set, as another array is split.
+
+    What a function under `jax.sharding.auto_axes` closes over has a cotangent with the
+    automatic mesh in its type. JAX adds it to no other.
+    """
+    mesh, here = jax.sharding.get_abstract_mesh(), type_of(x)
+    is_foreign = is_type(here) and not here.sharding.mesh.empty
+    if not is_foreign or AxisType.Explicit not in mesh.axis_types:
+        return x
+    same = here.sharding.mesh.axis_types == mesh.axis_types
+    return x if same else jax.sharding.reshard(x, type_of(like).sharding.spec)
+
+
 def mesh_axis_of(x: Value, axis: int) -> Hashable:
     """The explicit axes of a mesh that one axis of an array is split over, if any."""
     return type_of(x).sharding.spec[axis]
