@@ -80,9 +80,9 @@ from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
 __all__ = [
-    "CannotVaryError",
     "JAX_FILES",
     "OUR_FILES",
+    "CannotVaryError",
     "Doubled",
     "Formula",
     "Place",

@@ -1,11 +1,11 @@
 """Programs whose values may all differ along axes of devices.
 
-Inside of a checked `jax.shard_map`, a type says along which axes of the mesh a value may
-differ between devices. Where a value that is the same on all of them meets one that
-is not, JAX casts it (`pvary`), and the transpose of the cast adds up cotangents over all
-devices. Devices that stop a loop at different times must not wait for each other within
-its steps, so what they close over is cast before the loop. The step was traced without
-that cast, and here it gets the types that it would have had.
+Inside of a checked `jax.shard_map`, a type says along which axes of the mesh a value
+may differ between devices. Where a value that is the same on all of them meets one that
+is not, JAX casts it (`pvary`), and the transpose of the cast adds up cotangents over
+all devices. Devices that stop a loop at different times must not wait for each other
+within its steps, so what they close over is cast before the loop. The step was traced
+without that cast, and here it gets the types that it would have had.
 """
 
 import copy
@@ -135,11 +135,15 @@ def _alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     invars = [jex.Var(aval_of(atom)) for atom in eqn.invars]
     outvars = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
     eqn = eqn.replace(invars=invars, outvars=outvars)
-    return jex.ClosedJaxpr(jex.Jaxpr((), invars, outvars, [eqn], eqn.effects), ())
+    jaxpr = jax.make_jaxpr(lambda: ())().jaxpr.replace(
+        invars=invars, outvars=outvars, eqns=[eqn], effects=eqn.effects
+    )
+    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    return jex.ClosedJaxpr(jaxpr.replace(debug_info=unnamed), ())
 
 
 def _of_param(param: Any, axes: frozenset[str]) -> Any:
-    """A parameter of an equation: programs in it are varied, the rest stays as it is."""
+    """A parameter of an equation, with the programs in it varied."""
     if isinstance(param, jex.ClosedJaxpr):
         return varied(param, axes)
     if is_open(param):

@@ -1,9 +1,9 @@
 """Solves inside of a checked `jax.shard_map`, each device stopping at its own time.
 
-Solvers start from numbers that are the same on all devices, and their branches and loops
-return such that are not. JAX refuses that, as their types differ. So a solve is traced
-as if everything were the same on all devices, and then everything gets the types that
-it has where nothing is.
+Solvers start from numbers that are the same on all devices, and their branches and
+loops return such that are not. JAX refuses that, as their types differ. So a solve is
+traced as if everything were the same on all devices, and then everything gets the types
+that it has where nothing is.
 """
 
 from collections.abc import Callable
