@@ -144,7 +144,8 @@ def _apart_on_devices(
         return problem, *inputs
     step = dataclasses.replace(step, inverse=step.inverse and of_all(step.inverse))
     cast = lambda group: [vary(x, axes) for x in group]
-    return dataclasses.replace(problem, step=step), *map(cast, inputs)
+    consts, init, xs = map(cast, inputs)
+    return dataclasses.replace(problem, step=step), consts, init, xs
 
 
 def _counting(problem: Problem, init: Arrays) -> tuple[Problem, list[Value]]:

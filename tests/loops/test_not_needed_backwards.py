@@ -51,7 +51,7 @@ def scanned(schedule):
 USES = {
     "stopped": lambda root, a: a * stop(root(a)),
     "beside": lambda root, a: jax.grad(lambda a: (a**2, root(a)), has_aux=True)(a)[0],
-    "an integer": lambda root, a: a * root(a).astype(int),
+    "an integer": lambda root, a: a * root(a).astype(int).astype(a.dtype),
     "in a rule": lambda root, a: with_rule(root)(a),
     "residuals": lambda root, a: el.Remat(lambda a: a * stop(root(a)))(a),
     "linearized": lambda root, a: jax.linearize(lambda a: a * stop(root(a)), a)[1](a),

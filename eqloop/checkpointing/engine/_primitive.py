@@ -155,12 +155,9 @@ class PlannedLoop(Formula):
         cts: PyTree,
     ) -> PyTree:
         """The same by a smaller formula, for what has no cotangent; see `leaner`."""
-        taken = (
-            formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
-            for tree in (perturbed, inputs)
-        )
+        take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
-        pulled = formula.flat_in(formula.pull(*taken, given))
+        pulled = formula.flat_in(formula.pull(take(perturbed), take(inputs), given))
         zeros = self.flat_in(self.zero_cts())
         return self.in_tree.unflatten(put(zeros, takes, pulled))
 
