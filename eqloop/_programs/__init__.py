@@ -8,7 +8,7 @@ A program is a jaxpr on a flat list of arrays.
   line of the user's program an operation comes. `_compiled.py` compiles it to see how
   much memory it takes.
 - **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
-  batches.
+  batches, and `_varied.py` those of values that differ between more devices.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   adds its forward mode, and `_vmapped.py` its `vmap` where there is no better rule.

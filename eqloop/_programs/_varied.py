@@ -50,13 +50,13 @@ def varied(program: jex.ClosedJaxpr, axes: frozenset[str]) -> jex.ClosedJaxpr:
     """
 
     def outputs(*flat: Value) -> list[Value]:
-        return [vary(out, axes) for out in _outputs(program, flat, axes)]
+        return [vary(out, axes) for out in _values_with_more_axes(program, flat, axes)]
 
     types = [varying_type(aval, axes) for aval in program.in_avals]
     return jax.make_jaxpr(outputs)(*types)
 
 
-def _outputs(
+def _values_with_more_axes(
     program: jex.ClosedJaxpr, inputs: Sequence[Value], axes: frozenset[str]
 ) -> list[Value]:
     jaxpr = program.jaxpr
@@ -69,7 +69,7 @@ def _outputs(
         if any(not axes_of(x) <= axes_of(aval_of(atom)) for atom, x in pairs):
             values = _varied_equation(eqn, values, axes)
         else:
-            values = _evaluated(eqn, values)
+            values = _bound(eqn, values)
         known.update(zip(eqn.outvars, values, strict=True))
     return list(map(read, jaxpr.outvars))
 
@@ -83,7 +83,7 @@ def _varied_equation(
     # All operands of an equation vary alike.
     values = [vary(x, axes) if is_type(jax.typeof(x)) else x for x in values]
     if (formula := formula_of(eqn)) is not None:
-        return _evaluated(
+        return _bound(
             eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
         )
     if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
@@ -93,7 +93,7 @@ def _varied_equation(
         # itself could add it up.
         raise CannotVaryError
     params = {name: _of_param(x, axes) for name, x in eqn.params.items()}
-    return _evaluated(eqn.replace(params=params), values)
+    return _bound(eqn.replace(params=params), values)
 
 
 def _with_varied_rule(
@@ -126,14 +126,14 @@ def _with_varied_rule(
     return function
 
 
-def _evaluated(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def _bound(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
     return run(_alone(eqn), *values)
 
 
 def _alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     """An equation as a program, which JAX knows how to evaluate."""
-    invars = [jex.Var(aval_of(atom)) for atom in eqn.invars]
-    outvars = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
+    invars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.invars]
+    outvars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
     eqn = eqn.replace(invars=invars, outvars=outvars)
     jaxpr = jax.make_jaxpr(lambda: ())().jaxpr.replace(
         invars=invars, outvars=outvars, eqns=[eqn], effects=eqn.effects

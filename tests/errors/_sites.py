@@ -17,6 +17,7 @@ _PACKAGE = Path(eqloop.__file__).parent
 # that was raised before.
 _INTERNAL = {
     "AssertionError",
+    "NoWayBackError.of",
     "UnprintableError",
     "_NoRuleError",
     "found.with_traceback",

@@ -257,7 +257,7 @@ class Pull(BackwardStep):
         except ValueError as error:
             # A `lax.while_loop` in the step, for example. The way back may turn out not
             # to need it, once it is known which outputs have a cotangent.
-            raise NoWayBackError(str(error)) from error
+            raise NoWayBackError.of(error) from error
         return Taken(
             *(list(map(on_mesh_that_is_set, *p)) for p in zip(cts, marked, strict=True))
         )

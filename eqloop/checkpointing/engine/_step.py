@@ -21,6 +21,11 @@ class NoWayBackError(ValueError):
     It is raised to the user only if a cotangent arrives that would have to be.
     """
 
+    @classmethod
+    def of(cls, error: ValueError) -> "NoWayBackError":
+        """What JAX says of a step that it cannot transpose."""
+        return cls(str(error))
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
