@@ -69,7 +69,7 @@ def _values_with_more_axes(
         if any(not axes_of(x) <= axes_of(aval_of(atom)) for atom, x in pairs):
             values = _varied_equation(eqn, values, axes)
         else:
-            values = _bound(eqn, values)
+            values = _rebound(eqn, values)
         known.update(zip(eqn.outvars, values, strict=True))
     return list(map(read, jaxpr.outvars))
 
@@ -83,7 +83,7 @@ def _varied_equation(
     # All operands of an equation vary alike.
     values = [vary(x, axes) if is_type(jax.typeof(x)) else x for x in values]
     if (formula := formula_of(eqn)) is not None:
-        return _bound(
+        return _rebound(
             eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
         )
     if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
@@ -93,7 +93,7 @@ def _varied_equation(
         # itself could add it up.
         raise CannotVaryError
     params = {name: _of_param(x, axes) for name, x in eqn.params.items()}
-    return _bound(eqn.replace(params=params), values)
+    return _rebound(eqn.replace(params=params), values)
 
 
 def _with_varied_rule(
@@ -126,7 +126,7 @@ def _with_varied_rule(
     return function
 
 
-def _bound(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+def _rebound(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
     return run(_alone(eqn), *values)
 
 
