@@ -10,7 +10,8 @@ from collections.abc import Callable
 import jax
 
 from .._types import PyTree, Value
-from ._array_types import where_leading
+from ._array_types import along, where_leading
+from ._partition import union
 
 
 def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -43,12 +44,28 @@ def _where_each_runs(
     axis_size: int, in_batched: PyTree, runs: Value, new: list[Value], old: list[Value]
 ) -> tuple[list[Value], list[bool]]:
     by_example, new_batched, old_batched = in_batched
+    # Both have the same batch, or the next `vmap` outside would find them differ. A
+    # batch of cotangents, as in a Jacobian, may be one of either.
+    batched = union(new_batched, old_batched)
+    pairs = zip(new, new_batched, old, old_batched, strict=True)
+    alike = [_batched_alike(*pair) for pair in pairs]
+    new, old = [pair[0] for pair in alike], [pair[1] for pair in alike]
     if not by_example:
-        return where_run(runs, new, old), new_batched
+        return where_run(runs, new, old), batched
 
-    def select(new: Value, is_new: bool, old: Value, is_old: bool) -> Value:
-        front = lambda x, is_batched: x if is_batched else x[None]
-        return where_leading(runs, front(new, is_new), front(old, is_old))
+    def select(new: Value, old: Value, is_batched: bool) -> Value:
+        front = lambda x: x if is_batched else x[None]
+        return where_leading(runs, front(new), front(old))
 
-    leaves = zip(new, new_batched, old, old_batched, strict=True)
-    return [select(*leaf) for leaf in leaves], [True] * len(new)
+    return list(map(select, new, old, batched)), [True] * len(new)
+
+
+def _batched_alike(
+    new: Value, is_new: bool, old: Value, is_old: bool
+) -> tuple[Value, Value]:
+    """Two arrays, one of which is repeated if only the other is batched."""
+    if is_new == is_old:
+        return new, old
+    if is_new:
+        return new, along(old[None], range(new.ndim), new)
+    return along(new[None], range(old.ndim), old), old

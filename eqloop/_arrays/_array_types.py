@@ -55,8 +55,9 @@ def is_weak(leaf: object) -> bool:
 
 def strongly_typed(leaf: Value) -> Value:
     """An array without a weak type."""
-    dtype = jax.typeof(leaf).dtype
-    return lax.convert_element_type(leaf, dtype) if is_weak(leaf) else leaf
+    if not is_weak(leaf):
+        return leaf
+    return lax.convert_element_type(leaf, jax.typeof(leaf).dtype)
 
 
 def with_weak_types(leaves: Sequence[Value], weak: Sequence[bool]) -> list[Value]:
@@ -106,14 +107,22 @@ def along(entries: Value, axes: Sequence[int], like: Value) -> Value:
 
 def axes_of(x: Value) -> frozenset[str]:
     """The axes of devices that an array, or one of this type, differs along."""
-    aval = x if is_type(x) else jax.typeof(x)
-    return aval.manual_axis_type.varying
+    aval = type_of(x)
+    return aval.manual_axis_type.varying if is_type(aval) else frozenset()
 
 
 def vary(x: Value, axes: frozenset[str]) -> Value:
     """An array as one that may differ along some axes."""
     missing = axes - axes_of(x)
     return lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def varying_type(aval: Aval, axes: frozenset[str]) -> Aval:
+    """The type of an array of another type that is cast by `vary`."""
+    if axes <= axes_of(aval):
+        return aval
+    (varying,) = jax.make_jaxpr(lambda x: vary(x, axes))(aval).out_avals
+    return varying
 
 
 def explicit_sharding(x: Value) -> NamedSharding | None:
@@ -147,8 +156,8 @@ def on_mesh_of(values: Iterable[Value]) -> AbstractContextManager[object]:
     put on the mesh that is set.
     """
     if jax.sharding.get_abstract_mesh().empty:
-        for value in values:
-            mesh = type_of(value).sharding.mesh
+        for value in filter(is_type, map(type_of, values)):
+            mesh = value.sharding.mesh
             if AxisType.Explicit in mesh.axis_types:
                 return jax.sharding.use_abstract_mesh(mesh)
     return contextlib.nullcontext()
@@ -167,6 +176,20 @@ def placed_as(x: Value, like: Value) -> Value:
         return x
     same = here.mesh.empty == there.mesh.empty and not any(there.spec)
     return x if same else jax.sharding.reshard(x, there)
+
+
+def on_mesh_that_is_set(x: Value, like: Value) -> Value:
+    """A cotangent on the explicit mesh that is set, as another array is split.
+
+    What a function under `jax.sharding.auto_axes` closes over has a cotangent with the
+    automatic mesh in its type. JAX adds it to no other.
+    """
+    mesh, here = jax.sharding.get_abstract_mesh(), type_of(x)
+    is_foreign = is_type(here) and not here.sharding.mesh.empty
+    if not is_foreign or AxisType.Explicit not in mesh.axis_types:
+        return x
+    same = here.sharding.mesh.axis_types == mesh.axis_types
+    return x if same else jax.sharding.reshard(x, type_of(like).sharding.spec)
 
 
 def mesh_axis_of(x: Value, axis: int) -> Hashable:

@@ -8,7 +8,7 @@ A program is a jaxpr on a flat list of arrays.
   line of the user's program an operation comes. `_compiled.py` compiles it to see how
   much memory it takes.
 - **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
-  batches.
+  batches, and `_varied.py` those of values that differ between more devices.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
@@ -80,11 +80,13 @@ from ._loop_markers import (
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import mixes_examples, names_axis, reached
+from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
 __all__ = [
     "JAX_FILES",
     "OUR_FILES",
+    "CannotVaryError",
     "Doubled",
     "Formula",
     "Place",
@@ -147,6 +149,7 @@ __all__ = [
     "temporary_bytes",
     "traced",
     "unwatched",
+    "varied",
     "vmap",
     "watched",
     "with_equations",

@@ -29,6 +29,7 @@ from .._arrays import (
     cotangent_types,
     interleave,
     is_inexact,
+    on_mesh_that_is_set,
     pick,
     put,
     split,
@@ -109,8 +110,9 @@ def pulled(program: jex.ClosedJaxpr, marks: Groups, wanted: Groups) -> jex.Close
     def pull(*inputs: Value) -> list[Value]:
         primals, cts = apart(added, inputs)
         of_marked = lambda new: pick(run(program, *put(primals, marked, new)), of_outs)
-        _, back = jax.vjp(of_marked, pick(primals, marked))
-        return back(cts)[0]
+        ends = pick(primals, marked)
+        _, back = jax.vjp(of_marked, ends)
+        return list(map(on_mesh_that_is_set, back(cts)[0], ends))
 
     return traced(pull, interleave(added, program.in_avals, cts))
 

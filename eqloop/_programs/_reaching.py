@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import jax.ref
 
-from .._arrays import Flags, split
+from .._arrays import Flags, is_inexact, split
 from .._compat import (
     called_by,
     close,
@@ -144,7 +143,7 @@ class _Reach:
                 sources[var] = sources.get(var, _NOTHING) | source
 
     def _passes(self, aval: Aval) -> bool:
-        return not self.is_derivative or jnp.issubdtype(aval.dtype, jnp.inexact)
+        return not self.is_derivative or is_inexact(aval)
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Origins]) -> list[Origins]:
         name, params, count = form_of(eqn), eqn.params, len(eqn.outvars)

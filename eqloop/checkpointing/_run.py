@@ -8,8 +8,8 @@ import dataclasses
 
 import jax
 
-from .._arrays import Arrays, stack_type, strongly_typed, zero_array
-from .._programs import has_checks, refuse_checks
+from .._arrays import Arrays, axes_of, stack_type, strongly_typed, vary, zero_array
+from .._programs import CannotVaryError, has_checks, refuse_checks, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
 from ._schedules import AbstractSchedule
@@ -152,9 +152,36 @@ def _run_planned(
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)
     strong = (*form.open(consts, init), list(map(strongly_typed, xs)))
+    if problem.repetition.lead > 0:
+        problem, *strong = _apart_on_devices(problem, *strong)
     carry, ys = planned_loop(problem, *strong)
     carry = form.close(consts, init, carry)
     return [carry[0], *carry[3:]] if counts else carry, ys
+
+
+def _apart_on_devices(
+    problem: Problem, consts: Arrays, init: Arrays, xs: Arrays
+) -> tuple[Problem, list[Value], list[Value], list[Value]]:
+    """A loop that stops, none of whose steps has to wait for other devices.
+
+    If devices stop at different times, whatever a step reads may differ between them:
+    what it closes over, too, is cast before the loop, and the transpose of that adds up
+    its cotangents once, after the way back.
+    """
+    inputs, axes = (list(consts), list(init), list(xs)), axes_of(init[0])
+    if all(axes <= axes_of(x) for group in inputs for x in group):
+        return problem, *inputs
+    step, of_all = problem.step, lambda program: varied(program, axes)
+    try:
+        step = step.rewritten(of_all)
+    except CannotVaryError:
+        # Nothing is wrong, unless the loop is differentiated in reverse mode: then it
+        # is refused (`AbstractStopping.check`).
+        return problem, *inputs
+    step = dataclasses.replace(step, inverse=step.inverse and of_all(step.inverse))
+    cast = lambda group: [vary(x, axes) for x in group]
+    consts, init, xs = map(cast, inputs)
+    return dataclasses.replace(problem, step=step), consts, init, xs
 
 
 def _counting(problem: Problem, init: Arrays) -> tuple[Problem, list[Value]]:

@@ -1,7 +1,8 @@
 """Adjoints for [Diffrax](https://docs.kidger.site/diffrax/) that run on our loops.
 
-They are in `_adjoint.py`, for `diffrax.diffeqsolve(..., adjoint=...)`. This room is
-imported by name, `import eqloop.diffrax`, as Diffrax need not be installed otherwise.
+They are in `_adjoint.py`, for `diffrax.diffeqsolve(..., adjoint=...)`; `_on_devices.py`
+has what they need in a `jax.shard_map`. This room is imported by name, `import
+eqloop.diffrax`, as Diffrax need not be installed otherwise.
 """
 
 try:

@@ -14,6 +14,7 @@ What is used of Diffrax beyond what its documentation names:
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -27,6 +28,7 @@ from .._calls import as_count
 from .._types import PyTree
 from ..checkpointing import AbstractSchedule
 from ..loops import CheckpointedWhileLoop, ScanWhile
+from ._on_devices import on_each_device
 
 # How many carries are stored of the loop over the times within one step.
 _INNER = 8
@@ -133,14 +135,14 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
                 "step is run again. Use `diffrax.VirtualBrownianTree`, or "
                 "`adjoint=diffrax.ForwardMode()`."
             )
-        return self._loop(
-            terms=terms,
-            solver=_differentiable(solver),
+        run = functools.partial(
+            self._loop,
             max_steps=max_steps,
             inner_while_loop=_inner_loop,
             outer_while_loop=self._outer_loop,
-            **settings,
         )
+        settings |= dict(terms=terms, solver=_differentiable(solver))
+        return on_each_device(lambda settings: run(**settings), settings)
 
     def _outer_loop(
         self,

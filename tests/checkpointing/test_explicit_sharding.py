@@ -510,3 +510,24 @@ def test_while_loops_that_are_reversed_apart_are_refused():
     expected = jax.jit(of_batch(gradients(loop)))(*arrays())
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=str)
+def test_what_is_closed_over_by_a_function_with_automatic_axes(schedule):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def end(p, x):
+        inner = lambda x: jnp.sin(p * x)
+        model = jax.sharding.auto_axes(inner, out_sharding=jax.sharding.PartitionSpec())
+        return el.Scan(lambda c, _: (model(c), None), schedule=schedule)(x, length=6)[0]
+
+    def by_hand(p, x):
+        for _ in range(6):
+            x = jnp.sin(p * x)
+        return x
+
+    args = jnp.float32(1.1), jnp.float32(0.7)
+    with jax.set_mesh(mesh):
+        actual = jax.jit(jax.grad(end, (0, 1)))(*args)
+    expected = jax.grad(by_hand, (0, 1))(*args)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)

@@ -17,6 +17,7 @@ _PACKAGE = Path(eqloop.__file__).parent
 # that was raised before.
 _INTERNAL = {
     "AssertionError",
+    "NoWayBackError.of",
     "UnprintableError",
     "_NoRuleError",
     "found.with_traceback",
@@ -28,7 +29,11 @@ _RAISING = {
     "eqx.branched_error_if": "EquinoxRuntimeError",
     "eqx.error_if": "EquinoxRuntimeError",
 }
-_KINDS = {"watch.error": "NonFiniteError", **_RAISING}
+_KINDS = {
+    "NoWayBackError": "ValueError",  # one of these
+    "watch.error": "NonFiniteError",
+    **_RAISING,
+}
 
 
 class Blank(NamedTuple):

@@ -39,11 +39,6 @@ def run(kind, p, count, x):
     return kind(lambda carry: carry[0] > 0, Body(p))((count, x, 0))[1]
 
 
-def run_closed_over(kind, p, count, x):
-    body = lambda carry: (carry[0] - 1, jnp.sin(carry[1] * p))
-    return kind(lambda carry: carry[0] > 0, body)((count, x))[1]
-
-
 def by_hand(p, xs):
     out = []
     for count, x in zip(COUNTS.tolist(), xs, strict=True):
@@ -80,8 +75,112 @@ def test_forward_mode():
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
 
 
+@jax.custom_jvp
+def sin_of_product(p, x):
+    return jnp.sin(p * x)
+
+
+@sin_of_product.defjvp
+def _(primals, tangents):
+    (p, x), (dp, dx) = primals, tangents
+    return sin_of_product(p, x), jnp.cos(p * x) * (dp * x + p * dx)
+
+
+@jax.custom_vjp
+def sin_by_rule(p, x):
+    return jnp.sin(p * x)
+
+
+sin_by_rule.defvjp(
+    lambda p, x: (sin_by_rule(p, x), (p, x)),
+    lambda kept, ct: tuple(ct * jnp.cos(kept[0] * kept[1]) * k for k in kept[::-1]),
+)
+
+
+def scanned(schedule):
+    def run(p, x):
+        inner = el.Scan(lambda c, _: (jnp.sin(p * c), None), schedule=schedule)
+        return inner(x, length=2)[0]
+
+    return run
+
+
+def ended(p, x):
+    inner = lambda c: (c[0] + 1, jnp.sin(p * c[1]))
+    return el.CheckpointedWhileLoop(lambda c: c[0] < 2, inner)((0, x))[1]
+
+
+# Functions of what is the same on all devices, and of what is not.
+STEPS = {
+    "product": lambda p, x: jnp.sin(p * x),
+    "computed from it alone": lambda p, x: jnp.sin((jnp.exp(p) + 1) * x),
+    "branch": lambda p, x: jax.lax.cond(x > 0.5, lambda: p * x, lambda: p + x),
+    "branch by it": lambda p, x: x * jax.lax.cond(p > 0, lambda: p, lambda: -p),
+    "call": lambda p, x: jax.jit(lambda p, x: jnp.sin(p * x))(p, x),
+    "rule": sin_of_product,
+    "rule of it alone": lambda p, x: jax.nn.relu(p) * x,
+    "residuals": lambda p, x: el.Remat(lambda x: jnp.sin(p * x))(x),
+    "scan": lambda p, x: jax.lax.fori_loop(0, 2, lambda i, c: jnp.sin(p * c), x),
+    "planned scan": scanned(el.Recursive(2)),
+    "binomial scan": scanned(el.Binomial(1)),
+    "while loop": ended,
+    "map": lambda p, x: el.ChunkedVmap(lambda y: jnp.sin(p * x * y), 2)(XS[:3]).sum(),
+    "gradient": lambda p, x: jax.grad(functools.partial(ended, p))(x),
+}
+of_all_modes = {
+    "grad": lambda f: jax.grad(f, (0, 1)),
+    "grad of grad": lambda f: jax.jacrev(jax.grad(f)),
+    "hessian": jax.hessian,
+    "jvp": lambda f: lambda p, xs: jax.jvp(f, (p, xs), (p, xs))[1],
+    "batch": lambda f: (
+        lambda p, xs: jax.vmap(jax.grad(f), (0, None))(jnp.stack([p, 2 * p]), xs)
+    ),
+}
+
+
+def check_closed_over(kind, step, mode):
+    """What a body closes over is the same on all devices, which stop apart."""
+
+    def one(p, count, x):
+        body = lambda carry: (carry[0] - 1, step(p, carry[1]) + 0.1)
+        return kind(lambda carry: carry[0] > 0, body)((count, x))[1]
+
+    def total(run):
+        return lambda p, xs: jnp.sum(run(p, COUNTS, xs) * XS)
+
+    actual, expected = (
+        jax.jit(mode(total(f)))(P, XS)
+        for f in (over_devices(one), jax.vmap(one, (None, 0, 0)))
+    )
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_what_is_closed_over_is_the_same_on_all_devices(step):
+    check_closed_over(LOOPS["checkpointed"], step, of_all_modes["grad"])
+
+
+@pytest.mark.parametrize("mode", of_all_modes.values(), ids=of_all_modes)
+@pytest.mark.parametrize("kind", ["bounded", "one slot"])
+def test_every_mode_of_what_is_closed_over(kind, mode):
+    check_closed_over(LOOPS[kind], STEPS["product"], mode)
+
+
+@slow
+@pytest.mark.parametrize("mode", of_all_modes.values(), ids=of_all_modes)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_every_mode_of_every_step(step, mode):
+    check_closed_over(LOOPS["checkpointed"], step, mode)
+
+
+def run_by_rule(kind, p, count, x):
+    body = lambda carry: (carry[0] - 1, sin_by_rule(p, carry[1]))
+    return kind(lambda carry: carry[0] > 0, body)((count, x))[1]
+
+
 def test_what_would_make_devices_wait_for_each_other():
-    sharded = over_devices(functools.partial(run_closed_over, LOOPS["bounded"]))
+    sharded = over_devices(functools.partial(run_by_rule, LOOPS["bounded"]))
     with pytest.raises(
         ValueError, match="arrays that are the same on all of them"
     ) as e:
@@ -92,7 +191,7 @@ def test_what_would_make_devices_wait_for_each_other():
 def test_the_advice_of_that_error_helps():
     def varied(p, count, x):
         p = jax.lax.pcast(p, "device", to="varying")
-        return run_closed_over(LOOPS["bounded"], p, count, x)
+        return run_by_rule(LOOPS["bounded"], p, count, x)
 
     loss = lambda p: jnp.sum(over_devices(varied)(p, COUNTS, XS))
     expected = jax.grad(lambda p: jnp.sum(by_hand(p, XS)))(P)

@@ -26,7 +26,16 @@ import jax
 import jax.extend.core as jex
 from jax import lax
 
-from ..._arrays import Arrays, Flags, cotangent_types, pick, put, split, stack_of
+from ..._arrays import (
+    Arrays,
+    Flags,
+    cotangent_types,
+    on_mesh_that_is_set,
+    pick,
+    put,
+    split,
+    stack_of,
+)
 from ..._programs import (
     aval_of,
     inputs_read,
@@ -39,7 +48,7 @@ from ..._programs import (
 from ..._types import Aval, Value
 from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
-from ._step import Step
+from ._step import NoWayBackError, Step
 from .reversals._known_products import Products, products_of
 from .reversals._next_carries import NextCarry, given_leaves
 
@@ -241,8 +250,17 @@ class Pull(BackwardStep):
             last, ys = run(self.step, loop, self.policy, *merged)
             return pick(last, self.active.carry), pick(ys, self.wanted)
 
-        _, pull = jax.vjp(block, *map(pick, inputs, self.active))
-        return Taken(*pull(tuple(map(list, ends))))
+        marked = list(map(pick, inputs, self.active))
+        _, pull = jax.vjp(block, *marked)
+        try:
+            cts = pull(tuple(map(list, ends)))
+        except ValueError as error:
+            # A `lax.while_loop` in the step, for example. The way back may turn out not
+            # to need it, once it is known which outputs have a cotangent.
+            raise NoWayBackError.of(error) from error
+        return Taken(
+            *(list(map(on_mesh_that_is_set, *p)) for p in zip(cts, marked, strict=True))
+        )
 
     @property
     def joins_steps(self) -> bool:

@@ -61,7 +61,7 @@ from ._problem import (
     with_cotangents,
 )
 from ._reverse_primitive import Reverse
-from ._step import reaching
+from ._step import NoWayBackError, reaching
 from ._stored_products import products_to_store, storing_products
 from .leaves._needed_leaves import leaves_computed, without_leaves
 from .leaves._saves import Needs, Saves
@@ -137,18 +137,47 @@ class PlannedLoop(Formula):
     ) -> tuple[PyTree, PyTree]:
         # JAX transposes the tangents of a loop in a program without its primal, so both
         # sweeps run here. The bar of the primal has been shown already.
+        if all(map(is_zero, self.flat_out(cts))):
+            return self.zero_cts(), None
         again = self.with_bars(Again())
         # All leaves that vary are perturbed here, as in `jax.checkpoint`, and nobody
         # knows which cotangents will be read. To be safe, the plan has it that those
         # of `init` are not: it then counts one more buffer, see `Problem.still`.
         moves = [False] * len(perturbed[1])
-        _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
+        try:
+            _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
+        except NoWayBackError:
+            used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
+            if (leaner := again.leaner(used)) is None:
+                raise
+            return self._pull_by(*leaner, perturbed, inputs, cts)
         return again.sweep_back(residuals, cts)
+
+    def _pull_by(
+        self,
+        formula: Formula,
+        takes: Flags,
+        gives: Flags,
+        perturbed: PyTree,
+        inputs: PyTree,
+        cts: PyTree,
+    ) -> tuple[PyTree, PyTree]:
+        """The same by a smaller formula, for what has no cotangent; see `leaner`."""
+        take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
+        given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
+        pulled, log = formula.pull_logs(take(perturbed), take(inputs), given)
+        cts = put(self.flat_in(self.zero_cts()), takes, formula.flat_in(pulled))
+        return self.in_tree.unflatten(cts), log
 
     def sweep_forward(
         self, perturbed: PyTree, *inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
-        return self._logging_sweep(perturbed, perturbed[1], inputs)
+        try:
+            return self._logging_sweep(perturbed, perturbed[1], inputs)
+        except NoWayBackError:
+            # Perhaps no cotangent ever arrives. If one does, `pull` raises this again.
+            out, residuals, moves_out = super().sweep_forward(perturbed, *inputs)
+            return out, (Static(None), residuals), moves_out
 
     def _logging_sweep(
         self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
@@ -199,7 +228,8 @@ class PlannedLoop(Formula):
             # Where plans are listed, a layout that stores residuals is replaced by one
             # that does not, in a program that is never run.
             if not stands_for_residuals(saves.layout):
-                self._refuse_to_run_again()
+                instead = problem.repetition.instead_of_effects
+                refuse_refs_in_rules(problem.step.jaxpr, instead)
             products = _products(saves.layout, problem, active, y_active)
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, slots, rows = _run_primal(primal, saves, products, inputs)
@@ -213,6 +243,10 @@ class PlannedLoop(Formula):
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         static, residuals = residuals
+        if static.value is None:
+            return super().sweep_back(residuals, cts)
+        if all(map(is_zero, self.flat_out(cts))):
+            return self.zero_cts(), None
         if not isinstance(static.value[0], PlannedLoop):
             return self._cotangents(static.value, residuals, cts), None
         loop, logging = static.value
@@ -350,13 +384,6 @@ class PlannedLoop(Formula):
             fitted = listed(fitted, active, problem.still)
         return Saves(fitted, needs)
 
-    def _refuse_to_run_again(self) -> None:
-        """Checks that a gradient may run the steps more than once."""
-        instead = self.problem.repetition.instead_of_effects
-        again = "The gradient of this loop runs steps again"
-        refuse_callbacks(self.effects, again, instead)
-        refuse_refs_in_rules(self.problem.step.jaxpr, instead)
-
     def _no_slots(self) -> list[bool]:
         """The marks of the slots, none of which has a tangent."""
         return [False] * len(self.out_aval[2])
@@ -380,6 +407,10 @@ class PlannedLoop(Formula):
             ct_ys: The cotangents of `ys`.
         """
         (saves, active, y_active), (inputs, slots, rows) = swept, residuals
+        if not stands_for_residuals(saves.layout):
+            again = "The gradient of this loop runs steps again"
+            instead = self.problem.repetition.instead_of_effects
+            refuse_callbacks(self.effects, again, instead)
         problem, layout = self.problem.under(saves.layout), saves.layout
         has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
         wanted = _with_rows(problem, has_ct)

@@ -15,6 +15,18 @@ from ..._programs import Rewrite, computed_from, pruned, reached, run
 from ..._types import Aval, Value
 
 
+class NoWayBackError(ValueError):
+    """Cotangents cannot be taken back past a step, or a loop.
+
+    It is raised to the user only if a cotangent arrives that would have to be.
+    """
+
+    @classmethod
+    def of(cls, error: ValueError) -> "NoWayBackError":
+        """What JAX says of a step that it cannot transpose."""
+        return cls(str(error))
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """`(consts, carry, x) -> (carry, y)`, traced once and for all.

@@ -19,7 +19,7 @@ from ..._types import Aval, Index, Value
 from ..engine._layout import AbstractLayout
 from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec
-from ..engine._step import Step
+from ..engine._step import NoWayBackError, Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
 from ..engine.slots._slots import AbstractSlots, DeviceSlots
@@ -136,7 +136,7 @@ class ForwardOnly:
     max_steps: int = UNLIMITED
 
     def layout(self, loop: LoopSpec) -> NoReturn:
-        raise ValueError(
+        raise NoWayBackError(
             "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
             "`jax.vjp`), as that needs memory for a number of steps that is unknown. "
             "Use `el.BoundedWhileLoop(cond, body, max_steps=...)` if there is a bound "

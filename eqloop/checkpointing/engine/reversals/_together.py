@@ -37,11 +37,13 @@ from ...._arrays import (
     Arrays,
     Flags,
     is_inexact,
+    is_type,
     pick,
     put,
     split,
 )
 from ...._programs import (
+    aval_of,
     equations,
     formula_of,
     has_rules,
@@ -207,6 +209,8 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation and its derivative do the same in a batch."""
     if formula_of(eqn) is not None:
         return False  # a loop of this library
+    if not all(map(is_type, map(aval_of, (*eqn.invars, *eqn.outvars)))):
+        return False  # a value of a `hijax` type, of which there may be no batches
     # Keys of the `rbg` kinds give other numbers in a batch.
     dtypes = (getattr(var.aval, "dtype", None) for var in eqn.invars)
     if any("rbg>" in str(dtype) for dtype in dtypes):
