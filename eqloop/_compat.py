@@ -145,6 +145,21 @@ def _through_jvp(
     return output, jax.custom_derivatives.SymbolicZero(aval)
 
 
+def batching_rule(eqn: jex.JaxprEqn) -> Any:
+    """The function that a user has given a `custom_vmap` as its rule, if it shows.
+
+    JAX wraps it (0.10 to 0.12). Where the function has been differentiated, the rule is
+    one of JAX's own, and so it is where JAX made it.
+    """
+    return getattr(eqn.params["rule"], "__wrapped__", None)
+
+
+def maps_in_sequence(eqn: jex.JaxprEqn) -> bool:
+    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row."""
+    name = getattr(batching_rule(eqn), "__qualname__", "")
+    return name.startswith("sequential_vmap.")
+
+
 def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 

@@ -12,6 +12,9 @@ import jax
 from .._types import PyTree, Value
 from ._array_types import where_leading
 
+# The rules for `vmap` of the functions that `over_examples` has made.
+_REDUCTIONS: set[object] = set()
+
 
 def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
     """A reduction of an array over all of its axes, those of `vmap` too."""
@@ -26,7 +29,16 @@ def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
     ) -> tuple[Value, bool]:
         return reduced(x), False
 
+    _REDUCTIONS.add(over_one_more)
     return reduced
+
+
+def reduces_examples(rule: object) -> bool:
+    """Whether a rule for `vmap` is that of a function by `over_examples`.
+
+    Its result is then the same for all examples.
+    """
+    return rule in _REDUCTIONS
 
 
 @jax.custom_batching.custom_vmap

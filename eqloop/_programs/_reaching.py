@@ -17,8 +17,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.ref
 
-from .._arrays import Flags, split, union
-from .._compat import CALLS, close, is_through, scan_counts
+from .._arrays import Flags, reduces_examples, split, union
+from .._compat import CALLS, batching_rule, close, is_through, scan_counts
 from .._types import AnyJaxpr, Aval
 from ._equations import equations, equations_of
 
@@ -52,11 +52,6 @@ def reached(
 def names_axis(program: AnyJaxpr, axis_name: Hashable) -> bool:
     """Whether there is a collective over an axis in a program, or inside it."""
     return any(_names(eqn, axis_name) for eqn in equations(program))
-
-
-def mixes_examples(program: AnyJaxpr, axis_name: Hashable) -> bool:
-    """Whether under `vmap` the examples may come to depend on each other."""
-    return any(_is_foreign(eqn) or _names(eqn, axis_name) for eqn in equations(program))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +89,9 @@ class _Reach:
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Marks) -> list[bool]:
         name, params = eqn.primitive.name, eqn.params
-        if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
+        if self.axis_name is not None and (
+            _is_reduction(eqn, self.axis_name) or _is_over_examples(eqn)
+        ):
             return [False] * len(eqn.outvars)  # the same all along the axis
         if not any(inputs) and not self._names(eqn):
             return [False] * len(eqn.outvars)
@@ -171,17 +168,10 @@ def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
     return is_reduction and axis_name in eqn.params["axes"]
 
 
-def _is_foreign(eqn: jex.JaxprEqn) -> bool:
-    """Whether a rule of another library batches the equation: it may do anything."""
-    if eqn.primitive.name == "custom_vmap_call":
-        return True
-    # JAX does not expose batching rules. The module of the implementation tells which
-    # library the primitive comes from.
-    made = eqn.primitive.impl
-    if (hijax := eqn.params.get("_prim")) is not None:
-        made = type(hijax)
-    module = getattr(getattr(made, "func", made), "__module__", None) or "jax"
-    return module.split(".")[0] not in ("jax", "eqloop")
+def _is_over_examples(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation reduces over every `vmap` around it, as `unvmap` does."""
+    is_custom = eqn.primitive.name == "custom_vmap_call"
+    return is_custom and reduces_examples(batching_rule(eqn))
 
 
 def _names(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:

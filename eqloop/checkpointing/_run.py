@@ -23,6 +23,12 @@ from .engine._repetition import Counted
 from .engine._step import Step, make_step
 from .whiles._bounded import Bounded
 from .whiles._ending import Ending
+from .whiles._lockstep import (
+    in_lockstep,
+    needs_lockstep,
+    started_together,
+    without_lockstep,
+)
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import ForwardOnly
@@ -111,12 +117,17 @@ def _run_planned(
         problem, init = _counting(problem, init)
     if has_bars:
         problem = problem.with_bars(Guarded())
-    form = normal_form(problem.step, keeps_carry=has_bars)
+    # As in `jax.lax.while_loop`, examples that can see each other have all of the carry
+    # to themselves. A key that all of them share gives other numbers.
+    form = normal_form(problem.step, keeps_carry=has_bars or needs_lockstep(problem))
     refuse_checks(form.step.jaxpr.effects)
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)
-    strong = (*form.open(consts, init), list(map(strongly_typed, xs)))
-    carry, ys = planned_loop(problem, *strong)
+    given, start = form.open(consts, init)
+    joint = in_lockstep(problem)
+    start = start if joint is problem else started_together(start)
+    carry, ys = planned_loop(joint, given, start, list(map(strongly_typed, xs)))
+    carry = carry if joint is problem else without_lockstep(carry)
     carry = form.close(consts, init, carry)
     return [carry[0], *carry[3:]] if counts else carry, ys
 
