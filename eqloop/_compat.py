@@ -93,7 +93,10 @@ HiPrimitive: type = getattr(hijax, "HiPrim", _HiPrimitive)
 
 
 def call_primitive() -> jex.Primitive:
-    """The one primitive that all `hijax` primitives are to JAX, which has no name."""
+    """The one primitive that all `hijax` primitives are (JAX 0.10 to 0.12).
+
+    JAX exports it under no name.
+    """
 
     class Same(HiPrimitive):
         def __init__(self) -> None:
@@ -223,6 +226,21 @@ def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
         cts: The cotangents that it is given.
     """
     return pull.with_logs(cts)
+
+
+def batching_rule(eqn: jex.JaxprEqn) -> Any:
+    """The function that a user has given a `custom_vmap` as its rule, if it shows.
+
+    JAX wraps it (0.10 to 0.12). Where the function has been differentiated, the rule is
+    one of JAX's own, and so it is where JAX made it.
+    """
+    return getattr(eqn.params["rule"], "__wrapped__", None)
+
+
+def maps_in_sequence(eqn: jex.JaxprEqn) -> bool:
+    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row."""
+    name = getattr(batching_rule(eqn), "__qualname__", "")
+    return name.startswith("sequential_vmap.")
 
 
 def identity(x: object) -> object:

@@ -9,7 +9,7 @@ Nothing here is traced or called: programs are in `_programs/`, calls in `_calls
   examples of a `vmap` share (`_across_examples.py`).
 """
 
-from ._across_examples import over_examples, where_run
+from ._across_examples import over_examples, reduces_examples, where_run
 from ._array_types import (
     along,
     axes_of,
@@ -136,6 +136,7 @@ __all__ = [
     "placed_as",
     "put",
     "put_on_mesh",
+    "reduces_examples",
     "refuse_split",
     "refuse_symbolic",
     "resolve_axes",

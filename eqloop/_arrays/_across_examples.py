@@ -13,6 +13,9 @@ from .._types import PyTree, Value
 from ._array_types import along, where_leading
 from ._partition import union
 
+# The rules for `vmap` of the functions that `over_examples` has made.
+_REDUCTIONS: set[object] = set()
+
 
 def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
     """A reduction of an array over all of its axes, those of `vmap` too."""
@@ -27,7 +30,16 @@ def over_examples(reduce: Callable[[Value], Value]) -> Callable[[Value], Value]:
     ) -> tuple[Value, bool]:
         return reduced(x), False
 
+    _REDUCTIONS.add(over_one_more)
     return reduced
+
+
+def reduces_examples(rule: object) -> bool:
+    """Whether a rule for `vmap` is that of a function by `over_examples`.
+
+    Its result is then the same for all examples.
+    """
+    return rule in _REDUCTIONS
 
 
 @jax.custom_batching.custom_vmap

@@ -3,7 +3,8 @@
 A program is a jaxpr on a flat list of arrays.
 
 - **What a program does**: `_equations.py` finds and rewrites its equations,
-  `_reaching.py` tells which inputs reach which outputs, `_effects.py` which effects it
+  `_reaching.py` tells which inputs reach which outputs, `_seen_batches.py` whether a
+  row of a batch can see the others, `_effects.py` which effects it
   has, `_ranges.py` between which integers its values lie, and `_places.py` from which
   line of the user's program an operation comes. `_compiled.py` compiles it to see how
   much memory it takes.
@@ -79,13 +80,15 @@ from ._loop_markers import (
 )
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
-from ._reaching import mixes_examples, names_axis, reached
+from ._reaching import reached
+from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
 __all__ = [
     "JAX_FILES",
     "OUR_FILES",
+    "ROW_BY_ROW",
     "CannotVaryError",
     "Doubled",
     "Formula",
@@ -112,6 +115,7 @@ __all__ = [
     "frames_of",
     "has_backward_rules",
     "has_checks",
+    "has_collectives",
     "has_rules",
     "inputs_read",
     "is_ref",
@@ -124,8 +128,6 @@ __all__ = [
     "map_programs",
     "mapped",
     "mark",
-    "mixes_examples",
-    "names_axis",
     "parted",
     "place_of",
     "position_p",
@@ -145,6 +147,7 @@ __all__ = [
     "rewritable_programs",
     "rewrite_everywhere",
     "run",
+    "sees_batch",
     "settled",
     "temporary_bytes",
     "traced",

@@ -14,7 +14,7 @@ their group:
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -37,9 +37,9 @@ from .._arrays import (
     tangent_types,
     zero_array,
 )
-from .._compat import form_of, is_through
+from .._compat import close, form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
-from ._equations import equations, formula_of
+from ._equations import equations, formula_of, programs_in
 
 Groups: TypeAlias = tuple[Flags, ...]
 
@@ -324,6 +324,31 @@ def has_backward_rules(program: AnyJaxpr) -> bool:
     Its backward rule need not be linear in the cotangent.
     """
     return has_rules(program, ("custom_vjp_call",))
+
+
+def rules_in(program: AnyJaxpr) -> Iterator[jex.ClosedJaxpr]:
+    """Each call of a function with a custom derivative, as a program by itself."""
+    for eqn in program.eqns:
+        if _is_rule(eqn, ("custom_jvp_call", "custom_vjp_call")):
+            yield _alone(eqn, program)
+        for inner in programs_in(eqn):
+            yield from rules_in(inner)
+
+
+def _alone(eqn: jex.JaxprEqn, program: AnyJaxpr) -> jex.ClosedJaxpr:
+    """A program with one of the equations of a program."""
+    jaxpr = close(program).jaxpr
+    invars = dict.fromkeys(x for x in eqn.invars if isinstance(x, jex.Var))
+    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=[*invars],
+        outvars=list(eqn.outvars),
+        eqns=[eqn],
+        effects=eqn.effects,
+        debug_info=unnamed,
+    )
+    return jex.ClosedJaxpr(alone, [])
 
 
 def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:

@@ -17,8 +17,9 @@ import jax.core
 import jax.extend.core as jex
 import jax.ref
 
-from .._arrays import Flags, is_inexact, split
+from .._arrays import Flags, is_inexact, reduces_examples, split
 from .._compat import (
+    batching_rule,
     called_by,
     close,
     form_of,
@@ -98,11 +99,6 @@ def names_axis(program: AnyJaxpr, axis_name: Hashable) -> bool:
     return any(_names(eqn, axis_name) for eqn in equations(program))
 
 
-def mixes_examples(program: AnyJaxpr, axis_name: Hashable) -> bool:
-    """Whether under `vmap` the examples may come to depend on each other."""
-    return any(_is_foreign(eqn) or _names(eqn, axis_name) for eqn in equations(program))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Reach:
     """How dependences are followed, see `reached`."""
@@ -147,7 +143,9 @@ class _Reach:
 
     def _equation(self, eqn: jex.JaxprEqn, inputs: Sequence[Origins]) -> list[Origins]:
         name, params, count = form_of(eqn), eqn.params, len(eqn.outvars)
-        if self.axis_name is not None and _is_reduction(eqn, self.axis_name):
+        if self.axis_name is not None and (
+            _is_reduction(eqn, self.axis_name) or _is_over_examples(eqn)
+        ):
             return [_NOTHING] * count  # the same all along the axis
         anything = _all_of([*inputs, _PLACE if self._names(eqn) else _NOTHING])
         if not anything:
@@ -253,17 +251,10 @@ def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:
     return is_reduction and axis_name in eqn.params["axes"]
 
 
-def _is_foreign(eqn: jex.JaxprEqn) -> bool:
-    """Whether a rule of another library batches the equation: it may do anything."""
-    if eqn.primitive.name == "custom_vmap_call":
-        return True
-    # JAX does not expose batching rules. The module of the implementation tells which
-    # library the primitive comes from.
-    made = eqn.primitive.impl
-    if (hijax := eqn.params.get("_prim")) is not None:
-        made = type(hijax)
-    module = getattr(getattr(made, "func", made), "__module__", None) or "jax"
-    return module.split(".")[0] not in ("jax", "eqloop")
+def _is_over_examples(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation reduces over every `vmap` around it, as `unvmap` does."""
+    is_custom = eqn.primitive.name == "custom_vmap_call"
+    return is_custom and reduces_examples(batching_rule(eqn))
 
 
 def _names(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:

@@ -87,7 +87,7 @@ def _varied_equation(
             eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
         )
     if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
-        return _with_varied_rule(_alone(eqn), eqn, axes)(*values)
+        return _with_varied_rule(_as_program(eqn), eqn, axes)(*values)
     if "_prim" in eqn.params or eqn.primitive.name.startswith("custom_vjp"):
         # What is the same on all devices has a cotangent that is, and only the rule
         # itself could add it up.
@@ -127,10 +127,10 @@ def _with_varied_rule(
 
 
 def _rebound(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    return run(_alone(eqn), *values)
+    return run(_as_program(eqn), *values)
 
 
-def _alone(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
+def _as_program(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     """An equation as a program, which JAX knows how to evaluate."""
     invars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.invars]
     outvars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.outvars]

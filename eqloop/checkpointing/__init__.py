@@ -43,6 +43,7 @@ from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._known_times import measurements
 from .whiles._bounded import Bounded
+from .whiles._lockstep import trusting
 from .whiles._online import Online
 from .whiles._while_layout import UNLIMITED, ForwardOnly
 
@@ -90,6 +91,7 @@ __all__ = [
     "run_loop",
     "run_while",
     "trace_step",
+    "trusting",
     "unlisted",
     "with_inverse",
 ]

@@ -22,6 +22,7 @@ from .planning._memory import peak_bytes
 from .planning._paces import pace_for, pace_keeping
 from .planning._run_off import time_beside_everything
 from .whiles._ending import Ending
+from .whiles._lockstep import in_lockstep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,8 +209,8 @@ def planned(
     A loop that may end early is planned as if it ran all of its steps.
     """
     repetition = Ending() if loop.stops else Counted()
-    problem = Problem(step, loop, policy, schedule, repetition)
-    active = all_active(step)
+    problem = in_lockstep(Problem(step, loop, policy, schedule, repetition))
+    active = all_active(problem.step)
     return problem.planned, active, problem.layout(active)
 
 

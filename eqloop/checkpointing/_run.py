@@ -24,6 +24,12 @@ from .engine._step import Step, make_step
 from .engine._views import Viewing
 from .whiles._bounded import Bounded
 from .whiles._ending import Ending
+from .whiles._lockstep import (
+    in_lockstep,
+    needs_lockstep,
+    started_together,
+    without_lockstep,
+)
 from .whiles._online import Online
 from .whiles._stopping import UntilStopped
 from .whiles._while_layout import ForwardOnly
@@ -147,14 +153,20 @@ def _run_planned(
         problem, init = _counting(problem, init)
     if has_bars:
         problem = problem.with_bars(Guarded())
-    form = normal_form(problem.step, keeps_carry=has_bars)
+    # As in `jax.lax.while_loop`, examples that can see each other have all of the carry
+    # to themselves. A key that all of them share gives other numbers.
+    form = normal_form(problem.step, keeps_carry=has_bars or needs_lockstep(problem))
     refuse_checks(form.step.jaxpr.effects)
     loop = form.loop(problem.loop)
     problem = dataclasses.replace(problem, step=form.step, loop=loop)
-    strong = (*form.open(consts, init), list(map(strongly_typed, xs)))
-    if problem.repetition.lead > 0:
-        problem, *strong = _apart_on_devices(problem, *strong)
-    carry, ys = planned_loop(problem, *strong)
+    given, start = form.open(consts, init)
+    xs, joint = list(map(strongly_typed, xs)), in_lockstep(problem)
+    is_joint = joint is not problem
+    start = started_together(start) if is_joint else start
+    if joint.repetition.lead > 0:
+        joint, given, start, xs = _apart_on_devices(joint, given, start, xs)
+    carry, ys = planned_loop(joint, given, start, xs)
+    carry = without_lockstep(carry) if is_joint else carry
     carry = form.close(consts, init, carry)
     return [carry[0], *carry[3:]] if counts else carry, ys
 

@@ -26,10 +26,13 @@ import jax.numpy as jnp
 from .._arrays import describe
 from .._calls import as_count
 from .._types import PyTree
-from ..checkpointing import AbstractSchedule
+from ..checkpointing import AbstractSchedule, trusting
 from ..loops import CheckpointedWhileLoop, ScanWhile
 from ._on_devices import on_each_device
 
+# By these a step of Diffrax sees whether any example needs something: only to leave it
+# out if none does.
+_SAVES_WORK = frozenset({"nonbatchable", "select_if_vmap", "unvmap_any"})
 # How many carries are stored of the loop over the times within one step.
 _INNER = 8
 
@@ -155,12 +158,13 @@ class CheckpointedAdjoint(diffrax.AbstractAdjoint):
     ) -> PyTree:
         """Runs the steps of a solve."""
         init = jax.tree.map(jnp.asarray, init)
-        if self.schedule is None or max_steps is None:
-            settings = dict(checkpoints=self.checkpoints, max_steps=max_steps)
-            return CheckpointedWhileLoop(cond, body, **settings)(init)
-        step = lambda carry, _: (body(carry), None)
-        loop = ScanWhile(cond, step, max_steps=max_steps, schedule=self.schedule)
-        return loop(init)[0]
+        with trusting(_SAVES_WORK):
+            if self.schedule is None or max_steps is None:
+                settings = dict(checkpoints=self.checkpoints, max_steps=max_steps)
+                return CheckpointedWhileLoop(cond, body, **settings)(init)
+            step = lambda carry, _: (body(carry), None)
+            loop = ScanWhile(cond, step, max_steps=max_steps, schedule=self.schedule)
+            return loop(init)[0]
 
 
 def _inner_loop(
@@ -178,7 +182,8 @@ def _inner_loop(
     loop = CheckpointedWhileLoop(
         cond, body, checkpoints=checkpoints, max_steps=max_steps
     )
-    return loop(init)
+    with trusting(_SAVES_WORK):
+        return loop(init)
 
 
 def _differentiable(solver: PyTree) -> PyTree:

@@ -136,6 +136,11 @@ def batched_function(
         return batched(program, axis_data, in_dims, tuple(out_dims))
 
     x_axes, of_row = batched_axes(f.x_axes, x_dims)
+    if (origin := f.origin) is not None:
+        # The inputs of a derivative begin with those of the function.
+        of_origin = const_dims[: len(origin.const_types)], x_dims[: len(origin.x_types)]
+        if any(dim is not None for group in of_origin for dim in group):
+            origin, _ = batched_function(origin, axis_data, of_origin)
     grown = dataclasses.replace(
         f,
         trace=batch,
@@ -143,6 +148,7 @@ def batched_function(
         x_types=tuple(batched_types(f.x_types, of_row, axis_data)),
         x_axes=x_axes,
         y_axes=tuple(map(int.__add__, f.y_axes, map(int, marks[1]))),
+        origin=origin,
     )
     return grown, marks
 

@@ -48,6 +48,8 @@ class ChunkFunction:
         mesh_axis: The explicit axes of a mesh that the rows are split over, if any.
         meter: The progress bars of the map.
         changes: The changes of progress bars within the function.
+        origin: The function that this one is a derivative of, or itself, if a row can
+            see its chunk. Then both have the same chunks. `None` if it cannot.
     """
 
     trace: Callable[["ChunkFunction", int, bool], jex.ClosedJaxpr]
@@ -63,6 +65,7 @@ class ChunkFunction:
     mesh_axis: Hashable = None
     meter: Meter = NO_BARS
     changes: tuple[BarChange, ...] = ()
+    origin: "ChunkFunction | None" = None
 
     def with_bars(self, change: BarChange) -> "ChunkFunction":
         """The same with other bars."""

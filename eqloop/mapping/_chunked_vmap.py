@@ -39,12 +39,17 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
     their derivatives. `f` is never called with rows that are not in its arguments. If
     `chunk_size` is large enough for all rows, this is `equinox.filter_vmap`.
 
+    If a row can see its chunk, by [`unvmap`][eqloop.unvmap], a `custom_vmap` or a key
+    of `rbg`, its result depends on the chunks. Then the value and all derivatives have
+    the same chunks, and none overlaps.
+
     Args:
         chunk_size: The greatest number of rows to map at once, at least 1. Or an
             [`eqloop.Budget`][]: then as many rows as fit into this much memory, besides
             arguments and results. The size is found when the map is compiled,
-            separately for the value and for each derivative, and under `vmap` for the
-            whole batch. To find it, programs of a few sizes are compiled, and not run.
+            separately for the value and for each derivative (if no row can see its
+            chunk), and under `vmap` for the whole batch. To find it, programs of a few
+            sizes are compiled, and not run.
         reduce: `"sum"` or `"mean"` to reduce results over the rows instead of stacking
             them, with the types of `jnp.sum` and `jnp.mean`; or a prefix tree of these
             for what `f` returns, with `None` for results to stack. The gradient of a
@@ -68,7 +73,8 @@ class ChunkedVmap(AbstractAxesMap[P, R]):
         ValueError: `chunk_size` is less than 1, or `reduce` no reduction; when called,
             the lengths of the mapped axes disagree, there is nothing to map, an axis is
             out of range, or a result for which `out_axes` is `None` differs from row to
-            row; where it is compiled, if a single row does not fit into the `Budget`.
+            row; where it is compiled, if a single row does not fit into the `Budget`,
+            or a second derivative does not in the chunks that it has to have.
 
     Examples:
         >>> import eqloop as el, equinox as eqx, jax, jax.numpy as jnp

@@ -29,7 +29,13 @@ from .._arrays import (
     strongly_typed,
 )
 from .._calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
-from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs
+from .._programs import (
+    has_backward_rules,
+    is_ref,
+    loop_scope,
+    refuse_refs,
+    sees_batch,
+)
 from .._types import Aval, PyTree, Value
 from ..checkpointing import Saveable, Step, Viewing, hoist, trace_step
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
@@ -180,12 +186,18 @@ class OpenedMap:
         # A backward rule of the user's need not be linear, see `in_exact_chunks`.
         if has_backward_rules(f.row.jaxpr):
             planner = planner.in_exact_chunks()
+        # What is run again gives what ran before, see `origin` of `ChunkFunction`.
+        sees = not planner.has_same_chunks(self.size) and sees_batch(f.row.jaxpr)
+        if sees:
+            planner = planner.in_exact_chunks()
         # All rows at once need no loop, and JAX differentiates that as a `vmap`. A bar
         # needs the loop, even if it has a single chunk.
         if planner.is_whole(self.size) and not meter.is_shown:
             sums, ys = f(self.size, None, consts, xs)
         else:
             chunked = f.chunk_function(self.name, consts, xs, self.size, planner)
+            if sees:
+                chunked = dataclasses.replace(chunked, origin=chunked)
             if meter.is_shown:
                 chunked = dataclasses.replace(
                     chunked, meter=meter, changes=(Guarded(),)

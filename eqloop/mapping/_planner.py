@@ -20,7 +20,7 @@ from ..checkpointing import (
     refuse_second_place,
     unlisted,
 )
-from ._chunk_derivatives import MarkPair
+from ._chunk_derivatives import MarkPair, pulled_function
 from ._chunk_function import ChunkFunction
 from ._chunk_loop import ChunkLoop
 from ._chunks import equal_chunks
@@ -40,8 +40,13 @@ class ChunkPlanner(Protocol):
         """The same with each row in one chunk only.
 
         A row in two chunks has half of its cotangent in each. A custom backward rule
-        that is not linear in the cotangent would not add up.
+        that is not linear in the cotangent would not add up. And if a row can see its
+        chunk, it has another value in each.
         """
+        ...
+
+    def has_same_chunks(self, length: int) -> bool:
+        """Whether each row is in one chunk, and the same for all derivatives."""
         ...
 
     def is_whole(self, length: int) -> bool:
@@ -78,6 +83,9 @@ class AtMost:
     def in_exact_chunks(self) -> "AtMost":
         return dataclasses.replace(self, exact=True)
 
+    def has_same_chunks(self, length: int) -> bool:
+        return equal_chunks(length, self.size, exact=self.exact).overlap == 0
+
     def is_whole(self, length: int) -> bool:
         return not is_symbolic(length) and length <= self.size
 
@@ -112,6 +120,9 @@ class Within:
     def in_exact_chunks(self) -> "Within":
         return dataclasses.replace(self, exact=True)
 
+    def has_same_chunks(self, length: int) -> bool:
+        return False
+
     def is_whole(self, length: int) -> bool:
         return length == 0
 
@@ -119,7 +130,21 @@ class Within:
         return length, False
 
     def loop(self, f: ChunkFunction) -> ChunkLoop:
-        return self._largest(f, lambda loop: (loop.run, f.in_types), "run")
+        search = self._search(f, _whole_map, "run")
+        if f.origin is None:
+            return self.in_chunks_of(self._fitting(*_found(search)), f)
+        size = self._fitting(*self._size_for_all(f.origin))
+        taken = _bytes_of(search, size)
+        if taken > self.nbytes:
+            raise ValueError(
+                f"Budget: f can see which rows it is mapped with (by `unvmap`, a "
+                f"`custom_vmap`, or a key of `rbg`), so its value and its derivatives "
+                f"have the same chunks, of {size} rows. This derivative takes "
+                f"{format_bytes(taken)} in them, which is {taken} bytes, but the "
+                f"budget is {format_bytes(self.nbytes)}. Give a number of rows as "
+                f"`chunk_size`."
+            )
+        return self.in_chunks_of(size, f)
 
     def loop_storing(
         self, f: ChunkFunction, policy: Saveable, marks: MarkPair
@@ -137,15 +162,46 @@ class Within:
 
             return gradient, (*f.in_types, cts)
 
-        return self._largest(f, program, (policy, marks))
+        # Value and derivative are in one program here, so they have the same chunks.
+        search = self._search(f, program, (policy, marks))
+        return self.in_chunks_of(self._fitting(*_found(search)), f)
 
-    def _largest(
+    def _size_for_all(self, f: ChunkFunction) -> tuple[int, int]:
+        """The size of chunks in which both the value and the gradient fit.
+
+        It is that of the value alone if there is no gradient, or none that fits. As in
+        `_found`, it comes with its bytes.
+        """
+        value = _found(self._search(f, _whole_map, "run"))
+        marks, wanted = (
+            tuple(tuple(map(is_inexact, group)) for group in groups)
+            for groups in ((f.const_types, f.x_types), f.out_types)
+        )
+        if not any(map(any, marks)) or not any(map(any, wanted)):
+            return value
+        try:
+            gradient = pulled_function(f, marks, wanted)
+            found = _found(self._search(gradient, _whole_map, "run"))
+        except Exception:
+            return value  # whoever asks for this gradient gets the error
+        return min(value, found) if found[0] else value
+
+    def _fitting(self, size: int, least: int) -> int:
+        """A size that was found, if there is one."""
+        if size == 0:
+            raise ValueError(
+                f"Budget: a single row takes {format_bytes(least)}, which is {least} "
+                f"bytes, but the budget is {format_bytes(self.nbytes)}."
+            )
+        return size
+
+    def _search(
         self,
         f: ChunkFunction,
         program: Callable[[ChunkLoop], "_Measured"],
         kind: PyTree,
-    ) -> ChunkLoop:
-        search = _Search(
+    ) -> "_Search":
+        return _Search(
             str(f.program(*f.probe)),
             (f.length, f.x_axes, f.y_axes, f.shares, kind),
             jax.default_backend(),
@@ -153,13 +209,6 @@ class Within:
             f,
             program,
         )
-        size, least = _found(search)
-        if size == 0:
-            raise ValueError(
-                f"Budget: a single row takes {format_bytes(least)}, which is {least} "
-                f"bytes, but the budget is {format_bytes(self.nbytes)}."
-            )
-        return self.in_chunks_of(size, f)
 
     def in_chunks_of(self, size: int, f: ChunkFunction) -> ChunkLoop:
         """The map in chunks of at most so many rows."""
@@ -198,20 +247,31 @@ class _Search:
     program: Callable[[ChunkLoop], _Measured] = dataclasses.field(compare=False)
 
 
+def _whole_map(loop: ChunkLoop) -> _Measured:
+    """The map itself."""
+    return loop.run, loop.f.in_types
+
+
 @functools.lru_cache(maxsize=512)
 def _found(search: _Search) -> tuple[int, int]:
     """The largest size that fits, or 0, and the bytes of that or of the least size."""
+    return largest_that_fits(
+        search.f.length,
+        search.within.nbytes,
+        functools.partial(_bytes_of, search),
+    )
 
-    def bytes_of(size: int) -> int:
-        loop = search.within.in_chunks_of(size, search.f)
-        run, types = search.program(loop)
-        with unlisted():
-            measured = temporary_bytes(run, *types)
-        if measured is None:
-            return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
-        return measured
 
-    return largest_that_fits(search.f.length, search.within.nbytes, bytes_of)
+@functools.lru_cache(maxsize=512)
+def _bytes_of(search: _Search, size: int) -> int:
+    """The bytes that the program takes with chunks of a size."""
+    loop = search.within.in_chunks_of(size, search.f)
+    run, types = search.program(loop)
+    with unlisted():
+        measured = temporary_bytes(run, *types)
+    if measured is None:
+        return _intermediate_bytes(jax.make_jaxpr(run)(*types).jaxpr)
+    return measured
 
 
 def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:

@@ -19,6 +19,10 @@ def unvmap(
     as the predicate runs only one branch under `vmap`. Without a `vmap` around it, it
     is `jnp.any(x)`, and so on. Its derivative is zero.
 
+    In a map in chunks these are the rows of one chunk, the same ones in derivatives of
+    the map. In a loop they are what is mapped around it: steps that use this are not
+    reversed in batches of their own.
+
     Args:
         x: An array, or a number.
         op: Whether `"any"` element is true or `"all"` of them are, or the `"max"` or

@@ -3,6 +3,7 @@
     python -m tests.random_programs 1234               # what the seed 1234 stands for
     python -m tests.random_programs --minutes 60       # seeds one after the other
     python -m tests.random_programs --minutes 5 --from 9000 --without ref,hessian
+    python -m tests.random_programs --minutes 60 --seeing    # rows that see their batch
 
 Each kind of finding is shown once, with its seed and made smaller. It exits with 1 if
 there was one.
@@ -16,6 +17,7 @@ from .cases import Case
 from .choice import random_case
 from .judging import judge
 from .searching import parser, search
+from .seeing import judge_seeing, seeing_case
 
 # Enough devices to split a map over.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -24,13 +26,17 @@ jax.config.update("jax_num_cpu_devices", 8)
 def main() -> int:
     known = parser("python -m tests.random_programs")
     known.add_argument("--without", default="", help="modes, places, rules, effects")
+    known.add_argument("--seeing", action="store_true", help="rows see their batch")
     arguments = known.parse_args()
     left_out = frozenset(arguments.without.split(","))
+    make, judged = (
+        (seeing_case, judge_seeing) if arguments.seeing else (random_case, judge)
+    )
 
     def case_of(seed: int) -> Case:
-        return random_case(seed, left_out)
+        return make(seed, left_out)
 
-    return search(arguments, case_of, judge)
+    return search(arguments, case_of, judged)
 
 
 if __name__ == "__main__":

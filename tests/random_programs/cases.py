@@ -225,9 +225,14 @@ class Case:
         self, is_written_out: bool, is_jitted: bool = True, nudge: float = 0.0
     ) -> "Result":
         """The result, by the library or written out."""
+        return self.evaluator(is_written_out, is_jitted)(nudge)
+
+    def evaluator(
+        self, is_written_out: bool, is_jitted: bool = True
+    ) -> Callable[[float], "Result"]:
+        """From how far the inputs are moved to the result; it is compiled once."""
         axis = AXIS if self.has_axis else None
         world = World(is_written_out, self.precision, self.width, axis)
-        values = self.values(nudge)
         at = self.differentiated
         axes = [0 if b and self.vmap != "none" else None for b in self.batched]
 
@@ -259,19 +264,25 @@ class Case:
             evaluate = DONATING[self.setting](whole)
         elif is_jitted and not self.scalars:
             evaluate = jax.jit(whole)
-            if is_written_out and _size(evaluate.trace(values).jaxpr) > MOST_EQUATIONS:
+            traced = lambda: evaluate.trace(self.values()).jaxpr
+            if is_written_out and _size(traced()) > MOST_EQUATIONS:
                 raise ValueError("too much to be written out")
-        with self._mode(is_written_out):
-            if donates:
-                jax.block_until_ready(evaluate(self.values(nudge)))
-                world.forget()
-            out = jax.block_until_ready(evaluate(values))
-            jax.effects_barrier()
-        if self.mode != "primal" or self.vmap != "none":
-            return Result(out)  # how often it has effects is up to JAX
-        return Result(
-            out, [*map(float, world.log)], sorted(map(float, world.unordered))
-        )
+
+        def result(nudge: float) -> Result:
+            values = self.values(nudge)
+            with self._mode(is_written_out):
+                if donates:
+                    jax.block_until_ready(evaluate(self.values(nudge)))
+                    world.forget()
+                out = jax.block_until_ready(evaluate(values))
+                jax.effects_barrier()
+            if self.mode != "primal" or self.vmap != "none":
+                return Result(out)  # how often it has effects is up to JAX
+            return Result(
+                out, [*map(float, world.log)], sorted(map(float, world.unordered))
+            )
+
+        return result
 
     def _run(self, world: World, values: Any) -> Any:
         if "ref" not in self.program.names():

@@ -46,7 +46,7 @@ def ended(rng: random.Random, width: int, features: Features, length: int) -> Pr
     kinds = features.kinds
     parameters = random_types(rng, width, kinds, rng.randint(0, 2))
     carry = [Type("f"), *random_types(rng, width, kinds, rng.randint(0, 2))]
-    xs = random_types(rng, width, kinds, rng.randint(0, 2))
+    xs = random_types(rng, width, kinds, rng.randint(0, 2)) + features.seen
     ys = random_types(rng, width, "fib", rng.randint(0, 2))
     inner = [*parameters, *carry, *xs]
     body = Grower(rng, width, features, inner).body([*carry, *ys], rng.randint(2, 8))

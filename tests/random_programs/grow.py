@@ -8,7 +8,7 @@ from typing import Any
 from . import settings
 from .bodies import Body, Op
 from .control import CONTROL, Within
-from .operations import COLLECTIVE, EFFECTS, PURE, WORLDLY
+from .operations import COLLECTIVE, EFFECTS, PURE, SEEING, WORLDLY
 from .rules import RULES
 from .transforms import Transform
 from .values import Type
@@ -30,6 +30,8 @@ class Features:
         depth: How deep loops and branches are nested.
         devices: How many a function may be split over, the same throughout a program
             as in any with JAX; none where they are taken.
+        sees_batch: Whether a row of a batch may see the others.
+        without: Operations that are left out.
     """
 
     kinds: str = "fib"
@@ -40,6 +42,13 @@ class Features:
     while_loops: tuple[str, ...] = ("BoundedWhileLoop", "CheckpointedWhileLoop")
     depth: int = 2
     devices: int = 0
+    sees_batch: bool = False
+    without: frozenset[str] = frozenset()
+
+    @property
+    def seen(self) -> list[Type]:
+        """What a row is seen by: an integer of its own."""
+        return [Type("i")] * self.sees_batch
 
     def on(self, transform: Transform) -> "Features":
         """What may be in a function that this may run on many devices."""
@@ -110,14 +119,27 @@ class Grower:
 
     def result(self, type: Type, squash: bool) -> int:
         given = [i for i, t in enumerate(self.inputs) if t == type]
-        if given and self.rng.random() < 0.12:
+        if given and self.rng.random() < 0.12 - 0.1 * self.features.sees_batch:
             return self.rng.choice(given)  # handed through
-        if type.kind in "ib" and self.rng.random() < 0.1:
+        is_known = type.kind in "ib" and not self.features.sees_batch
+        if is_known and self.rng.random() < 0.1:
             return self.add(Op("constant", (), (type,)))  # known from now on
         at = self.find(type)
+        if type.kind == "f" and self.features.sees_batch:
+            at = self.seeing(at)
+        if type.kind == "i" and self.features.sees_batch:
+            return self.add(Op("congruence", (at,), (type,)))  # another at each step
         if type.kind != "f" or not squash or self.rng.random() < 0.1:
             return at
         return self.add(Op(self.rng.choice(["sin", "tanh"]), (at,), (type,)))
+
+    def seeing(self, at: int) -> int:
+        """A value times what is seen of the batch, by an integer or a boolean."""
+        name = self.rng.choice([*SEEING])
+        kind = self.table[name].split()[1][0]
+        given = [i for i, t in enumerate(self.inputs) if t == Type(kind)]
+        by = self.rng.choice(given) if given else self.find(Type(kind))
+        return self.add(Op(name, (at, by), (self.types[at],)))
 
     def step(self) -> None:
         chance = self.rng.random()
@@ -306,4 +328,10 @@ def _table(features: Features) -> dict[str, str]:
     if features.has_axis:
         table = table | COLLECTIVE
     table = table | {name: EFFECTS[name] for name in features.effects}
-    return {name: signature for name, (signature, _) in table.items()}
+    if features.sees_batch:
+        table = table | SEEING
+    return {
+        name: signature
+        for name, (signature, _) in table.items()
+        if name not in features.without
+    }

@@ -119,6 +119,28 @@ def jacrev_of_jacfwd(run: Run, *args: Any) -> Any:
     return jax.jacrev(jax.jacfwd(inexact(run)))(*args)
 
 
+def slopes(run: Run, *args: Any) -> Any:
+    """Pairs of a value and of its slope where all arguments grow in proportion.
+
+    In each pair the two come from one call, and so belong to one function.
+    """
+    total = loss(run)
+    return _by_reverse(total, args), jax.jvp(total, args, args)
+
+
+def slopes_twice(run: Run, *args: Any) -> Any:
+    """The same by way of second derivatives: a slope, and the slope of that."""
+    total = loss(run)
+    value, push = jax.linearize(total, *args)
+    (_, once), (_, twice) = jax.jvp(lambda *args: _by_reverse(total, args), args, args)
+    return (value, push(*args)), (once, twice)
+
+
+def _by_reverse(total: Callable[..., Any], args: Sequence[Any]) -> Any:
+    value, grads = jax.value_and_grad(total, tuple(range(len(args))))(*args)
+    return value, sum(map(jnp.vdot, grads, args))
+
+
 FORWARD = (primal, jvp, jacfwd, forward_over_forward)
 FIRST = (*FORWARD[:3], linearize, linear_transpose, vjp, grad, jacrev)
 SECOND = (
@@ -131,6 +153,7 @@ SECOND = (
     jacrev_of_jacfwd,
 )
 MODES = (*FIRST, *SECOND)
+SLOPES = (slopes, slopes_twice)
 # Those that a function with a `custom_vjp` has, too.
 WITHOUT_JVP = (
     primal,

@@ -4,9 +4,11 @@ A signature has a kind and a shape for each argument and result: `0` is a scalar
 vector, `NN` a square matrix, and `S` any shape, the same throughout.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -124,6 +126,57 @@ COLLECTIVE: dict[str, Operation] = {
         lambda world, x: lax.ppermute(x, world.axis, [(0, 1), (1, 0)]),
     ),
     "axis_index": ("fS -> fS", lambda world, x: x * world.index()),
+}
+
+
+@jax.custom_batching.custom_vmap
+def _mixed(i: Any) -> Any:
+    return i
+
+
+@_mixed.def_vmap
+def _(axis_size: int, in_batched: Any, i: Any) -> tuple[Any, bool]:
+    rest = jnp.sum(i, 0, dtype=i.dtype) + jnp.asarray(axis_size, i.dtype)
+    return _mixed(i + rest), True
+
+
+def _weight(world: Any, x: Any, i: Any) -> Any:
+    return x * (1.5 + jnp.sin(world.cast(i, "f")))
+
+
+def _noise(impl: str, world: Any, x: Any, i: Any) -> Any:
+    key = jax.random.fold_in(jax.random.key(3, impl=impl), i)
+    return x * jax.random.uniform(key, x.shape, x.dtype)
+
+
+def _raw_noise(world: Any, x: Any, i: Any) -> Any:
+    key = jnp.stack([i.astype(jnp.uint32)] * 4)
+    _, bits = lax.rng_bit_generator(key, x.shape, jnp.uint32)
+    return x * (world.cast(bits, "f") / 2.0**32)
+
+
+# In these a row of a batch can see the others, and each is differentiable: what is seen
+# are integers and booleans, which do not move where the inputs move a little.
+SEEING: dict[str, Operation] = {
+    **{
+        f"sees_{op}": (
+            "fS i0 -> fS",
+            lambda world, x, i, op=op: _weight(world, x, el.unvmap(i, op)),
+        )
+        for op in ("max", "min")
+    },
+    "sees_any": (
+        "fS b0 -> fS",
+        lambda world, x, b: x * jnp.where(el.unvmap(b), 1.5, 0.5).astype(x.dtype),
+    ),
+    "sees_eqx": (
+        "fS i0 -> fS",
+        lambda world, x, i: _weight(world, x, eqxi.unvmap_max(i)),
+    ),
+    "sees_mixed": ("fS i0 -> fS", lambda world, x, i: _weight(world, x, _mixed(i))),
+    "sees_rbg": ("fS i0 -> fS", functools.partial(_noise, "rbg")),
+    "sees_unsafe": ("fS i0 -> fS", functools.partial(_noise, "unsafe_rbg")),
+    "sees_raw": ("fS i0 -> fS", _raw_noise),
 }
 
 

@@ -247,7 +247,7 @@ def scanned(rng: random.Random, width: int, features: Features, length: int) -> 
     kinds, has_key = features.kinds, "k" in features.kinds and rng.random() < 0.5
     parameters = random_types(rng, width, kinds, rng.randint(0, 2))
     carry = [*random_types(rng, width, kinds, rng.randint(0, 3)), Type("f")]
-    xs = random_types(rng, width, kinds, rng.randint(0, 2))
+    xs = random_types(rng, width, kinds, rng.randint(0, 2)) + features.seen
     ys = random_types(rng, width, kinds, rng.randint(0, 2))
     inner = [*parameters, *carry, *xs, *([Type("k")] * has_key)]
     body = Grower(rng, width, features, inner).body([*carry, *ys], rng.randint(2, 8))
@@ -269,6 +269,7 @@ def rows(rng: random.Random, width: int, features: Features, length: int) -> Pro
     length, features = max(length, 1), dataclasses.replace(features, effects=())
     parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
     xs = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
+    xs += features.seen
     names = MAPS + ON_DEVICES * 2 * (features.devices > 0)
     transform = settings.row_map(rng, length, names, features.devices)
     is_reduced = transform.name == "ChunkedVmap" and rng.random() < 0.3
@@ -289,6 +290,7 @@ def looped(rng: random.Random, width: int, features: Features, length: int) -> P
     features = dataclasses.replace(features, effects=())
     parameters = random_types(rng, width, features.kinds, rng.randint(0, 2))
     carry = [Type("f"), *random_types(rng, width, features.kinds, rng.randint(0, 2))]
+    carry += features.seen
     inner = [*parameters, *carry]
     body = Grower(rng, width, features, inner).body(carry, rng.randint(2, 8))
     names = tuple(dict.fromkeys((*WHILES, *features.while_loops)))
@@ -321,7 +323,7 @@ def prefixes(
 def layers(rng: random.Random, width: int, features: Features, length: int) -> Program:
     depth = max(length, 1)
     x = [Type("f", (width,))]
-    parameters = random_types(rng, width, "f", rng.randint(1, 3))
+    parameters = random_types(rng, width, "f", rng.randint(1, 3)) + features.seen
     inner = [*x, *parameters]
     body = Grower(rng, width, features, inner).body(x, rng.randint(2, 7))
     made = {"schedule": settings.schedule(rng, depth)}

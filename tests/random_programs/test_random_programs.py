@@ -5,6 +5,7 @@ A seed that fails: `python -m tests.random_programs SEED` shows its program, sma
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -15,9 +16,10 @@ from .bodies import Body, Op
 from .cases import SETTINGS, Case
 from .choice import random_case
 from .grow import ON_DEVICES
-from .judging import Skipped, judge
+from .judging import Skipped, judge, judge_slopes
 from .programs import Scanned
 from .searching import parser, search
+from .seeing import judge_seeing, seeing_case
 from .shrinking import shrink
 from .transforms import Transform
 from .values import Precision, Type
@@ -32,10 +34,20 @@ def test_a_random_program_is_as_written_out(seed):
     assert finding is None, str(finding)
 
 
-def test_a_seed_is_a_program():
+@pytest.mark.parametrize("seed", [*range(3), *map(slow, range(3, 20))])
+def test_what_sees_its_batch_is_run_again_as_before(seed):
+    try:
+        finding = judge_seeing(seeing_case(seed))
+    except Skipped as skipped:
+        pytest.skip(str(skipped))
+    assert finding is None, str(finding)
+
+
+@pytest.mark.parametrize("made", [random_case, seeing_case])
+def test_a_seed_is_a_program(made):
     for seed in range(50):
-        assert str(random_case(seed)) == str(random_case(seed))
-    assert len({str(random_case(seed)) for seed in range(50)}) == 50
+        assert str(made(seed)) == str(made(seed))
+    assert len({str(made(seed)) for seed in range(50)}) == 50
 
 
 def test_every_setting_and_device_is_tried():
@@ -123,6 +135,18 @@ def test_a_wrong_number_is_found_and_its_program_made_smaller(case, monkeypatch)
     (body,) = small.program.bodies
     assert sorted(op.name for op in body.ops)[:2] == ["constant", "constant"]
     assert f"def f(v0: f, v1: f):\n    v2: f = {body.ops[0].name}(" in str(small)
+
+
+def test_a_slope_of_another_function_is_found(case, monkeypatch):
+    def stops(step, **settings):
+        halved = lambda carry: jax.tree.map(lambda h: h / 2 + stopped(h) / 2, carry)
+        return _SCAN(lambda carry, x: step(halved(carry), x), **settings)
+
+    stopped = jax.lax.stop_gradient
+    monkeypatch.setattr(el, "Scan", stops)
+    settings = dict(mode="slopes", vmap="none")
+    finding = judge_slopes(dataclasses.replace(case, **settings))
+    assert finding.kind == "another slope: Scan"
 
 
 def test_an_error_is_found(case, monkeypatch):

@@ -11,7 +11,7 @@ from jax import lax
 
 from .bodies import Body, Op
 from .control import CONTROL
-from .operations import COLLECTIVE, EFFECTS, PURE, WORLDLY
+from .operations import COLLECTIVE, EFFECTS, PURE, SEEING, WORLDLY
 from .rules import RULES
 from .values import Precision, Type
 
@@ -73,5 +73,5 @@ class World:
             return PURE[op.name][1]
         if op.name in RULES:
             return RULES[op.name].f
-        table = WORLDLY | COLLECTIVE | EFFECTS
+        table = WORLDLY | COLLECTIVE | EFFECTS | SEEING
         return functools.partial(table[op.name][1], self)

@@ -7,7 +7,7 @@ these classes for everything that differs.
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import jax
 
@@ -68,6 +68,10 @@ class AbstractRepetition(abc.ABC, Generic[L]):
         """The loop that runs by the plan of this one, see `Problem.run`."""
         return problem
 
+    def in_lockstep(self) -> Self:
+        """The same for a loop of which no example of a batch stops by itself."""
+        return self
+
     @abc.abstractmethod
     def run(
         self, problem: Problem, saves: Saves[L] | None, inputs: PyTree
@@ -108,10 +112,6 @@ class AbstractRepetition(abc.ABC, Generic[L]):
     @abc.abstractmethod
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
         """Raises an error for what cannot be differentiated in reverse mode."""
-
-    @abc.abstractmethod
-    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
-        """Raises an error for what cannot be batched after it was differentiated."""
 
     def batched(
         self, formula: "PlannedLoop", axis_data: BatchAxis, args: PyTree, dims: PyTree
@@ -203,9 +203,6 @@ class Counted(AbstractRepetition[Layout]):
         return step
 
     def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
-        """Nothing is refused."""
-
-    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
         """Nothing is refused."""
 
     def written_out(

@@ -305,7 +305,6 @@ class Reverse(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        self.problem.repetition.check_batched(self, axis_data)
         return mapped(self, axis_data, args, dims)
 
     @property

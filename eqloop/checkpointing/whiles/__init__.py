@@ -14,5 +14,6 @@ that stop at their own time under `vmap`.
   the others are simpler for it, and `_by_counters.py` reverses loops that need no
   slots.
 - **Batches**: `_batch.py` runs all examples as one loop, in which `_masked_writes.py`
-  keeps those that have stopped from writing.
+  keeps those that have stopped from writing. `_lockstep.py` is for steps that can see
+  their batch.
 """

@@ -11,6 +11,9 @@ infinity is NaN, and would be added to the cotangents of what the examples share
 step of an example that has stopped is evaluated at a carry at which this example did
 run: its initial one. An example that never runs borrows the initial carry of one that
 does, and everything else that is not shared.
+
+This would not do for steps that can see their batch. The examples of their loops keep
+in step, which is for all examples to go on or none (`_lockstep.py`).
 """
 
 import dataclasses
@@ -30,13 +33,7 @@ from ..._arrays import (
     where_leading,
     with_batch_axis,
 )
-from ..._programs import (
-    batched_axes,
-    batched_types,
-    detached,
-    mixes_examples,
-    refuse_callbacks,
-)
+from ..._programs import batched_axes, batched_types, detached, refuse_callbacks
 from ..._types import BatchAxis, Index, PyTree, Value
 from ..engine._loop import element
 from ..engine._problem import Problem, batched_problem
@@ -69,30 +66,23 @@ def joint_loop(
     consts, init, xs = args
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     init = [with_axis(c, dim) for c, dim in zip(init, dims[1], strict=True)]
-    guards: list[Value] = []
-    # If examples depend on each other, by a collective over the axis, they cannot
-    # borrow: those that have stopped take part with their own carry, as they do in
-    # `jax.lax.while_loop`.
-    if not mixes_examples(problem.step.jaxpr, axis_data.name):
-        borrow = functools.partial(_borrow, init[0])
-        consts = [
-            c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
-            for c, dim in zip(consts, dims[0], strict=True)
-        ]
-        first = problem.loop.index(0)
-        axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
-        x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
-        x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
-        read = pick(init[1:], _not_written(problem.step))
-        guards = [detached(borrow(c)) for c in [*read, *x]]
-    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]), bool(guards))
+    borrow = functools.partial(_borrow, init[0])
+    consts = [
+        c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
+        for c, dim in zip(consts, dims[0], strict=True)
+    ]
+    first = problem.loop.index(0)
+    axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
+    x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
+    x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
+    read = pick(init[1:], _not_written(problem.step))
+    guards = [detached(borrow(c)) for c in [*read, *x]]
+    problem = _joint_problem(problem, axis_data, (dims[0], dims[2]))
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
 
 
 @functools.lru_cache(maxsize=128)
-def _joint_problem(
-    problem: Problem, axis_data: BatchAxis, dims: PyTree, is_guarded: bool
-) -> Problem:
+def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Problem:
     const_dims, xs_dims = dims
     with_axis = functools.partial(with_batch_axis, axis_data=axis_data)
     num_consts, num_carry = problem.step.num_consts, problem.step.num_carry
@@ -117,8 +107,7 @@ def _joint_problem(
         where_active = functools.partial(where_leading, is_active)
         safe = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
         safe = [*pick(before, is_read), *safe]
-        if is_guarded:
-            safe = list(map(where_active, safe, guards))
+        safe = list(map(where_active, safe, guards))
         safe, x = split(safe, sum(is_read))
         safe = put(before, is_read, safe)
         inputs = [*consts, is_active], [is_active, *safe], x
@@ -137,7 +126,7 @@ def _joint_problem(
     guard_types = [*pick(one.carry_types[1:], is_read), *one.x_types]
     joint_step = make_step(
         joint,
-        [*one.const_types[:-1], *(guard_types if is_guarded else [])],
+        [*one.const_types[:-1], *guard_types],
         [any_type, *one.carry_types],
         batched_types(step.x_types, x_dims, axis_data),
     )

@@ -15,6 +15,7 @@ step.
 """
 
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,10 @@ class Ending(AbstractStopping[Layout]):
     @property
     def own_leaves(self) -> int:
         return self.count_at + 1
+
+    def in_lockstep(self) -> Self:
+        # The number of steps is one of the leaves that are added.
+        return dataclasses.replace(self, count_at=1)
 
     def layout(self, problem: Problem, active: Active) -> Layout:
         # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
@@ -111,8 +116,6 @@ class Ending(AbstractStopping[Layout]):
         has_slots = formula.saves is not None
         if not stops_apart(formula.problem, axis_data, dims):
             return super().batched(formula, axis_data, args, dims)
-        if has_slots:
-            self.check_batched(formula, axis_data)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
         repetition = Ending(self.count_at + 1)
         problem = dataclasses.replace(problem, repetition=repetition)

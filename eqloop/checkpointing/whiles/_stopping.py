@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import partial_eval
 
 from ..._arrays import Arrays, axes_of, pick
-from ..._programs import Formula, Selected, is_watched, mapped, names_axis
+from ..._programs import Formula, Selected, is_watched, mapped
 from ..._types import Aval, BatchAxis, PyTree, Value
 from ...progress import sweep_with_bar, while_with_bar
 from ..engine._backward_step import BackwardStep
@@ -71,17 +71,6 @@ class AbstractStopping(AbstractRepetition[L]):
             "as those of a module are, or pass "
             f'`jax.lax.pcast(x, {names}, to="varying")`.'
         )
-
-    def check_batched(self, formula: Formula, axis_data: BatchAxis) -> None:
-        """Checks that each example can be reversed by itself."""
-        if any(names_axis(jaxpr, axis_data.name) for jaxpr in formula.jaxprs):
-            raise ValueError(
-                f"`jax.vmap` over the gradient of a while loop with collectives over "
-                f"{axis_data.name!r} in it: each example is reversed from its own "
-                f"last step, so a collective would combine values of different "
-                f"steps. Take the gradient of the batch instead, `jax.grad` of a sum "
-                f"over the `jax.vmap`, or run the steps with `el.Scan`."
-            )
 
     def written_out(
         self,
@@ -158,7 +147,6 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         # examples are spread over different numbers of steps, so the loops are not
         # joined: each example runs its own, as `vmap` has it.
         if formula.saves is not None:
-            self.check_batched(formula, axis_data)
             _refuse_explicit(axis_data)
             return mapped(formula, axis_data, args, given)
         problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)

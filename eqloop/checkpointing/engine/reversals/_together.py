@@ -52,6 +52,7 @@ from ...._programs import (
     pushed,
     reached,
     run,
+    sees_batch,
     traced,
 )
 from ...._types import Aval, Index, Value
@@ -68,9 +69,7 @@ from ._reruns import AbstractRerun, Segment
 if TYPE_CHECKING:
     from .._sweep import Cotangents, Sweep
 
-_CONTROL = frozenset(
-    {"cond", "while", "shard_map", "pure_callback", "rng_bit_generator"}
-)
+_CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 
 # XLA compiles a loop of small steps to one kernel, but a batch of them to many. On the
 # CPU, any loop was seen to take so many nanoseconds more (JAX 0.10).
@@ -180,7 +179,8 @@ def together(step: Step, size: int) -> AbstractReversal:
     A batch runs both sides of a branch, and so would evaluate derivatives where a side
     is not meant to be run, which may be NaN. So steps with branches or effects are
     reversed one by one. Steps with loops of this library are, too: these have plans of
-    their own.
+    their own. And so are steps that can see their batch, which would give other numbers
+    in it.
     """
     return Together(size) if size > 1 and can_join(step) else ByResiduals()
 
@@ -189,6 +189,8 @@ def together(step: Step, size: int) -> AbstractReversal:
 def can_join(step: Step) -> bool:
     """Whether a batch of steps does the same as the steps one by one."""
     if step.jaxpr.effects or not all(map(_is_plain, equations(step.jaxpr))):
+        return False
+    if sees_batch(step.jaxpr):
         return False
     if not has_rules(step.jaxpr, ("custom_jvp_call",)):
         return True
@@ -206,16 +208,13 @@ def can_join(step: Step) -> bool:
 
 
 def _is_plain(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation and its derivative do the same in a batch."""
-    if formula_of(eqn) is not None:
-        return False  # a loop of this library
-    if not all(map(is_type, map(aval_of, (*eqn.invars, *eqn.outvars)))):
-        return False  # a value of a `hijax` type, of which there may be no batches
-    # Keys of the `rbg` kinds give other numbers in a batch.
-    dtypes = (getattr(var.aval, "dtype", None) for var in eqn.invars)
-    if any("rbg>" in str(dtype) for dtype in dtypes):
-        return False
-    return eqn.primitive.name not in _CONTROL
+    """Whether an equation is neither a loop of this library nor a branch.
+
+    Nor has it to do with a value of a `hijax` type, of which there may be no batches.
+    """
+    is_array = all(map(is_type, map(aval_of, (*eqn.invars, *eqn.outvars))))
+    name = eqn.primitive.name
+    return is_array and formula_of(eqn) is None and name not in _CONTROL
 
 
 def _rerun(sweep: "Sweep", steps: AbstractRerun) -> StoredSteps:
