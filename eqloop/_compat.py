@@ -208,7 +208,7 @@ def _through_jvp(primals: PyTree, tangents: PyTree) -> PyTree:
 # which remember a dtype; `stop_gradient(1.0)` is one as well. They have no public name.
 _MARKED = {kind: lax.stop_gradient(kind()) for kind in (int, float, complex)}
 
-# Each of these types, and that of Python which it stands for.
+# Each of these types, and that of Python which it stands for (JAX 0.10 to 0.12).
 MARKED_NUMBERS: dict[type, type] = {
     type(number): kind for kind, number in _MARKED.items() if isinstance(number, kind)
 }
