@@ -37,7 +37,7 @@ def zeros_in_checkpoints() -> bool:
 
 
 def numbers_in_rules() -> bool:
-    """In a call, a forward rule is given a constant as a number, and not as an array."""
+    """In a call, a forward rule is given constants as numbers, and not as arrays."""
 
     @jax.custom_vjp
     def f(x: jax.Array, n: jax.Array) -> jax.Array:
