@@ -37,7 +37,7 @@ def zeros_in_checkpoints() -> bool:
 
 
 def numbers_in_rules() -> bool:
-    """A forward rule is given Python's numbers as numbers, and not as arrays."""
+    """In a call, a forward rule is given constants as numbers, and not as arrays."""
 
     @jax.custom_vjp
     def f(x: jax.Array, n: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ def numbers_in_rules() -> bool:
 
     f.defvjp(lambda x, n: (x * n, jnp.zeros(n.shape)), lambda zero, ct: (ct, None))
     try:
-        jax.jit(jax.grad(lambda x: f(x, 3)))(1.0)
+        jax.jit(jax.grad(jax.jit(lambda x: f(x, jnp.asarray(3)))))(1.0)
     except AttributeError:
         return True
     return False
