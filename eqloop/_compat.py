@@ -231,14 +231,17 @@ def with_logs(pull: Any, cts: PyTree) -> tuple[PyTree, PyTree]:
 def batching_rule(eqn: jex.JaxprEqn) -> Any:
     """The function that a user has given a `custom_vmap` as its rule, if it shows.
 
-    JAX wraps it (0.10 to 0.12). Where the function has been differentiated, the rule is
+    JAX 0.10 to 0.12 wraps it. Where the function has been differentiated, the rule is
     one of JAX's own, and so it is where JAX made it.
     """
     return getattr(eqn.params["rule"], "__wrapped__", None)
 
 
 def maps_in_sequence(eqn: jex.JaxprEqn) -> bool:
-    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row."""
+    """Whether a `custom_vmap` is a `sequential_vmap`, which runs row by row.
+
+    JAX 0.10 to 0.12 gives it this name.
+    """
     name = getattr(batching_rule(eqn), "__qualname__", "")
     return name.startswith("sequential_vmap.")
 
@@ -417,6 +420,14 @@ def drops_barriers() -> bool:
     behind it, and a buffer that is written there is copied first.
     """
     return _JAXLIB < (0, 11, 1) and jax.default_backend() == "cpu"
+
+
+def misreads_shifted_writes() -> bool:
+    """Whether XLA may read what it has written itself, in a write that moves rows.
+
+    On the CPU, JAX 0.10 to 0.12 does (xla #49176).
+    """
+    return jax.default_backend() == "cpu"
 
 
 def is_widened(dtype: np.dtype) -> bool:

@@ -4,12 +4,12 @@ A program is a jaxpr on a flat list of arrays.
 
 - **What a program does**: `_equations.py` finds and rewrites its equations,
   `_reaching.py` tells which inputs reach which outputs, `_seen_batches.py` whether a
-  row of a batch can see the others, `_effects.py` which effects it
-  has, `_ranges.py` between which integers its values lie, and `_places.py` from which
-  line of the user's program an operation comes. `_compiled.py` compiles it to see how
-  much memory it takes.
+  row of a batch can see the others, `_effects.py` which effects it has, `_ranges.py`
+  between which integers its values lie, and `_places.py` from which line of the user's
+  program an operation comes. `_compiled.py` compiles it to see how much memory it takes.
 - **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
   batches, and `_varied.py` those of values that differ between more devices.
+  `_shifted_writes.py` takes out writes that XLA would get wrong.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
@@ -82,6 +82,7 @@ from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_o
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
+from ._shifted_writes import without_shifted_writes
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
@@ -157,4 +158,5 @@ __all__ = [
     "watched",
     "with_equations",
     "without_derivatives",
+    "without_shifted_writes",
 ]

@@ -61,19 +61,17 @@ def shifted_writes_in_loops_read_what_was_there_before() -> Iterator[str]:
 
     Where XLA puts into one kernel what computes the rows, the write, and a `reshape` of
     the result, as that of one row of a stack, it reads its own output. That is so on
-    the CPU, see the next one. In a loop of several steps, it is not to do that.
+    the CPU, see the next one; so loops write elsewhere (`_shifted_writes.py`).
     """
     schedules = el.StoreAll(), el.Recursive(4), el.Chunked(4, block=4), el.Binomial(3)
-    yield from delays(**{str(s): el.Scan(delay, schedule=s) for s in schedules})
+    for unroll in (1, 4):
+        loops = {str(s): el.Scan(delay, schedule=s, unroll=unroll) for s in schedules}
+        yield from delays(**loops)
 
 
 @canary("xla #49176", is_known=True)
 def shifted_writes_read_what_was_there_before() -> Iterator[str]:
-    """The same as it was reported, and in loops that are written out step by step.
-
-    `lax.scan` fails with a single step, and steps that are reversed together fail as
-    well if they are unrolled as far as that (`reversals/_together.py`).
-    """
+    """The same as it was reported, outside of loops: `_compat` says that it fails."""
 
     def shift(rows: jax.Array) -> jax.Array:
         rows = rows + 1
@@ -83,8 +81,6 @@ def shifted_writes_read_what_was_there_before() -> Iterator[str]:
     after = np.asarray(rows) + 1
     wanted = np.concatenate([after[:1], after[:-1]])[None]
     yield from _differences("one write", compiled(shift, rows)(rows), wanted)
-    together = el.Scan(delay, schedule=el.Chunked(4, block=4), unroll=4)
-    yield from delays(together=together)
 
 
 @canary("xla #46231")

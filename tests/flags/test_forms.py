@@ -23,9 +23,9 @@ from eqloop._programs import (
     has_backward_rules,
     has_rules,
     map_equations,
-    names_axis,
     rewritable_programs,
 )
+from eqloop._programs._reaching import names_axis
 from eqloop.checkpointing.planning._work import rates, work
 
 from .flags import FLAGS, SETS, names_of, only_with_flags, turned_on

@@ -11,7 +11,14 @@ from jax.interpreters import partial_eval
 
 from ..._arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
 from ..._calls import Outputs
-from ..._programs import Rewrite, computed_from, pruned, reached, run
+from ..._programs import (
+    Rewrite,
+    computed_from,
+    pruned,
+    reached,
+    run,
+    without_shifted_writes,
+)
 from ..._types import Aval, Value
 
 
@@ -183,7 +190,8 @@ def trace_step(
     unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     invars = [*jaxpr.constvars, *jaxpr.invars]
     jaxpr = jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed)
-    return Step(pruned(jex.ClosedJaxpr(jaxpr, [])), len(consts), num_carry), consts
+    program = without_shifted_writes(pruned(jex.ClosedJaxpr(jaxpr, [])))
+    return Step(program, len(consts), num_carry), consts
 
 
 def _strongly_typed(
