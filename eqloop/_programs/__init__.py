@@ -6,7 +6,8 @@ A program is a jaxpr on a flat list of arrays.
   `_reaching.py` tells which inputs reach which outputs, `_seen_batches.py` whether a
   row of a batch can see the others, `_effects.py` which effects it has, `_ranges.py`
   between which integers its values lie, and `_places.py` from which line of the user's
-  program an operation comes. `_compiled.py` compiles it to see how much memory it takes.
+  program an operation comes. `_compiled.py` compiles it to see how much memory it
+  takes.
 - **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
   batches, and `_varied.py` those of values that differ between more devices.
   `_shifted_writes.py` takes out writes that XLA would get wrong.
