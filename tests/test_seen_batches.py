@@ -169,6 +169,11 @@ MAPS = {
     "parallel": lambda f: el.ParallelMap(
         f, in_axes={"w": None}, chunk_size=7, devices=jax.devices()[:1]
     ),
+    # Their last row is there twice.
+    "padded": lambda f: el.ParallelMap(f, in_axes={"w": None}),
+    "padded chunks": lambda f: el.ParallelMap(
+        f, in_axes={"w": None}, chunk_size=7, devices=jax.devices()[:2]
+    ),
 }
 
 
@@ -202,6 +207,19 @@ def test_a_map_and_its_derivative_belong_together(name, kind, derive):
         value, slope = jax.jit(jax.value_and_grad(total))(jnp.float32(2.0))
         slope = 2.0 * slope
     np.testing.assert_allclose(value, slope, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(5, 2), (9, 8), slow(3, 8), slow(8, 2)])
+@pytest.mark.parametrize("name", FEW)
+def test_copies_of_the_last_row_do_not_count(name, rows, devices):
+    # Beside other rows, or on another device, a copy has a weight of its own.
+    xs, ns = ROWS[0][:rows], ROWS[1][:rows]
+    mapped = el.ParallelMap(SEEING[name], devices=jax.devices()[:devices])
+    values = jax.jit(mapped)(xs, ns)
+    slopes = jax.jit(jax.jvp, static_argnums=0)(lambda x: mapped(x, ns), (xs,), (xs,))
+    pulled = jax.jit(jax.grad(lambda x: jnp.vdot(mapped(x, ns), ROWS[0][:rows])))(xs)
+    np.testing.assert_allclose(slopes, (values, values), rtol=1e-5)
+    np.testing.assert_allclose(pulled * xs, values * ROWS[0][:rows], rtol=1e-5)
 
 
 def test_a_second_derivative_has_the_chunks_of_the_first():
