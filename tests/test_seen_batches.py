@@ -235,6 +235,28 @@ def test_a_second_derivative_has_the_chunks_of_the_first():
     assert jnp.isfinite(once)
 
 
+@jax.custom_jvp
+def curved(x: Any, n: Any) -> Any:
+    return jnp.sin(x)
+
+
+@curved.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # The rule of this rule sees its batch.
+    return curved(*primals), pushed(jnp.cos(primals[0]), primals[1]) * tangents[0]
+
+
+@pytest.mark.parametrize("size", [5, 7])
+def test_second_derivatives_in_all_orders_where_a_rule_of_a_rule_sees(size):
+    def loss(w: Any) -> Any:
+        return jnp.sum(el.ChunkedVmap(curved, size)(w * ROWS[0], ROWS[1]))
+
+    once = jax.grad(loss), lambda w: jax.jvp(loss, (w,), (1.0,))[1]
+    twice = [by(f) for f in once for by in (jax.jacfwd, jax.jacrev)]
+    first, *others = (jax.jit(f)(0.7) for f in twice)
+    np.testing.assert_allclose(others, [first] * 3, rtol=1e-4)
+
+
 def test_a_derivative_that_takes_more_than_the_budget_is_refused():
     f = lambda w, n: jnp.sum(drawn_raw(jnp.sin(w), n) ** 2)
     mapped = el.ChunkedVmap(f, el.Budget("2KiB"), in_axes={"w": None}, reduce="sum")
