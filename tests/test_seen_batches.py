@@ -246,10 +246,9 @@ def _(primals: Any, tangents: Any) -> Any:
     return curved(*primals), pushed(jnp.cos(primals[0]), primals[1]) * tangents[0]
 
 
-@pytest.mark.parametrize("size", [5, 7])
-def test_second_derivatives_in_all_orders_where_a_rule_of_a_rule_sees(size):
+def test_second_derivatives_in_all_orders_where_a_rule_of_a_rule_sees():
     def loss(w: Any) -> Any:
-        return jnp.sum(el.ChunkedVmap(curved, size)(w * ROWS[0], ROWS[1]))
+        return jnp.sum(el.ChunkedVmap(curved, 5)(w * ROWS[0], ROWS[1]))
 
     once = jax.grad(loss), lambda w: jax.jvp(loss, (w,), (1.0,))[1]
     twice = [by(f) for f in once for by in (jax.jacfwd, jax.jacrev)]
