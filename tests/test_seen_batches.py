@@ -169,6 +169,11 @@ MAPS = {
     "parallel": lambda f: el.ParallelMap(
         f, in_axes={"w": None}, chunk_size=7, devices=jax.devices()[:1]
     ),
+    # Their last row is there twice.
+    "padded": lambda f: el.ParallelMap(f, in_axes={"w": None}),
+    "padded chunks": lambda f: el.ParallelMap(
+        f, in_axes={"w": None}, chunk_size=7, devices=jax.devices()[:2]
+    ),
 }
 
 
@@ -204,6 +209,19 @@ def test_a_map_and_its_derivative_belong_together(name, kind, derive):
     np.testing.assert_allclose(value, slope, rtol=2e-3)
 
 
+@pytest.mark.parametrize(("rows", "devices"), [(5, 2), (9, 8), slow(3, 8), slow(8, 2)])
+@pytest.mark.parametrize("name", FEW)
+def test_copies_of_the_last_row_do_not_count(name, rows, devices):
+    # Beside other rows, or on another device, a copy has a weight of its own.
+    xs, ns = ROWS[0][:rows], ROWS[1][:rows]
+    mapped = el.ParallelMap(SEEING[name], devices=jax.devices()[:devices])
+    values = jax.jit(mapped)(xs, ns)
+    slopes = jax.jit(jax.jvp, static_argnums=0)(lambda x: mapped(x, ns), (xs,), (xs,))
+    pulled = jax.jit(jax.grad(lambda x: jnp.vdot(mapped(x, ns), ROWS[0][:rows])))(xs)
+    np.testing.assert_allclose(slopes, (values, values), rtol=1e-5)
+    np.testing.assert_allclose(pulled * xs, values * ROWS[0][:rows], rtol=1e-5)
+
+
 def test_a_second_derivative_has_the_chunks_of_the_first():
     # Each value of `f` is one of the function whose chunks have these sizes.
     see = lambda x, n: x * jnp.sqrt(1 + el.unvmap(n, "max"))
@@ -215,6 +233,27 @@ def test_a_second_derivative_has_the_chunks_of_the_first():
     near = [jax.jit(push)(0.1 + by)[0] for by in (size, -size)]
     np.testing.assert_allclose(twice, (near[0] - near[1]) / (2 * size), rtol=2e-2)
     assert jnp.isfinite(once)
+
+
+@jax.custom_jvp
+def curved(x: Any, n: Any) -> Any:
+    return jnp.sin(x)
+
+
+@curved.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # The rule of this rule sees its batch.
+    return curved(*primals), pushed(jnp.cos(primals[0]), primals[1]) * tangents[0]
+
+
+def test_second_derivatives_in_all_orders_where_a_rule_of_a_rule_sees():
+    def loss(w: Any) -> Any:
+        return jnp.sum(el.ChunkedVmap(curved, 5)(w * ROWS[0], ROWS[1]))
+
+    once = jax.grad(loss), lambda w: jax.jvp(loss, (w,), (1.0,))[1]
+    twice = [by(f) for f in once for by in (jax.jacfwd, jax.jacrev)]
+    first, *others = (jax.jit(f)(0.7) for f in twice)
+    np.testing.assert_allclose(others, [first] * 3, rtol=1e-4)
 
 
 def test_a_derivative_that_takes_more_than_the_budget_is_refused():

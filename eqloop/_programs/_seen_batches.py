@@ -54,8 +54,9 @@ _UNLISTED = frozenset({"shard_map", "zeros_like"})
 def sees_batch(program: AnyJaxpr, trusted: frozenset[str] = ROW_BY_ROW) -> bool:
     """Whether a row of a batch can see the batch, under a `vmap` without a name.
 
-    This holds for the program and for its first derivatives: the rules of custom
-    derivatives are asked as well. Nothing that is not known is taken to be harmless.
+    This holds for the program and for its first and second derivatives: the rules of
+    custom derivatives are asked as well, and the rules in these. Nothing that is not
+    known is taken to be harmless.
 
     Args:
         program: The program.
@@ -111,7 +112,7 @@ def _is_foreign(eqn: jex.JaxprEqn, trusted: frozenset[str]) -> bool:
     return library not in ("jax", "eqloop")
 
 
-def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str]) -> bool:
+def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) -> bool:
     """Whether a row can see its batch in the rule of a custom derivative.
 
     The equations of a rule show only where it is used.
@@ -119,6 +120,8 @@ def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str]) -> bool:
     Args:
         rule: A program that calls the function with the rule, and does nothing else.
         trusted: See `sees_batch`.
+        orders: How many times the function is differentiated. Rules often call their
+            own function, so there is no end to this.
     """
     marks, wanted = (tuple(map(is_inexact, x)) for x in (rule.in_avals, rule.out_avals))
     if not any(marks) or not any(wanted):
@@ -135,4 +138,7 @@ def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str]) -> bool:
             with contextlib.suppress(Exception):
                 used.append(derivative(rule, (one,), (wanted,)))
     eqns = (eqn for program in used for eqn in _visible_equations(program))
-    return any(_sees(eqn, trusted) for eqn in eqns)
+    if any(_sees(eqn, trusted) for eqn in eqns):
+        return True
+    inner = (rule for program in used for rule in rules_in(program))
+    return orders > 1 and any(_rule_sees(rule, trusted, orders - 1) for rule in inner)

@@ -2,7 +2,10 @@
 
 A row that is there several times must count once. If the copies were just dropped, they
 would get zero cotangents, and zero times an infinite derivative is NaN. So each of them
-gets an equal share of the cotangent.
+gets an equal share of the cotangent. That needs copies that are alike, and derivatives
+that are linear in the cotangent. If a row can see the rows that it is mapped with, its
+copies have other values and derivatives, and a backward rule of the user's need not be
+linear. Then the copies are dropped.
 """
 
 import jax
@@ -20,15 +23,20 @@ def padded(x: jax.Array, axis: int, count: int) -> jax.Array:
     return lax.concatenate([x, copies], axis)
 
 
-def without_padding(y: jax.Array, count: int) -> jax.Array:
-    """The array without its last `count` rows, which have the value of the one before.
+def without_padding(y: jax.Array, count: int, *, shared: bool = True) -> jax.Array:
+    """The array without its last `count` rows, which are copies of the one before.
+
+    Args:
+        y: The array.
+        count: How many copies there are.
+        shared: Whether each copy gets a share of the cotangent.
 
     >>> y = jnp.array([1.0, 2.0, 2.0])
     >>> jax.vjp(lambda y: without_padding(y, 1), y)[1](jnp.ones(2))[0].tolist()
     [1.0, 0.5, 0.5]
     """
     rows = len(y) - count
-    if not is_inexact(y):
+    if not (shared and is_inexact(y)):
         return y[:rows]
 
     @jax.custom_jvp

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from .._arrays import AlongAxes, Arrays, Rest, partition
 from .._calls import OpenedCall, Outputs
+from .._programs import has_backward_rules, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
@@ -98,15 +99,24 @@ class SplitRows:
             check_vma=False,
         )
         stacked, same = jax.jit(run)(whole, xs)
+        outputs, are_alike = on_device.kept
         if self.missing:
             # JAX does not slice along an axis that is split over an explicit mesh.
             everywhere = PartitionSpec()
             stacked = [constrained(y, self.mesh, everywhere) for y in stacked]
-            stacked = [without_padding(y, self.missing) for y in stacked]
-        return on_device.kept.join_stacked(stacked, same)
+            stacked = [
+                without_padding(y, self.missing, shared=are_alike) for y in stacked
+            ]
+        return outputs.join_stacked(stacked, same)
 
-    def _on_device(self, rest: Rest) -> OpenedCall[tuple[Arrays, Arrays], Outputs]:
-        """The call for the rows of one device, as a function of arrays."""
+    def _on_device(
+        self, rest: Rest
+    ) -> OpenedCall[tuple[Arrays, Arrays], tuple[Outputs, bool]]:
+        """The call for the rows of one device, as a function of arrays.
+
+        It keeps the results without their arrays, and whether rows that are copies of
+        each other may share a cotangent.
+        """
 
         def join(whole: Arrays, xs: Arrays) -> tuple[Callable[..., PyTree], AlongAxes]:
             f, arguments = _join_whole(self.arguments, rest, whole)
@@ -116,11 +126,17 @@ class SplitRows:
             row = open_row(_NAME, f, arguments.rest, self.out_axes)
             return trace_call(_NAME, self._without_collectives(row), arguments)
 
-        def take(traced: OpenedMap) -> tuple[tuple[Arrays, Arrays], Outputs]:
+        def take(
+            traced: OpenedMap,
+        ) -> tuple[tuple[Arrays, Arrays], tuple[Outputs, bool]]:
             ys = traced.results(self._planner)
             axes = traced.outputs.stacked_axes
             stacked = [jnp.moveaxis(y, at, 0) for y, at in zip(ys, axes, strict=True)]
-            return (stacked, traced.same), traced.outputs
+            row = traced.f.row.jaxpr
+            are_alike = not self.missing or not (
+                has_backward_rules(row) or sees_batch(row)
+            )
+            return (stacked, traced.same), (traced.outputs, are_alike)
 
         return OpenedCall(join, call, take)
 

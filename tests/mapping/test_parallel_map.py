@@ -231,6 +231,27 @@ def test_the_last_row_counts_once_where_its_derivative_is_infinite(rows):
     np.testing.assert_array_equal(gradient, np.full(rows, np.inf))
 
 
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.4, 0.4),))
+
+
+@pytest.mark.parametrize(("rows", "chunk_size"), [(9, None), (20, 2), (3, None)])
+def test_the_last_row_counts_once_where_its_backward_rule_is_not_linear(
+    rows, chunk_size
+):
+    def gradient(mapped):
+        f = lambda w, x: clipped(w * x) * jnp.sin(x)
+        total = lambda w, x: jnp.sum(mapped(f)(w, x))
+        return jax.grad(total, (0, 1))(1.5, jnp.cos(jnp.arange(1.0, rows + 1)))
+
+    parallel = el.ParallelMap(in_axes=(None, 0), chunk_size=chunk_size)
+    assert_trees_close(gradient(parallel), gradient(el.Vmap(in_axes=(None, 0))))
+
+
 # Collectives
 
 

@@ -73,6 +73,8 @@ SEE = {
     "in Remat": (el.Remat(seen), X),
     "in a jvp rule": (with_jvp(seen), X),
     "in a vjp rule": (with_vjp(seen), X),
+    "in a rule of a jvp rule": (with_jvp(with_jvp(seen)), X),
+    "in a rule of a vjp rule": (with_vjp(with_jvp(seen)), X),
     "in a rule in a scan": (lambda x: scanned(with_vjp(seen), x), X),
 }
 SEE_NOT = {

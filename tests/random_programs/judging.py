@@ -65,6 +65,8 @@ def judge_slopes(case: Case) -> Finding | None:
 
     This judges programs for which there is no reference: if rows can see their chunk,
     other chunks make another function. But it is one function, and its derivative.
+    Where examples speak to each other, the gradient of one has parts of the others in
+    it, and only the sums belong together.
 
     Raises:
         Skipped: If plain JAX cannot evaluate it, or it has a kink or a jump here.
@@ -74,7 +76,9 @@ def judge_slopes(case: Case) -> Finding | None:
     with case.environment():
         try:
             at = case.evaluator(is_written_out=False)
-            found, *moved = (_pairs(at(by).arrays) for by in (0.0, *_STEPS))
+            are_joined = case.has_axis and case.vmap == "outside"
+            pairs = _pairs_of_sums if are_joined else _pairs
+            found, *moved = (pairs(at(by).arrays) for by in (0.0, *_STEPS))
         except Exception as error:
             if _is_refused(case, error) or _is_too_large(error):
                 return None
@@ -105,6 +109,10 @@ _SLOPE = 1e-4
 def _pairs(slopes: Any) -> list[tuple[Any, Any]]:
     leaves = list(map(np.asarray, jax.tree.leaves(slopes)))
     return list(zip(leaves[::2], leaves[1::2], strict=True))
+
+
+def _pairs_of_sums(slopes: Any) -> list[tuple[Any, Any]]:
+    return [(value.sum(0), slope.sum(0)) for value, slope in _pairs(slopes)]
 
 
 def _is_too_large(error: Exception) -> bool:

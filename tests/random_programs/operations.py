@@ -152,6 +152,9 @@ def _noise(impl: str, world: Any, x: Any, i: Any) -> Any:
 def _raw_noise(world: Any, x: Any, i: Any) -> Any:
     key = jnp.stack([i.astype(jnp.uint32)] * 4)
     _, bits = lax.rng_bit_generator(key, x.shape, jnp.uint32)
+    # In a checked `shard_map`, JAX takes bits for the same on all devices, and hands
+    # those of the first to the backward pass. It knows more of a sum with `i`.
+    bits = bits + (i ^ i).astype(bits.dtype)
     return x * (world.cast(bits, "f") / 2.0**32)
 
 

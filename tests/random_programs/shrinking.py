@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from .bodies import Body, Op
 from .cases import Case
 from .judging import Finding, Skipped, judge
+from .modes import SLOPES
 
 _MOST = 60
+# A slope is one along all inputs.
+_ALL_INPUTS = frozenset(mode.__name__ for mode in SLOPES)
 
 
 Judge = Callable[[Case], Finding | None]
@@ -52,7 +55,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, setting="none")
     if case.is_spread:
         yield replace(case, is_spread=False)
-    if len(case.differentiated) > 1:
+    if len(case.differentiated) > 1 and case.mode not in _ALL_INPUTS:
         for i in range(len(case.differentiated)):
             left = case.differentiated[:i] + case.differentiated[i + 1 :]
             yield replace(case, differentiated=left)
