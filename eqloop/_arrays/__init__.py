@@ -18,6 +18,7 @@ from ._array_types import (
     explicit_sharding,
     is_type,
     is_weak,
+    lowered_types,
     mesh_axis_of,
     on_mesh,
     on_mesh_of,
@@ -84,6 +85,7 @@ from ._tangents import (
     with_tangent_types,
     zero_array,
     zero_cotangent,
+    zero_cotangent_of,
     zero_tangent,
 )
 from ._tree_differences import Difference, kind, structure_differences
@@ -123,6 +125,7 @@ __all__ = [
     "is_symbolic",
     "is_type",
     "is_weak",
+    "lowered_types",
     "is_zero",
     "kind",
     "mesh_axis_of",
@@ -162,5 +165,6 @@ __all__ = [
     "with_weak_types",
     "zero_array",
     "zero_cotangent",
+    "zero_cotangent_of",
     "zero_tangent",
 ]

@@ -43,6 +43,11 @@ def type_of(x: object) -> Aval:
     return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
 
 
+def lowered_types(aval: Aval) -> list[Aval]:
+    """The types of the arrays that a value of a type consists of."""
+    return [aval] if hasattr(aval, "dtype") else aval.lo_ty()
+
+
 def types_of(tree: PyTree) -> PyTree:
     """A tree with its arrays reduced to their types, to be kept beyond a trace."""
     return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)

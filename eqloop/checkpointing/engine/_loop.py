@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, put_on_mesh
+from ..._arrays import Arrays, lowered_types, put_on_mesh
 from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
@@ -265,4 +265,5 @@ def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
 
 def nbytes(types: Iterable[Aval]) -> int:
     """The bytes of arrays of these types."""
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
+    arrays = [lo for aval in types for lo in lowered_types(aval)]
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)
