@@ -86,4 +86,6 @@ def zero_cotangent_of(x: Value) -> Value:
     """The zeros that the cotangents of a value are added to."""
     aval = jax.typeof(x)
     # Those of a `hijax` type have a type of their own.
-    return jnp.zeros_like(x) if is_type(aval) else instantiate_zeros(zero_cotangent(aval))
+    return (
+        jnp.zeros_like(x) if is_type(aval) else instantiate_zeros(zero_cotangent(aval))
+    )

@@ -243,7 +243,8 @@ def opaque(arrays: Arrays) -> list[Value]:
     each iteration, for the inner loop to read a few entries. Then the time of a step
     would grow with the length of the loop.
     """
-    return [lax.optimization_barrier(x) if jnp.ndim(x) else x for x in arrays]
+    has_axes = lambda x: getattr(jax.typeof(x), "ndim", 0)  # a `hijax` type has none
+    return [lax.optimization_barrier(x) if has_axes(x) else x for x in arrays]
 
 
 def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
