@@ -47,9 +47,7 @@ def checked_case(seed: int, left_out: frozenset[str] = frozenset()) -> Case:
         is_strict=rng.random() < 0.2,
         precision=Precision(),
         width=width,
-        differentiated=tuple(
-            sorted(rng.sample(fits, rng.randint(1, min(3, len(fits)))))
-        ),
+        differentiated=tuple(sorted(some)),
         batched=tuple(batched),
         has_axis=False,
         is_spread=True,
