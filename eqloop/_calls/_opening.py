@@ -18,6 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.experimental.hijax import HiType
 
