@@ -14,9 +14,11 @@ from ._array_types import (
     along,
     axes_of,
     batch_type,
+    changes_mesh,
     explicit_sharding,
     is_type,
     is_weak,
+    lowered_types,
     mesh_axis_of,
     on_mesh,
     on_mesh_of,
@@ -83,6 +85,7 @@ from ._tangents import (
     with_tangent_types,
     zero_array,
     zero_cotangent,
+    zero_cotangent_of,
     zero_tangent,
 )
 from ._tree_differences import Difference, kind, structure_differences
@@ -103,6 +106,7 @@ __all__ = [
     "axis_sizes",
     "batch_type",
     "broadcast_prefix",
+    "changes_mesh",
     "closed_under",
     "common_length",
     "cotangent_types",
@@ -123,6 +127,7 @@ __all__ = [
     "is_weak",
     "is_zero",
     "kind",
+    "lowered_types",
     "mesh_axis_of",
     "nonzero",
     "numbers_with_axes",
@@ -160,5 +165,6 @@ __all__ = [
     "with_weak_types",
     "zero_array",
     "zero_cotangent",
+    "zero_cotangent_of",
     "zero_tangent",
 ]

@@ -43,6 +43,11 @@ def type_of(x: object) -> Aval:
     return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
 
 
+def lowered_types(aval: Aval) -> list[Aval]:
+    """The types of the arrays that a value of a type consists of."""
+    return [aval] if hasattr(aval, "dtype") else aval.lo_ty()
+
+
 def types_of(tree: PyTree) -> PyTree:
     """A tree with its arrays reduced to their types, to be kept beyond a trace."""
     return jax.tree.map(lambda x: jax.typeof(x) if is_dynamic(x) else x, tree)
@@ -192,6 +197,12 @@ def on_mesh_that_is_set(x: Value, like: Value) -> Value:
     return x if same else jax.sharding.reshard(x, type_of(like).sharding.spec)
 
 
+def changes_mesh(before: Aval, after: Aval) -> bool:
+    """Whether one type is on an explicit mesh and the other on an automatic one."""
+    old, new = before.sharding.mesh, after.sharding.mesh
+    return not (old.empty or new.empty) and old.axis_types != new.axis_types
+
+
 def mesh_axis_of(x: Value, axis: int) -> Hashable:
     """The explicit axes of a mesh that one axis of an array is split over, if any."""
     return type_of(x).sharding.spec[axis]
@@ -215,7 +226,11 @@ def batch_type(aval: Aval, axis_data: BatchAxis, dim: int | None = 0) -> Aval:
     """The type of a batch of values of one type; the same if it is not batched."""
     if dim is None:
         return aval
-    return stack_type(on_mesh(aval), axis_data.size, dim, axis_data.explicit_mesh_axis)
+    mesh_axis = axis_data.explicit_mesh_axis
+    # What is on no mesh is only put on one to be split: what a function under
+    # `jax.sharding.auto_axes` closes over must not be on the explicit one.
+    aval = aval if mesh_axis is None else on_mesh(aval)
+    return stack_type(aval, axis_data.size, dim, mesh_axis)
 
 
 def stack_of(x: Value, size: int) -> Value:

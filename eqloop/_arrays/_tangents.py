@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
 from .._types import Aval, PyTree, Value
-from ._array_types import axes_of, explicit_sharding, type_of, vary
+from ._array_types import axes_of, explicit_sharding, is_type, type_of, vary
 from ._partition import Flags, pick
 
 
@@ -80,3 +80,12 @@ def zero_array(aval: Aval) -> Value:
 def instantiated(tree: PyTree) -> PyTree:
     """A tree of tangents or cotangents with arrays for symbolic zeros."""
     return jax.tree.map(instantiate_zeros, tree, is_leaf=is_zero)
+
+
+def zero_cotangent_of(x: Value) -> Value:
+    """The zeros that the cotangents of a value are added to."""
+    aval = jax.typeof(x)
+    # Those of a `hijax` type have a type of their own.
+    return (
+        jnp.zeros_like(x) if is_type(aval) else instantiate_zeros(zero_cotangent(aval))
+    )

@@ -18,7 +18,9 @@ from typing import Any, Generic, Self, TypeVar
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
+from jax.experimental.hijax import HiType
 
 from .._arrays import (
     Axis,
@@ -144,7 +146,11 @@ class Outputs:
             out_axes: A prefix tree of axes for it.
             name: What it is called in error messages.
             scalars: Whether Python numbers are to be arrays.
+
+        Raises:
+            TypeError: If a leaf is a traced value that is no array.
         """
+        _check_arrays(owner, tree, name)
         tree = as_arrays(tree, scalars=scalars)
         axes = resolve_axes(
             owner, tree, out_axes, tree_name=name, spec_name="out_axes", new=True
@@ -237,3 +243,19 @@ def argument_names(f: Callable[..., PyTree], args: Sequence[PyTree]) -> list[str
     """
     names = positional_names(f)
     return [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
+
+
+def _check_arrays(owner: str, tree: PyTree, name: str) -> None:
+    """Checks that no traced value of a `hijax` type, which has no rows, is returned."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+    is_traced = lambda x: isinstance(x, jax.core.Tracer)
+    wrong = [is_traced(x) and isinstance(jax.typeof(x), HiType) for x in leaves]
+    if not any(wrong):
+        return
+    pairs = zip(pick(paths(tree, name), wrong), pick(leaves, wrong), strict=True)
+    raise TypeError(
+        f"{owner}: only arrays can be stacked, but f returned values of these types "
+        "of `hijax`:\n"
+        + "\n".join(f"  {path}: {jax.typeof(leaf)}" for path, leaf in pairs)
+        + "\nReturn the arrays that they are made of, and make them again outside."
+    )

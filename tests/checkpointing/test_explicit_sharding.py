@@ -512,22 +512,118 @@ def test_while_loops_that_are_reversed_apart_are_refused():
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", [el.Recursive(2), el.Binomial(2)], ids=str)
-def test_what_is_closed_over_by_a_function_with_automatic_axes(schedule):
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+def automatic(p: Any) -> Callable[..., Any]:
+    """A function that closes over an array, and whose axes are automatic."""
+    return jax.sharding.auto_axes(lambda x: jnp.sin(p * x), out_sharding=P())
 
-    def end(p, x):
-        inner = lambda x: jnp.sin(p * x)
-        model = jax.sharding.auto_axes(inner, out_sharding=jax.sharding.PartitionSpec())
-        return el.Scan(lambda c, _: (model(c), None), schedule=schedule)(x, length=6)[0]
 
-    def by_hand(p, x):
-        for _ in range(6):
-            x = jnp.sin(p * x)
-        return x
+def automatic_scan(schedule: Any) -> Callable[..., Any]:
+    def loop(f: Callable[..., Any], x: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            carry = f(carry)
+            return carry, jnp.cos(carry)
 
-    args = jnp.float32(1.1), jnp.float32(0.7)
+        return el.Scan(step, schedule=schedule)(x, length=6)
+
+    return loop
+
+
+def six_steps(f: Callable[..., Any], x: Any) -> Any:
+    ys = list[Any]()
+    for _ in range(6):
+        x = f(x)
+        ys.append(jnp.cos(x))
+    return x, jnp.stack(ys)
+
+
+def automatic_while(make: Callable[..., Any]) -> Callable[..., Any]:
+    def loop(f: Callable[..., Any], x: Any) -> Any:
+        body = lambda carry: (carry[0] + 1, f(carry[1]))
+        return make(lambda carry: carry[0] < 6, body)((0, x))[1]
+
+    return loop
+
+
+def automatic_scan_while(f: Callable[..., Any], x: Any) -> Any:
+    step = lambda carry, _: ((carry[0] + 1, f(carry[1])), None)
+    loop = el.ScanWhile(
+        lambda carry: carry[0] < 6, step, max_steps=8, schedule=el.Recursive(2)
+    )
+    return loop((0, x))[0][1]
+
+
+NUMBERS = np.linspace(0.1, 0.9, 6, dtype="f4")
+
+
+def automatic_map(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda f, x: make(lambda y: f(x * y))(jnp.asarray(NUMBERS))
+
+
+def six_rows(f: Callable[..., Any], x: Any) -> Any:
+    return jnp.stack([f(x * y) for y in NUMBERS])
+
+
+SCHEDULES = {
+    "store_all": el.StoreAll(),
+    "recursive": el.Recursive(2),
+    "together": el.Recursive(2, block=2),
+    "chunked": el.Chunked(3),
+    "chunked_together": el.Chunked(3, block=3),
+    "binomial": el.Binomial(2),
+    "budget": el.Budget("1MiB", measure=False),
+    "cast": el.Cast(el.Recursive(2), jnp.float32),
+    "offload": el.Offload(el.Recursive(2)),
+}
+last_of_six = lambda f, x: six_steps(f, x)[0]
+AUTOMATIC = {
+    **{name: (automatic_scan(s), six_steps) for name, s in SCHEDULES.items()},
+    "scan_while": (automatic_scan_while, last_of_six),
+    "bounded_while": (
+        automatic_while(lambda *f: el.BoundedWhileLoop(*f, max_steps=8, base=2)),
+        last_of_six,
+    ),
+    "checkpointed_while": (
+        automatic_while(lambda *f: el.CheckpointedWhileLoop(*f, checkpoints=2)),
+        last_of_six,
+    ),
+    "map": (automatic_map(lambda f: el.ChunkedVmap(f, 2)), six_rows),
+    "uneven_map": (automatic_map(lambda f: el.ChunkedVmap(f, 4)), six_rows),
+    "sum": (
+        automatic_map(lambda f: el.ChunkedVmap(f, 2, reduce="sum")),
+        lambda f, x: jnp.sum(six_rows(f, x)),
+    ),
+    "for": (automatic_map(lambda f: el.CheckpointedForLoop(f, 2)), six_rows),
+}
+AUTOMATIC_MODES = {
+    "gradient": lambda f: jax.grad(f, (0, 1)),
+    "jvp": lambda f: lambda *args: jax.jvp(f, args, args),
+    "hessian": lambda f: jax.hessian(f, (0, 1)),
+    "batch": lambda f: jax.vmap(jax.grad(f, (0, 1)), (None, 0)),
+}
+
+
+def automatic_cases() -> list[Any]:
+    quick = {("together", "gradient"), ("map", "gradient"), ("binomial", "hessian")}
+    quick.add(("checkpointed_while", "gradient"))
+    cases = itertools.product(AUTOMATIC, AUTOMATIC_MODES)
+    return [case if case in quick else slow(*case) for case in cases]
+
+
+@pytest.mark.parametrize(("loop", "mode"), automatic_cases())
+def test_what_a_function_with_automatic_axes_closes_over(loop, mode):
+    """JAX adds its cotangent, which has the automatic mesh in its type, to no other."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+
+    def of_inputs(run: Callable[..., Any], make: Callable[..., Any]) -> Any:
+        ends = lambda p, x: jax.tree.leaves(run(make(p), x))
+        total = lambda *args: sum(jnp.sum(jnp.sin(leaf)) for leaf in ends(*args))
+        return jax.jit(AUTOMATIC_MODES[mode](total))
+
+    ours, by_hand = AUTOMATIC[loop]
+    xs = np.array([0.7, 0.4, 1.3], "f4")
+    args = np.float32(1.1), xs if mode == "batch" else xs[0]
     with jax.set_mesh(mesh):
-        actual = jax.jit(jax.grad(end, (0, 1)))(*args)
-    expected = jax.grad(by_hand, (0, 1))(*args)
-    np.testing.assert_allclose(actual, expected, rtol=1e-4)
+        actual = of_inputs(ours, automatic)(*args)
+    expected = of_inputs(by_hand, lambda p: lambda x: jnp.sin(p * x))(*args)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
@@ -558,3 +559,37 @@ def test_everything_public_is_in_the_reference():
     page = pathlib.Path(__file__).parents[2] / "docs" / "api" / "diffrax.md"
     names = re.findall(r"^::: eqloop\.diffrax\.(\w+)$", page.read_text(), re.MULTILINE)
     assert sorted(names) == sorted(eqloop.diffrax.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "controller"),
+    [
+        ("checkpoints", "last", "adaptive"),
+        slow("default", "last", "adaptive"),
+        slow("schedule", "last", "constant"),
+        slow("default", "times", "adaptive"),
+        slow("default", "steps", "constant"),
+    ],
+)
+def test_on_devices_that_stop_at_their_own_times(name, saved, controller):
+    """In a checked `shard_map`, with parameters that are the same on all devices."""
+    settings = dict(saved=saved, controller=controller, throw=False)
+    args, y0 = jnp.array(ARGS), jnp.array([Y0, (9.0, -3.0, 20.0)])
+
+    def gradient(adjoint, spread):
+        loss = weighed(solution(adjoint, **settings))
+        run = spread(lambda args, y0: loss(args, y0[0])[None])
+        return jax.jit(jax.grad(lambda *args: jnp.sum(run(*args)), (0, 1)))(args, y0)
+
+    def on_devices(run):
+        mesh = jax.make_mesh((2,), ("device",), axis_types=(AxisType.Auto,))
+        each = PartitionSpec("device")
+        return jax.shard_map(
+            run, mesh=mesh, in_specs=(PartitionSpec(), each), out_specs=each
+        )
+
+    def in_turn(run):
+        return lambda args, y0: sum(run(args, y0[i : i + 1]) for i in range(2))
+
+    theirs = diffrax.RecursiveCheckpointAdjoint()
+    assert_same(gradient(ADJOINTS[name], on_devices), gradient(theirs, in_turn))

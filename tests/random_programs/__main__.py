@@ -4,6 +4,7 @@
     python -m tests.random_programs --minutes 60       # seeds one after the other
     python -m tests.random_programs --minutes 5 --from 9000 --without ref,hessian
     python -m tests.random_programs --minutes 60 --seeing    # rows that see their batch
+    python -m tests.random_programs --minutes 60 --checked   # in a checked `shard_map`
 
 Each kind of finding is shown once, with its seed and made smaller. It exits with 1 if
 there was one.
@@ -14,6 +15,7 @@ import sys
 import jax
 
 from .cases import Case
+from .checked import checked_case, judge_checked
 from .choice import random_case
 from .judging import judge
 from .searching import parser, search
@@ -27,11 +29,14 @@ def main() -> int:
     known = parser("python -m tests.random_programs")
     known.add_argument("--without", default="", help="modes, places, rules, effects")
     known.add_argument("--seeing", action="store_true", help="rows see their batch")
+    known.add_argument("--checked", action="store_true", help="in a `shard_map`")
     arguments = known.parse_args()
     left_out = frozenset(arguments.without.split(","))
-    make, judged = (
-        (seeing_case, judge_seeing) if arguments.seeing else (random_case, judge)
-    )
+    make, judged = random_case, judge
+    if arguments.seeing:
+        make, judged = seeing_case, judge_seeing
+    elif arguments.checked:
+        make, judged = checked_case, judge_checked
 
     def case_of(seed: int) -> Case:
         return make(seed, left_out)

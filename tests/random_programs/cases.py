@@ -169,6 +169,8 @@ class Case:
         scalars: Which inputs are Python numbers.
         setting: How the library's is run: one of `SETTINGS`.
         is_spread: Whether each example of a batch is on a device of its own.
+        is_checked: Whether JAX then tells what is the same on all devices from what is
+            not.
     """
 
     seed: int
@@ -186,6 +188,7 @@ class Case:
     scalars: tuple[int, ...] = ()
     setting: str = "none"
     is_spread: bool = False
+    is_checked: bool = False
 
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(self) if f.name != "program"]
@@ -302,16 +305,32 @@ class Case:
         self, f: Callable[..., Any], axes: Any, is_written_out: bool
     ) -> Callable[..., Any]:
         if self.is_spread and not is_written_out:
-            return _spread(f, axes)
+            if not self.is_checked:
+                return _spread(f, axes, False)
+            # What is differentiated on a device has a derivative on each.
+            own = self.differentiated if self.vmap == "outside" else ()
+            return _spread(f, axes, True, own)
         name = {"axis_name": AXIS} if self.has_axis else {}
         return jax.vmap(f, tuple(axes), axis_size=BATCH, **name)
 
 
-def _spread(f: Callable[..., Any], axes: Any) -> Callable[..., Any]:
-    """Runs each example on a device of its own: the same as `vmap` gives."""
+def _spread(
+    f: Callable[..., Any], axes: Any, is_checked: bool, own: tuple[int, ...] = ()
+) -> Callable[..., Any]:
+    """Runs each example on a device of its own: the same as `vmap` gives.
+
+    Args:
+        f: What is run.
+        axes: Which inputs differ between devices, as `vmap` has it.
+        is_checked: Whether JAX checks that.
+        own: The inputs which each device has by itself, even if they are the same.
+    """
 
     def on_device(*args: Any) -> Any:
         mine = [x if axis is None else x[0] for axis, x in zip(axes, args, strict=True)]
+        for i in own:
+            if axes[i] is None:
+                mine[i] = lax.pcast(mine[i], AXIS, to="varying")
         return jax.tree.map(lambda y: y[None], f(*mine))
 
     mesh = Mesh(np.array(jax.devices()[:BATCH]), (AXIS,))
@@ -321,7 +340,7 @@ def _spread(f: Callable[..., Any], axes: Any) -> Callable[..., Any]:
         mesh=mesh,
         in_specs=specs,
         out_specs=PartitionSpec(AXIS),
-        check_vma=False,
+        check_vma=is_checked,
     )
     return jax.jit(run)
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqloop._arrays import axes_of, vary
+
 from .values import is_inexact, raw
 
 Run = Callable[..., list[Any]]
@@ -36,7 +38,9 @@ def direction(tree: Any) -> Any:
         weights = np.cos(1 + np.arange(np.size(x))).reshape(np.shape(x))
         if jnp.iscomplexobj(x):
             weights = weights * (1 + 0.5j)
-        return jnp.asarray(weights, jnp.result_type(x))
+        weights = jnp.asarray(weights, jnp.result_type(x))
+        # In a checked `shard_map` it differs between devices wherever `x` does.
+        return vary(weights, axes_of(x))
 
     return jax.tree.map(along, tree)
 

@@ -14,6 +14,7 @@ import eqloop as el
 from ..marks import slow
 from .bodies import Body, Op
 from .cases import SETTINGS, Case
+from .checked import checked_case, judge_checked
 from .choice import random_case
 from .grow import ON_DEVICES
 from .judging import Skipped, judge, judge_slopes
@@ -43,7 +44,16 @@ def test_what_sees_its_batch_is_run_again_as_before(seed):
     assert finding is None, str(finding)
 
 
-@pytest.mark.parametrize("made", [random_case, seeing_case])
+@pytest.mark.parametrize("seed", [*range(3), *map(slow, range(3, 20))])
+def test_loops_that_stop_in_a_checked_shard_map(seed):
+    try:
+        finding = judge_checked(checked_case(seed))
+    except Skipped as skipped:
+        pytest.skip(str(skipped))
+    assert finding is None, str(finding)
+
+
+@pytest.mark.parametrize("made", [random_case, seeing_case, checked_case])
 def test_a_seed_is_a_program(made):
     for seed in range(50):
         assert str(made(seed)) == str(made(seed))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, put_on_mesh
+from ..._arrays import Arrays, lowered_types, put_on_mesh
 from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
@@ -243,7 +243,8 @@ def opaque(arrays: Arrays) -> list[Value]:
     each iteration, for the inner loop to read a few entries. Then the time of a step
     would grow with the length of the loop.
     """
-    return [lax.optimization_barrier(x) if jnp.ndim(x) else x for x in arrays]
+    has_axes = lambda x: getattr(jax.typeof(x), "ndim", 0)  # a `hijax` type has none
+    return [lax.optimization_barrier(x) if has_axes(x) else x for x in arrays]
 
 
 def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
@@ -265,4 +266,5 @@ def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
 
 def nbytes(types: Iterable[Aval]) -> int:
     """The bytes of arrays of these types."""
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in types)
+    arrays = [lo for aval in types for lo in lowered_types(aval)]
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, over_examples, stack_of, where_run
+from ..._arrays import Arrays, over_examples, stack_of, where_run, zero_cotangent_of
 from ..._types import Index, Value
 from ._backward_step import BackwardStep, Taken, take_one
 from ._forward import iterate
@@ -116,7 +116,7 @@ class Sweep:
     def start(self, ct_carry: Arrays) -> Cotangents:
         """The state at the end of the loop, where nothing has been reversed yet."""
         return Cotangents(
-            [jnp.zeros_like(self.consts[i]) for i in self.back.const_of],
+            [zero_cotangent_of(self.consts[i]) for i in self.back.const_of],
             list(ct_carry),
             [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
         )

@@ -36,6 +36,7 @@ from jax import lax
 from ...._arrays import (
     Arrays,
     Flags,
+    changes_mesh,
     is_inexact,
     is_type,
     pick,
@@ -211,10 +212,15 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation is neither a loop of this library nor a branch.
 
     Nor has it to do with a value of a `hijax` type, of which there may be no batches.
+    Nor does it end a `jax.sharding.auto_axes`: what is closed over there has cotangents
+    that JAX does not add up over a batch.
     """
-    is_array = all(map(is_type, map(aval_of, (*eqn.invars, *eqn.outvars))))
+    avals = list(map(aval_of, (*eqn.invars, *eqn.outvars)))
+    if not all(map(is_type, avals)) or formula_of(eqn) is not None:
+        return False
     name = eqn.primitive.name
-    return is_array and formula_of(eqn) is None and name not in _CONTROL
+    ends_automatic = name == "reshard" and changes_mesh(avals[0], avals[1])
+    return name not in _CONTROL and not ends_automatic
 
 
 def _rerun(sweep: "Sweep", steps: AbstractRerun) -> StoredSteps:
