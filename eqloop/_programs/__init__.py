@@ -15,8 +15,9 @@ A program is a jaxpr on a flat list of arrays.
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
   `_partial_eval.py` divides it where JAX transposes a part of it.
-- **Small equations of our own**: tables of integers (`_constant.py`), and markers that
-  tell a debugger where a loop is (`_loop_markers.py`).
+- **Small equations of our own**: tables of integers (`_constant.py`), values without
+  their derivatives (`_detached.py`), and markers that tell a debugger where a loop is
+  (`_loop_markers.py`).
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
@@ -44,6 +45,7 @@ from ._calculus import (
 )
 from ._compiled import temporary_bytes
 from ._constant import constant
+from ._detached import detached
 from ._doubled import Doubled, recall
 from ._effects import (
     has_checks,
@@ -69,7 +71,7 @@ from ._equations import (
     rewrite_everywhere,
     with_equations,
 )
-from ._formula import Formula, Selected, Static, detached
+from ._formula import Formula, Selected, Static
 from ._loop_markers import (
     is_watched,
     loop_name,

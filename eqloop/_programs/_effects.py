@@ -16,8 +16,8 @@ import jax.tree_util as jtu
 
 from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
+from ._detached import detached
 from ._equations import equations
-from ._formula import detached
 
 # Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
