@@ -7,6 +7,8 @@ import pytest
 
 import eqloop as el
 
+from ..marks import slow_if
+
 XS = jnp.array([[0.1, 0.2], [0.5, 0.1], [1.4, 1.2]])
 
 
@@ -49,6 +51,7 @@ LOOPS = {
     "bounded": while_loop(el.BoundedWhileLoop, max_steps=4, base=2),
     "bound": while_loop(el.CheckpointedWhileLoop, checkpoints=2, max_steps=4),
 }
+EVERY_DAY = ("nested", "bound")
 LOSSES = {
     # No step reads this leaf.
     "a leaf that is not read": lambda carry: carry[1],
@@ -61,8 +64,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)
-def test_each_example_has_its_own(run):
+@pytest.mark.parametrize("name", slow_if(lambda n: n not in EVERY_DAY, LOOPS))
+def test_each_example_has_its_own(name):
+    run = LOOPS[name]
     for loss in LOSSES.values():
         for mode in MODES.values():
             actual, expected = (

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, lowered_types, put_on_mesh
+from ..._arrays import Arrays, is_type, lowered_types, put_on_mesh
 from ..._compat import is_widened
 from ..._programs import mark
 from ..._types import Aval, Index, Value
@@ -243,8 +243,11 @@ def opaque(arrays: Arrays) -> list[Value]:
     each iteration, for the inner loop to read a few entries. Then the time of a step
     would grow with the length of the loop.
     """
-    has_axes = lambda x: getattr(jax.typeof(x), "ndim", 0)  # a `hijax` type has none
-    return [lax.optimization_barrier(x) if has_axes(x) else x for x in arrays]
+    # A value of a `hijax` type is no array.
+    has_axes = lambda aval: is_type(aval) and bool(aval.shape)
+    return [
+        lax.optimization_barrier(x) if has_axes(jax.typeof(x)) else x for x in arrays
+    ]
 
 
 def put_part(buffer: Value, x: Value, start: Index, axis: int = 0) -> Value:
