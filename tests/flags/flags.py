@@ -42,6 +42,7 @@ FAULTS = {
     "zeros_in_checkpoints": "jax_remat3",
     "numbers_in_rules": "jax_custom_vjp3",
     "policies_that_keep_everything": "jax_remat3",
+    "tangents_beside_values_in_checkpoints": "jax_remat3",
 }
 
 _POLICIES = "tests/checkpointing/test_policies.py"
@@ -57,6 +58,8 @@ EXPECTED = {
     f"{_POLICIES}::test_as_policy_knows_every_name_in_jax": (
         "policies_that_keep_everything"
     ),
+    "tests/programs/test_partial_eval.py::test_a_rule_computes_values_and_tangents_in_"
+    "one_loop[Remat-": "tangents_beside_values_in_checkpoints",
     f"{_DIFFRAX}::test_gradients[default-": "numbers_in_rules",
     f"{_DIFFRAX}::test_solvers_with_an_init_of_their_own": "numbers_in_rules",
     "tests/peers/test_stand_ins.py::test_our_adjoint_stands_in_for_theirs": (

@@ -62,6 +62,22 @@ def policies_that_keep_everything() -> bool:
     return count(mine) != count(jax.checkpoint_policies.everything_saveable)
 
 
+def tangents_beside_values_in_checkpoints() -> bool:
+    """A checkpoint in a rule is not divided into what is known and what is linear."""
+
+    @jax.custom_jvp
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    both = jax.checkpoint(lambda x, t: (jnp.sin(x), jnp.cos(x) * t))
+    f.defjvp(lambda primals, tangents: both(*primals, *tangents))
+    try:
+        jax.jit(jax.grad(f))(1.0)
+    except ValueError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(("name", "flag"), FAULTS.items())
 def test_it_is_there_with_the_flag_alone(name: str, flag: str) -> None:
     is_there = globals()[name]
