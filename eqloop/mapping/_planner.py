@@ -279,10 +279,9 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
 
     It is for programs that cannot be compiled by themselves.
     """
-    inside = programs_held
     return sum(
         math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
-        for eqn in equations(jaxpr, inside)
+        for eqn in equations(jaxpr, programs_held)
         if not inside(eqn)
         for var in eqn.outvars
     )
