@@ -282,6 +282,6 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
     return sum(
         math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
         for eqn in equations(jaxpr, programs_held)
-        if not inside(eqn)
+        if not programs_held(eqn)
         for var in eqn.outvars
     )

@@ -163,6 +163,13 @@ def test_what_cannot_be_compiled_by_itself_is_estimated():
     assert_close(*jax.jit(lambda: (run(chunked), run(jax.vmap(centred))))())
 
 
+def test_without_a_figure_of_the_compiler_all_values_are_counted(monkeypatch):
+    monkeypatch.setattr(_planner, "temporary_bytes", lambda run, *types: None)
+    x = jnp.ones((12, 3))
+    run = lambda size: el.ChunkedVmap(lambda x: jnp.outer(x, x).sum(0), size)(x)
+    assert_close(run(el.Budget(700)), run(12))
+
+
 def test_is_found_once_for_maps_that_are_alike(monkeypatch):
     compiled = []
     count = lambda run, *types: compiled.append(run) or 7
