@@ -11,8 +11,7 @@ from .engine._costs import AbstractPace, StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._problem import Planner, Problem, all_active, needs_of_gradient
-from .engine._repetition import Counted
+from .engine._problem import Counted, Planner, Problem, all_active, needs_of_gradient
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
@@ -208,10 +207,10 @@ def planned(
 
     A loop that may end early is planned as if it ran all of its steps.
     """
-    repetition = Ending() if loop.stops else Counted()
-    problem = in_lockstep(Problem(step, loop, policy, schedule, repetition))
+    kind = Ending if loop.stops else Counted
+    problem = in_lockstep(kind(step, loop, policy, schedule))
     active = all_active(problem.step)
-    return problem.planned, active, problem.layout(active)
+    return problem.as_planned, active, problem.layout(active)
 
 
 def plan_of(

@@ -29,9 +29,8 @@ from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
 from .engine._listing import Decided, listing, unlisted
-from .engine._primitive import PlannedLoop
+from .engine._primitive import PlannedLoop, Reverse
 from .engine._problem import Problem, activity, all_active
-from .engine._reverse_primitive import Reverse
 from .planning._measured_pace import pace
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
@@ -202,7 +201,7 @@ class _Finder:
         if isinstance(loop, PlannedLoop) and loop.saves is not None:
             if id(loop.saves.layout) not in self.reversed:
                 return [], 0, None
-            saved = len(loop.out_aval[2])
+            saved = len(loop.out_aval[2].flat)
             shown = getattr(formula, "shown", (True,) * saved)
             count = sum(shown[len(shown) - saved :])
             slots = list(eqn.outvars)[len(eqn.outvars) - count :]
@@ -256,7 +255,7 @@ def _plan_of(
     if isinstance(layout, AbstractWhileLayout):
         return while_plan_of(problem, active, layout, maps)
     assert isinstance(layout, Layout)
-    counted = problem.planned
+    counted = problem.as_planned
     layout = layout.by_carries() if problem.loop.stops else layout
     measured = measures(problem.planner)
     how_long = pace(counted, active, measured, pieces=lambda: [layout.piece])

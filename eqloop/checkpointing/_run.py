@@ -18,8 +18,7 @@ from .engine._listing import is_listing
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
 from .engine._primitive import planned_loop
-from .engine._problem import Problem
-from .engine._repetition import Counted
+from .engine._problem import Counted, Problem
 from .engine._step import Step, make_step
 from .engine._views import Viewing
 from .whiles._bounded import Bounded
@@ -86,8 +85,8 @@ def run_loop(
     # The place in the carry of the number of steps. A bar has two leaves of its own
     # before it, see `_counting`.
     count_at = 3 if loop.meter.is_shown else 1
-    repetition = Ending(count_at=count_at) if loop.stops else Counted()
-    problem = Problem(step, loop, policy, schedule, repetition)
+    settings = step, loop, policy, schedule
+    problem = Ending(*settings, count_at=count_at) if loop.stops else Counted(*settings)
     return _run_planned(problem, consts, init, xs)
 
 
@@ -116,7 +115,7 @@ def run_while(
     if not planner.max_steps:
         return list(init)
     loop = Loop(planner.max_steps, meter=meter, starts=starts)
-    problem = Problem(step, loop, None, planner, UntilStopped())
+    problem = UntilStopped(step, loop, None, planner)
     return _run_planned(problem, consts, init, [])[0]
 
 
@@ -148,7 +147,7 @@ def _run_planned(
     has_bars = problem.loop.meter.is_shown
     # A loop that stops has no position that is known from outside, so a bar counts the
     # steps by itself.
-    counts = has_bars and problem.repetition.lead > 0
+    counts = has_bars and problem.lead > 0
     if counts:
         problem, init = _counting(problem, init)
     if has_bars:
@@ -163,7 +162,7 @@ def _run_planned(
     xs, joint = list(map(strongly_typed, xs)), in_lockstep(problem)
     is_joint = joint is not problem
     start = started_together(start) if is_joint else start
-    if joint.repetition.lead > 0:
+    if joint.lead > 0:
         joint, given, start, xs = _apart_on_devices(joint, given, start, xs)
     carry, ys = planned_loop(joint, given, start, xs)
     carry = without_lockstep(carry) if is_joint else carry

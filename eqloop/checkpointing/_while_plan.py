@@ -6,8 +6,7 @@ import math
 from .._calls import format_bytes
 from ._plan import as_table
 from .engine._forward import Active
-from .engine._problem import Problem
-from .engine._repetition import Counted
+from .engine._problem import Counted, Problem
 from .planning._cost import step_cost
 from .planning._memory import Maps, bytes_of_ends, loop_bytes, with_a_little_more
 from .planning._memory_guess import working_set
@@ -93,9 +92,9 @@ def while_plan_of(
     batch = math.prod(axis_data.size for axis_data, _ in maps)
     size = loop_bytes(problem, active, layout, maps)
     if size is None:
-        lead = problem.repetition.lead
-        step = problem.repetition.reversed_step(problem.step)
-        counted = dataclasses.replace(problem, step=step, repetition=Counted())
+        lead = problem.lead
+        step = problem.reversed_step(problem.step)
+        counted = Counted(step, problem.loop, problem.policy, problem.planner)
         cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
         size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_ends(problem)

@@ -1,10 +1,16 @@
-"""What a schedule decides for one loop: an order, slots, and a reversal."""
+"""What a schedule decides for one loop: an order, slots, and a reversal.
+
+From it follows what the loop saves for its way back (`Saves`, `Needs`), and so what it
+leaves behind (`Stored`).
+"""
 
 import abc
 import dataclasses
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Self, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
+from ..._arrays import Flags, pick, union
+from ..._types import Value
 from ._costs import AbstractPace, StepCost
 from ._loop import nbytes
 from ._step import Step
@@ -12,11 +18,42 @@ from .orders._order import AbstractOrder
 from .reversals._block_reversals import AbstractReversal, ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
 
-if TYPE_CHECKING:
-    from .leaves._saves import Needs
-
 # What planning measures and remembers: a kind of reversal, and how many steps at once.
 Piece: TypeAlias = tuple[Hashable, int]
+
+
+class Needs(NamedTuple):
+    """The leaves of the carries that a reverse sweep needs.
+
+    The carry here lacks the first `Problem.lead` leaves.
+
+    Attributes:
+        held: Which leaves slots hold.
+        final: Which leaves are stored once, as they are after the last step. For
+            buffers whose rows are written once, that is enough (`_rows_once.py`).
+    """
+
+    held: Flags
+    final: Flags
+
+    def with_those_of(self, other: "Needs") -> "Needs":
+        """The leaves that at least one of two sweeps needs."""
+        pairs = zip(self, other, strict=True)
+        return Needs(*(tuple(union(*pair)) for pair in pairs))
+
+    def changed(self, change: Callable[[Flags], Sequence[bool]]) -> "Needs":
+        """The same after a change of the leaves of the carry."""
+        return Needs(*(tuple(change(flags)) for flags in self))
+
+    def serves(self, other: "Needs") -> bool:
+        """Whether a sweep that needs others finds all of them among these.
+
+        What it needs in slots has to be in slots. What it needs once may be in either:
+        a leaf that slots hold need not be made from the last carry.
+        """
+        known = tuple(union(self.held, self.final))
+        of_slots, of_known = union(self.held, other.held), union(known, other.final)
+        return tuple(of_slots) == self.held and tuple(of_known) == known
 
 
 class AbstractLayout(abc.ABC):
@@ -59,7 +96,7 @@ class AbstractLayout(abc.ABC):
     def by_carries(self) -> Self:
         """The same for a loop whose primal can store carries, but no residuals."""
 
-    def for_needs(self, step: Step, needs: "Needs") -> "AbstractLayout":
+    def for_needs(self, step: Step, needs: Needs) -> "AbstractLayout":
         """The same for a way back that reads no more than these leaves of carries.
 
         Args:
@@ -207,3 +244,91 @@ class Layout(AbstractLayout):
         # only until then. A policy would have it compute some of them a second time.
         kept = self.kept if order.block > 1 else None
         return dataclasses.replace(self, order=order, kept=kept)
+
+
+_L = TypeVar("_L", bound=AbstractLayout, covariant=True)
+
+
+class Stored(NamedTuple):
+    """What a forward sweep leaves behind for the way back: arrays, or their types.
+
+    Attributes:
+        integers: Of a loop that stops: how many steps it has run, and what its layout
+            needs to find carries again.
+        carries: The carries in slots, an array with a row for each slot per leaf.
+        last: Leaves of the last carry.
+        products: The products of the last steps, an array with a row for each of them
+            per product.
+    """
+
+    integers: list[Value]
+    carries: list[Value]
+    last: list[Value]
+    products: list[Value]
+
+    @classmethod
+    def of(cls, integers: Sequence[Value] = (), carries: Sequence[Value] = ()) -> Self:
+        """What a loop stores while it runs; nothing by default."""
+        return cls(list(integers), list(carries), [], [])
+
+    @property
+    def flat(self) -> list[Value]:
+        """All of it."""
+        return [value for group in self for value in group]
+
+
+@dataclasses.dataclass(frozen=True)
+class Saves(Generic[_L]):
+    """What a loop stores for its reversal.
+
+    Attributes:
+        layout: Which carries are stored, and where.
+        needs: Which leaves of these carries, and of the last one.
+    """
+
+    layout: _L
+    needs: Needs
+
+    @property
+    def held(self) -> Flags:
+        """Which leaves of a carry the slots hold."""
+        return self.needs.held
+
+    @property
+    def at_primal(self) -> Self | None:
+        """The same for the primal: `None` if its slots do not outlast it."""
+        return self if self.layout.slots.outlast_primal else None
+
+    @property
+    def given(self) -> Needs | None:
+        """The leaves that the reverse sweep gets; `None` if it has to run the loop."""
+        return self.needs if self.layout.slots.outlast_primal else None
+
+    def of_last(self, carry: Sequence[Value]) -> list[Value]:
+        """The leaves of the last carry that are stored."""
+        final = self.needs.final
+        # The carry may have more leaves at its start, see `lead`.
+        return pick(carry[len(carry) - len(final) :], final)
+
+    def of_these(self, stored: Stored, fewer: "Saves[AbstractLayout]") -> Stored:
+        """The part of what was stored for another sweep, which needs fewer leaves.
+
+        Args:
+            stored: All that was stored.
+            fewer: What the other sweep needs.
+        """
+        if self.at_primal is None:
+            return Stored.of()
+        (held, final), of = self.needs, fewer.needs
+        return stored._replace(
+            carries=pick(stored.carries, pick(of.held, held)),
+            last=pick(stored.last, pick(of.final, final)),
+        )
+
+    def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:
+        """The same after a change of the leaves of the carry."""
+        return dataclasses.replace(self, needs=self.needs.changed(change))
+
+    def with_leaves(self, count: int) -> Self:
+        """The same for a carry with more leaves at its end, which are not stored."""
+        return self.of_leaves(lambda flags: (*flags, *[False] * count))

@@ -1,9 +1,9 @@
-"""The primitive for a loop under a schedule, and its derivatives in every mode.
+"""The primitive for a loop under a schedule, and the one for its way back.
 
 A loop is a primitive, `PlannedLoop`, so that it decides itself how it is batched and
 differentiated. Forward mode is the loop of the step's jvp, under the same schedule.
 Reverse mode is a forward sweep, which leaves carries in slots, and another primitive,
-`Reverse`, which goes back from them (`_reverse_primitive.py`):
+`Reverse`, which goes back from them:
 
     f                  PlannedLoop(step)
     jvp of f           PlannedLoop(jvp of step)
@@ -11,13 +11,32 @@ Reverse mode is a forward sweep, which leaves carries in slots, and another prim
     grad of f          PlannedLoop(step, saves) -> slots -> Reverse(step)
     jvp of grad of f   PlannedLoop(jvp of step, saves) -> Reverse(jvp of step)
 
+The way back is a primitive so that second derivatives keep to the schedule's memory,
+too. If JAX differentiated the loops of a reverse sweep, it would store residuals of all
+steps. Here the derivative of a reverse sweep is a forward loop and a reverse sweep
+again, which are planned anew:
+
+    reverse        h0 <- h1 <- h2 <- h3      cotangents of the carry, from h3 to h0
+    its reverse    h0 -> h1 -> h2 -> h3      cotangents of these, along with the carry
+                   h0 <- h1 <- h2 <- h3      and then those of the carry itself
+
+The first line is linear in the cotangents that it carries. So its derivative with
+respect to them, the second line, needs no values of the first.
+
 So nothing that JAX is asked for can lead out of these two primitives, and the schedule
-is asked for a layout only where one of them is differentiated in reverse mode.
+is asked for a layout only where one of them is differentiated in reverse mode. A
+gradient comes by these functions, in this order; each arrow is a call by JAX:
+
+    vjp_fwd          PlannedLoop.sweep_forward    a layout, and what the slots hold
+        -> expand    PlannedLoop.expand           `Problem.forward` fills the slots
+    vjp_bwd_retval   PlannedLoop.sweep_back       which cotangents there are
+        -> expand    Reverse.expand               `Problem.reverse`, see `_sweep.py`
 """
 
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import Self
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
 
 import jax
 import jax.extend.core as jex
@@ -25,6 +44,8 @@ import jax.extend.core as jex
 from ..._arrays import (
     Arrays,
     Flags,
+    closed_under,
+    inexact_only,
     instantiated,
     is_zero,
     pick,
@@ -33,40 +54,51 @@ from ..._arrays import (
     stack_type,
     type_of,
     union,
+    with_batch_axis,
     with_tangent_types,
     zero_array,
+    zero_cotangent,
 )
 from ..._programs import (
     Doubled,
     Formula,
     Rewrite,
     Static,
+    behind,
+    joined,
+    mapped,
+    reached,
     recall,
     refuse_callbacks,
     refuse_refs_in_rules,
 )
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
+from ._backward_step import BackwardStep, Taken, program_of
+from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
-from ._layout import AbstractLayout
+from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
 from ._logs import logging_step
 from ._problem import (
     Problem,
     activity,
+    again,
+    all_active,
+    batched_problem,
     gradient_back,
     needs_of_gradient,
     settled_problem,
     tangent_problem,
     with_cotangents,
 )
-from ._reverse_primitive import Reverse
-from ._step import NoWayBackError, reaching
+from ._step import NoWayBackError, Step, reaching, without_outputs
 from ._stored_products import products_to_store, storing_products
-from .leaves._needed_leaves import leaves_computed, without_leaves
-from .leaves._saves import Needs, Saves
+from ._sweep import Sweep
+from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
+from .leaves._slim_steps import Known, Slim, narrowed
 from .orders._all_at_once import pull_residuals, store_residuals
-from .reversals._known_products import Products
+from .reversals._known_products import KnownProducts, Products
 
 
 def planned_loop(
@@ -83,32 +115,35 @@ def planned_loop(
 
 
 class PlannedLoop(Formula):
-    """`(consts, init, xs) -> (carry, ys, slots)`.
+    """`(consts, init, xs) -> (carry, ys, stored)`.
 
-    There are no slots if `saves` is `None`, as for a loop that is not differentiated.
-    Slots hold primal values, and still they have no tangents. Only `Reverse` reads
-    them, and its derivatives are computed from the inputs of the loop.
+    Nothing is stored if `saves` is `None`, as for a loop that is not differentiated.
+    What is stored are primal values, and still they have no tangents. Only `Reverse`
+    reads them, and its derivatives are computed from the inputs of the loop.
 
     Attributes:
         problem: The loop.
         saves: Which carries it leaves in slots.
     """
 
-    problem: Problem
+    problem: Problem[Any]
     saves: Saves[AbstractLayout] | None
     unit = "iteration"
 
     def __init__(
-        self, problem: Problem, saves: Saves[AbstractLayout] | None, inputs: PyTree
+        self,
+        problem: Problem[Any],
+        saves: Saves[AbstractLayout] | None,
+        inputs: PyTree,
     ):
         step, rows = problem.step, problem.loop.rows
         ys = [stack_type(y, rows) for y in step.y_types]
-        slots = []
+        stored = Stored.of()
         if saves is not None:
-            slots = problem.repetition.saved_types(step, saves)
-            slots = [*slots, *saves.of_last(step.carry_types)]
+            last = saves.of_last(step.carry_types)
+            stored = problem.stored_types(saves)._replace(last=last)
         self.in_avals = jax.tree.map(type_of, inputs)
-        self.out_aval = (step.carry_types, ys, slots)
+        self.out_aval = (step.carry_types, ys, stored)
         self.params = dict(problem=problem, saves=saves)
         self.effects = step.jaxpr.effects
         super().__init__()
@@ -117,16 +152,16 @@ class PlannedLoop(Formula):
         # In forward mode the equation for the tangents has run the loop already.
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
-        carry, ys, slots = self.problem.repetition.run(self.problem, self.saves, inputs)
+        carry, ys, stored = self.problem.forward(self.saves, inputs)
         last = [] if self.saves is None else self.saves.of_last(carry)
-        return carry, ys, [*slots, *last]
+        return carry, ys, stored._replace(last=last)
 
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
         saves = self.saves and self.saves.with_leaves(sum(active.carry))
         formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
-        gives = active.carry, y_active, tuple(self._no_slots())
+        gives = active.carry, y_active, tuple(self._nothing_stored.flat)
         return Doubled.of(formula, active, gives)
 
     def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
@@ -184,7 +219,7 @@ class PlannedLoop(Formula):
     ) -> tuple[PyTree, PyTree, PyTree]:
         """As `_sweep`, and what backward rules log is returned with the cotangents."""
         active, _ = activity(self.problem.step, perturbed)
-        has_rows = self.problem.repetition.has_xs
+        has_rows = self.problem.has_xs
         logging = logging_step(self.problem.step, active) if has_rows else None
         if logging is None:
             return self._sweep(perturbed, moves, inputs)
@@ -212,33 +247,32 @@ class PlannedLoop(Formula):
         """
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
-        problem.repetition.check(problem, active, inputs)
+        problem.check(active, inputs)
         planned = problem.planned_for(active, moves)
         saves = self._saves_of_gradient(planned, active, y_active)
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
-            # A plain scan, which JAX differentiates. Its residuals go to the backward
-            # rule in the place of slots.
+            # A plain scan, which JAX differentiates.
             settings = problem.step, problem.loop, problem.policy
             (carry, ys), residuals = store_residuals(
                 *settings, active, y_active, inputs
             )
-            slots = []
+            stored = Stored.of()
         else:
             # Where plans are listed, a layout that stores residuals is replaced by one
             # that does not, in a program that is never run.
             if not stands_for_residuals(saves.layout):
-                instead = problem.repetition.instead_of_effects
+                instead = problem.instead_of_effects
                 refuse_refs_in_rules(problem.step.jaxpr, instead)
             products = _products(saves.layout, problem, active, y_active)
             primal = settled_problem(problem, active, reverse=True)
-            carry, ys, slots, rows = _run_primal(primal, saves, products, inputs)
-            residuals = (inputs, slots, rows)
+            carry, ys, stored = _run_primal(primal, saves, products, inputs)
+            residuals = (inputs, stored)
         # If this loop is itself the forward sweep of a gradient, it still has to return
-        # the slots for that one's way back: a part of those that both share.
-        asked_for = saves.of_these(slots, self.saves) if self.saves else []
+        # what is stored for that one's way back: a part of what both share.
+        asked_for = saves.of_these(stored, self.saves) if self.saves else Stored.of()
         out = (carry, ys, asked_for)
-        moves_out = (list(active.carry), list(y_active), self._no_slots())
+        moves_out = (list(active.carry), list(y_active), self._nothing_stored)
         return out, (Static((saves, active, y_active)), residuals), moves_out
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
@@ -282,7 +316,33 @@ class PlannedLoop(Formula):
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
     ) -> tuple[Formula, PyTree, list[int | None]]:
-        return self.problem.repetition.batched(self, axis_data, args, dims)
+        problem, saves = self.problem, self.saves
+        apart = problem.batched_apart(self, saves, axis_data, args, dims)
+        if apart is not None:
+            return apart
+        # All examples run as long.
+        dims = tuple(map(tuple, dims))
+        batched, carry, ys = batched_problem(problem, axis_data, dims)
+        consts, init, xs = args
+        init = [
+            with_batch_axis(c, dim, axis_data) if flag else c
+            for c, dim, flag in zip(init, dims[1], carry, strict=True)
+        ]
+        args = (list(consts), init, list(xs))
+        formula = PlannedLoop(batched, saves, args)
+        at = lambda axis, flags: [axis if flag else None for flag in flags]
+        stored: Stored = formula.out_aval[2]
+        if saves is not None:
+            # The integers are the same for all examples. Slots have their rows along
+            # the first axis, so they are batched along the second; the leaves of the
+            # last carry have no rows.
+            (held, final), known = saves.needs, carry[problem.lead :]
+            stored = stored._replace(
+                integers=[None] * len(stored.integers),
+                carries=at(1, pick(known, held)),
+                last=at(0, pick(known, final)),
+            )
+        return formula, args, [*at(0, carry), *at(1, ys), *stored.flat]
 
     @property
     def jaxprs(self) -> list[jex.ClosedJaxpr]:
@@ -300,36 +360,34 @@ class PlannedLoop(Formula):
 
     def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
         active, y_active = self._activity(moves_in)
-        return [*active.carry, *y_active, *self._no_slots()]
+        return [*active.carry, *y_active, *self._nothing_stored.flat]
 
     def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
         problem, groups = self.problem, self.in_tree.unflatten(marks)
         carry, ys = reaching(problem.step, *groups, axis_name=axis_name)
-        lead, in_slots = problem.repetition.lead, list[bool]()
+        lead, stored = problem.lead, self._nothing_stored
         if self.saves is not None:
-            held, final = self.saves.needs
-            known = carry[lead:]
-            in_slots = [*pick(known, held), *pick(known, final)]
-        # Integers come first; how many there are depends on how the loop goes on.
-        integers = len(self.out_aval[2]) - len(in_slots)
+            (held, final), known = self.saves.needs, carry[lead:]
+            carries, last = pick(known, held), pick(known, final)
+            stored = stored._replace(carries=carries, last=last)
         # If an example may run longer than another (the first leaf of the carry is
         # reached), all of its outputs differ. With an inverse, more leaves may be
         # batched than depend on the inputs (`_reaching_both_ways`), and slots may be
         # batched that do not depend on them.
         is_batch = axis_name is not None
         is_known = not is_batch or (self.saves is None and problem.step.inverse is None)
-        if not is_known or integers < 0 or any(carry[:lead]):
+        if not is_known or any(carry[:lead]):
             return super().reached_out(marks, axis_name)
-        return [*carry, *ys, *[False] * integers, *in_slots]
+        return [*carry, *ys, *stored.flat]
 
     def leaner(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
         problem, saves = self.problem, self.saves
         step, meter = problem.step, problem.loop.meter
-        carry, ys, slots = self.out_tree.unflatten(used)
-        own, lead = problem.repetition.own_leaves, problem.repetition.lead
+        carry, ys, stored = self.out_tree.unflatten(used)
+        own, lead, stored = problem.own_leaves, problem.lead, stored.flat
         # 1. Which leaves of the carry are needed: those that are used, those that slots
         #    hold, those that decide how the loop goes on, and what these depend on.
-        if not any(slots):
+        if not any(stored):
             saves = None
         elif saves is not None:
             carry = union(carry, (*[False] * lead, *union(*saves.needs)))
@@ -340,7 +398,7 @@ class PlannedLoop(Formula):
         if (
             has_bars
             or step.jaxpr.effects
-            or all((*kept, *ys, any(slots) == bool(slots)))
+            or all((*kept, *ys, any(stored) == bool(stored)))
         ):
             return None
         # 3. The loop without the other leaves.
@@ -355,7 +413,7 @@ class PlannedLoop(Formula):
             saves = saves.of_leaves(lambda flags: pick(flags, carry[lead:]))
         consts, init, xs = self.in_avals
         formula = PlannedLoop(problem, saves, (consts, pick(init, carry), xs))
-        gives = *carry, *ys, *[saves is not None] * len(slots)
+        gives = *carry, *ys, *[saves is not None] * len(stored)
         return formula, tuple(kept), tuple(gives)
 
     def _activity(self, moves: Sequence[bool]) -> tuple[Active, Flags]:
@@ -384,9 +442,10 @@ class PlannedLoop(Formula):
             fitted = listed(fitted, active, problem.still)
         return Saves(fitted, needs)
 
-    def _no_slots(self) -> list[bool]:
-        """The marks of the slots, none of which has a tangent."""
-        return [False] * len(self.out_aval[2])
+    @property
+    def _nothing_stored(self) -> Stored:
+        """The marks of what is stored, none of which has a tangent."""
+        return Stored(*([False] * len(group) for group in self.out_aval[2]))
 
     def _reversed(
         self,
@@ -402,14 +461,14 @@ class PlannedLoop(Formula):
             swept: What the forward sweep stored, and which inputs and leaves of `y`
                 are active.
             needed: Which of the inputs have a cotangent other than zero.
-            residuals: The inputs, the slots, and the products that are stored.
+            residuals: The inputs, and what is stored.
             ct_carry: The cotangents of the final carry.
             ct_ys: The cotangents of `ys`.
         """
-        (saves, active, y_active), (inputs, slots, rows) = swept, residuals
+        (saves, active, y_active), (inputs, stored) = swept, residuals
         if not stands_for_residuals(saves.layout):
             again = "The gradient of this loop runs steps again"
-            instead = self.problem.repetition.instead_of_effects
+            instead = self.problem.instead_of_effects
             refuse_callbacks(self.effects, again, instead)
         problem, layout = self.problem.under(saves.layout), saves.layout
         has_ct = [a and not is_zero(ct) for a, ct in zip(y_active, ct_ys, strict=True)]
@@ -418,18 +477,335 @@ class PlannedLoop(Formula):
         products = _products(layout, problem, active, y_active)
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
-        args = (inputs, [*slots, *rows], *ends)
+        args = (inputs, stored, *ends)
         settings = primal, back, layout, saves.given, args, products
-        return Reverse(PlannedLoop, *settings).checked()(*args)
+        return Reverse(*settings).checked()(*args)
 
 
-def _with_rows(problem: Problem, ys: Sequence[bool]) -> Flags:
+class Reverse(Formula):
+    """`(inputs, stored, carried, zs) -> (sums, carried, xs)`, by a `Sweep`.
+
+    In a gradient, the inputs are those of the forward loop, `stored` is what that has
+    left behind, `carried` are the cotangents of the final carry, and `zs` those of
+    `ys`. The outputs are the cotangents of the active consts, leaves of the initial
+    carry, and `xs`.
+
+    In a derivative of a gradient, `carried` and `zs` have more in them; which entries
+    these are is up to the backward step (`_backward_step.py`).
+
+    Attributes:
+        problem: The forward loop.
+        back: The backward step.
+        layout: Which carries are in slots, and how the loop is reversed.
+        given: Which leaves of a carry, and of the last one, are stored. `None` if the
+            forward loop has to run first, because nothing is stored, or not all of the
+            leaves that are read are.
+        products: The products of the last steps; `None` if none are stored.
+    """
+
+    problem: Problem[Any]
+    back: BackwardStep
+    layout: AbstractLayout
+    given: Needs | None
+    products: Products | None
+    unit = "iteration"
+    is_backward = True
+
+    def __init__(
+        self,
+        problem: Problem[Any],
+        back: BackwardStep,
+        layout: AbstractLayout,
+        given: Needs | None,
+        inputs: PyTree,
+        products: Products | None = None,
+    ):
+        in_avals = jax.tree.map(type_of, inputs)
+        (consts, _, xs), _, carried, _ = in_avals
+        ct_types = lambda avals, at: [avals[i].to_ct_aval() for i in at]
+        self.in_avals = in_avals
+        self.out_aval = (
+            ct_types(consts, back.const_of),
+            list(carried),
+            ct_types(xs, back.x_of),
+        )
+        params = dict(problem=problem, back=back, layout=layout)
+        self.params = params | dict(given=given, products=products)
+        self.effects = problem.step.jaxpr.effects
+        super().__init__()
+
+    def expand(
+        self, inputs: PyTree, stored: Stored, carried: PyTree, zs: PyTree
+    ) -> PyTree:
+        (consts, init, xs), given, problem = inputs, self.given, self.problem
+        if given is None:
+            given = self.needed
+            stored = self._forward(inputs, given)._replace(products=stored.products)
+        init = init[problem.lead :]
+        step, back = self.again, self.back
+        # If slots lack leaves, the programs of the step and of the backward step are
+        # cut down to the leaves that are there.
+        known = None if all(given.held) else self._known_of_carry(given)
+        if known is not None:
+            none = list[Value]([None] * len(given.final))
+            last = put(none, given.final, stored.last)
+            consts = [*consts, *known.consts(last, init)]
+            step, back = narrowed(step, known), Slim(back, known)
+        settings = step, problem.loop, back, self.layout.reversal
+        products = self._known_products(stored.products, known)
+        first = pick(init, given.held)
+        sweep = Sweep(*settings, consts, xs, zs, products, init=first)
+        cts = problem.reverse(sweep, self.layout, stored, carried)
+        return cts.consts, cts.carry, cts.xs
+
+    def doubled(self, moves: Flags) -> Doubled:
+        marks, _, _, _ = self.in_tree.unflatten(moves)
+        active, y_active = activity(self.problem.step, marks)
+        if not any(map(any, active)):
+            return self._doubled_ends()
+        # The carries move, so their tangents are needed at every step. The slots that
+        # are there lack them: the forward loop is planned, and run, once more.
+        problem = tangent_problem(self.problem, active, y_active)
+        inputs, _, carried, zs = self.in_avals
+        in_avals = (
+            with_tangent_types(inputs, active),
+            Stored.of(),
+            carried * 2,
+            zs * 2,
+        )
+        formula = self._derived(problem, Pushed, active, in_avals)
+        return self._as_doubled(formula, active, uses_stored=False)
+
+    def _doubled_ends(self) -> Doubled:
+        """The same if only `carried` and `zs` have tangents.
+
+        The carries do not move then, so the slots that are there will do.
+        """
+        active = Active(*((False,) * len(group) for group in self.in_avals[0]))
+        back = Pushed(self.back, self.again, self._known(active))
+        inputs, stored, carried, zs = self.in_avals
+        in_avals = (inputs, stored, carried * 2, zs * 2)
+        settings = self.problem, back, self.layout, self.given
+        formula = Reverse(*settings, in_avals, self.products)
+        return self._as_doubled(formula.checked(), active, uses_stored=True)
+
+    def _as_doubled(
+        self, formula: "Reverse", active: Active, uses_stored: bool
+    ) -> Doubled:
+        _, stored, *ends = self.in_avals
+        all_of = lambda groups: tuple((True,) * len(group) for group in groups)
+        nothing, moving_ends = (False,) * len(stored.flat), all_of(ends)
+        moves = (*active, nothing, *moving_ends)
+        doubled = Doubled.of(formula, moves, all_of(self.out_aval))
+        if uses_stored:
+            return doubled
+        uses = joined((*all_of(active), nothing, *moving_ends))
+        return dataclasses.replace(
+            doubled, uses=uses, ins=behind((*active, *moving_ends))
+        )
+
+    def pull(self, perturbed: PyTree, inputs: PyTree, cts: PyTree) -> PyTree:
+        """Reverse mode of the reverse sweep: a forward loop, and a reverse sweep.
+
+        See the top of this file. The forward loop carries `[*carry, *cotangents of what
+        is carried back]`, and its consts and `xs` have the cotangents of the outputs
+        behind them.
+        """
+        (primals, _, carried, zs), problem = inputs, self.problem
+        active, _ = activity(problem.step, perturbed[0])
+        cts = instantiated(cts)
+        try:
+            # The forward loop and the backward step have been differentiated once, so
+            # what is differentiated now are the rules of custom derivatives in them.
+            primal = settled_problem(problem, active, reverse=True)
+            back = left_of(self.back, self.again, self._known(active), reverse=True)
+            step = onward(back, primal.step.rewritten(Again()))
+        except NotLinearError:
+            return self._pull_written_out(perturbed, inputs, cts)
+        axes = [problem.loop.x_axes[i] for i in self.back.x_of]
+        meter = problem.loop.meter.again.tangents
+        loop = dataclasses.replace(
+            problem.loop, x_axes=(*problem.loop.x_axes, *axes), meter=meter
+        )
+        problem = dataclasses.replace(problem, step=step, loop=loop)
+        args = tuple([*p, *ct] for p, ct in zip(primals, cts, strict=True))
+        count = len(primals[1])
+        zeros, none_stored, *_ = self.zero_cts()
+        if not any(map(any, active)):
+            # Only the cotangents are differentiated: the forward loop does it all.
+            carry, ct_zs, _ = PlannedLoop(problem, None, args)(*args)
+            return zeros, none_stored, carry[count:], ct_zs
+        # At the end of the loop, the carry has no cotangent: a reverse sweep reads the
+        # carries before steps, and the last one is before none.
+        ct_carry = [
+            instantiated(zero_cotangent(c))
+            for c in pick(self.in_avals[0][1], active.carry)
+        ]
+        ends = ([*carried, *ct_carry], zs)
+        formula = self._derived(problem, Pulled, active, (args, Stored.of(), *ends))
+        saves = Saves(formula.layout, formula.needed)
+        forward = PlannedLoop(problem, saves.at_primal, args)
+        carry, ct_zs, stored = forward(*args)
+        given = (args, stored, *ends)
+        settings = problem, formula.back, saves.layout, saves.given
+        formula = Reverse(*settings, given)
+        sums, carried_on, ct_xs = formula(*given)
+        ct_init = carried_on[len(carried) :]
+        ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
+        return tuple(ct_primals), none_stored, carry[count:], ct_zs
+
+    def settled(self, moves: Flags, reverse: bool) -> Self:
+        active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
+        problem = settled_problem(self.problem, active, reverse)
+        back = left_of(self.back, self.again, self._known(active), reverse)
+        return self.with_params(problem=problem, back=back).checked()
+
+    def checked(self) -> Self:
+        """The same, unless its slots lack a leaf: then it runs the forward loop first.
+
+        That happens where a derivative reads leaves that the gradient did not.
+        """
+        if self.given is None or self.given.serves(self.needed):
+            return self
+        layout = self.layout.for_needs(self.problem.step, self.needed)
+        return self.with_params(given=None, layout=layout)
+
+    @property
+    def reads(self) -> Flags:
+        reads = jax.tree.map(lambda _: True, self.in_avals)
+        if self.given is not None:
+            # The initial carry is in the first slot. As an input it is read only for
+            # buffers whose rows are written once (`leaves/_rows_once.py`), or if the
+            # layout says so.
+            inputs, *others = reads
+            consts, _, xs = inputs
+            init = self._known_of_carry(self.given).firsts
+            if self.layout.reads_init:
+                init = union(init, self.given.held)
+            init = [False] * self.problem.lead + init
+            reads = (consts, init, xs), *others
+        return tuple(jax.tree.leaves(reads))
+
+    @property
+    def needed(self) -> Needs:
+        """Which leaves of the carries the backward step reads, or needs to compute."""
+        loop, block = self.problem.loop_back, self.layout.block
+        return needs_of(self.back, self.again, loop, block)
+
+    @property
+    def jaxprs(self) -> list[jex.ClosedJaxpr]:
+        return [self.problem.step.jaxpr, self.back.base.step.jaxpr]
+
+    def with_bars(self, change: BarChange) -> Self:
+        change = change.in_reverse
+        back = self.back.mapped(lambda step: step.rewritten(change))
+        return self.with_params(problem=self.problem.with_bars(change), back=back)
+
+    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
+        return [any(moves_in)] * len(self.out_avals_flat)
+
+    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
+        (consts, init, xs), stored, carried, zs = self.in_tree.unflatten(marks)
+        carry, _ = reaching(self.problem.step, consts, init, xs)
+        lead = self.problem.lead
+        # A batch has all outputs batched; and if the number of steps is reached, or a
+        # carry in a slot, so is everything.
+        if axis_name is not None or any((*carry[:lead], *stored.flat)):
+            return super().reached_out(marks, axis_name)
+        program, around = program_of(self.back), (*consts, *carry[lead:], *xs, *zs)
+        counts = len(self.out_aval[0]), len(carried)
+        outs = lambda carried: split(reached(program, (*around, *carried)), *counts)
+        carried = closed_under(carried, lambda carried: outs(carried)[1])
+        sums, _, xs = outs(carried)
+        return [*sums, *carried, *xs]
+
+    def batched(
+        self, axis_data: BatchAxis, args: PyTree, dims: PyTree
+    ) -> tuple[Formula, PyTree, list[int | None]]:
+        return mapped(self, axis_data, args, dims)
+
+    @property
+    def again(self) -> Step:
+        """The step that is run again to get from a stored carry to later ones."""
+        return again(self.problem)
+
+    def _known_products(
+        self, rows: Arrays, known: Known | None
+    ) -> KnownProducts | None:
+        """The stored products of the last steps, with programs that take them.
+
+        Args:
+            rows: The rows of the products.
+            known: Which leaves of a carry are known, if not all are.
+        """
+        if self.products is None:
+            return None
+        step = without_outputs(self.products.step)
+        back = self.back.with_products(self.products)
+        if known is not None:
+            step = narrowed(step, known)
+            back = None if back is None else Slim(back, known)
+        first = self.problem.loop.length - self.layout.steps_with_products
+        return KnownProducts(rows, first, step, back)
+
+    def _known(self, active: Active) -> Active:
+        """The active inputs, without the leaves of the carry that `lead` counts."""
+        return active._replace(carry=active.carry[self.problem.lead :])
+
+    def _known_of_carry(self, given: Needs) -> Known:
+        """Which leaves of each carry are known, given what slots hold."""
+        return Known.of(given, self.again, self.problem.loop_back)
+
+    def _derived(
+        self,
+        problem: Problem[Any],
+        kind: Callable[..., BackwardStep],
+        active: Active,
+        in_avals: PyTree,
+    ) -> "Reverse":
+        """The derivative whose forward loop is given; it has no slots yet."""
+        # `by_carries`, as a `Reverse` goes back from stored carries. By `StoreAll` it
+        # stores all of them, and no residuals.
+        layout = problem.layout(all_active(problem.step)).by_carries()
+        back = kind(self.back, self.again, self._known(active))
+        formula = Reverse(problem, back, layout, None, in_avals)
+        layout = layout.for_needs(problem.step, formula.needed)
+        return formula.with_params(layout=layout)
+
+    def _forward(self, inputs: PyTree, needs: Needs) -> Stored:
+        """Runs the forward loop for what it stores."""
+        problem = self.problem.with_bars(Again(backward=True))
+        problem = dataclasses.replace(problem, step=without_outputs(problem.step))
+        forward = PlannedLoop(problem, Saves(self.layout, needs), inputs)
+        # Not called but expanded: this is within the expansion of a primitive already,
+        # and nothing differentiates it any more.
+        return forward.expand(*inputs)[2]
+
+    def _pull_written_out(
+        self, perturbed: PyTree, inputs: PyTree, cts: PyTree
+    ) -> PyTree:
+        """The same by JAX's own derivative of two loops, with every carry stored.
+
+        For a custom rule that is not linear in its cotangents. Then the derivative with
+        respect to these depends on their values at every step.
+        """
+        primals, _, *ends = inputs
+        run = functools.partial(self.problem.written_out, self.back, self.again)
+        marks = Active(*map(inexact_only, perturbed[0], primals))
+        of_marked = lambda m, ends: run(tuple(map(put, primals, marks, m)), ends)
+        _, pull = jax.vjp(of_marked, tuple(map(pick, primals, marks)), tuple(ends))
+        ct_marked, ct_ends = pull(Taken(*cts))
+        zeros, none_stored, *_ = self.zero_cts()
+        return (tuple(map(put, zeros, marks, ct_marked)), none_stored, *ct_ends)
+
+
+def _with_rows(problem: Problem[Any], ys: Sequence[bool]) -> Flags:
     """The marked leaves of `y`, or none if the loop keeps no rows of `ys`."""
     return tuple(mark and problem.loop.rows > 0 for mark in ys)
 
 
 def _products(
-    layout: AbstractLayout, problem: Problem, active: Active, y_active: Flags
+    layout: AbstractLayout, problem: Problem[Any], active: Active, y_active: Flags
 ) -> Products | None:
     """The products that the primal stores for its last steps, if the layout asks."""
     # Where plans are listed, a loop has no leaves but its own: its plan is looked up by
@@ -440,25 +816,21 @@ def _products(
 
 
 def _run_primal(
-    problem: Problem,
+    problem: Problem[Any],
     saves: Saves[AbstractLayout],
     products: Products | None,
     inputs: PyTree,
-) -> tuple[list[Value], list[Value], list[Value], list[Value]]:
-    """Runs the loop of a forward sweep.
-
-    Returns:
-        The final carry, `ys`, the slots, and the rows of stored products.
-    """
+) -> tuple[list[Value], list[Value], Stored]:
+    """Runs the loop of a forward sweep: the final carry, `ys`, and what is stored."""
     at_primal = saves.at_primal
     if products is None:
-        return *PlannedLoop(problem, at_primal, inputs)(*inputs), []
+        return PlannedLoop(problem, at_primal, inputs)(*inputs)
     count = saves.layout.steps_with_products
     storing = storing_products(problem.step, products, problem.loop.length, count)
     problem = dataclasses.replace(problem, step=storing.step)
     if at_primal is not None:
         at_primal = at_primal.with_leaves(storing.buffers)
     inputs = storing.started(inputs)
-    carry, ys, slots = PlannedLoop(problem, at_primal, inputs)(*inputs)
+    carry, ys, stored = PlannedLoop(problem, at_primal, inputs)(*inputs)
     carry, rows = storing.stored(carry)
-    return carry, ys, slots, rows
+    return carry, ys, stored._replace(products=rows)

@@ -4,14 +4,30 @@ The derivative of a loop is the loop of the step's derivative, and a loop under 
 is the loop of the batched step. Each is a problem again. It keeps the schedule, which
 makes a new plan for it: what fits in a `Budget` depends on the size of the batch, and
 on what is differentiated.
+
+Problems differ in how the loop decides whether to run another step. A scan runs as many
+steps as it is long: `Counted`. Other loops end when their carry says so (`whiles/`).
+The two primitives are the same for all of them.
 """
 
+import abc
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from ..._arrays import Flags, closed_under, inexact_only, is_symbolic, pick, split
+import jax
+
+from ..._arrays import (
+    Arrays,
+    Flags,
+    closed_under,
+    inexact_only,
+    is_symbolic,
+    pick,
+    split,
+)
 from ..._programs import (
+    Formula,
     batched,
     batched_axes,
     inputs_read,
@@ -20,23 +36,28 @@ from ..._programs import (
     pushed,
     settled,
 )
-from ..._types import BatchAxis, PyTree
-from ...progress import Again, BarChange
-from ._backward_step import Pull
+from ..._types import Aval, BatchAxis, PyTree, Value
+from ...progress import Again, BarChange, sweep_with_bar
+from . import _forward
+from ._backward_step import BackwardStep, Pull, Taken
+from ._by_segments import BySegments
+from ._derived import there_and_back
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
-from ._layout import AbstractLayout, Layout
+from ._layout import AbstractLayout, Layout, Needs, Saves, Stored
 from ._listing import unlisted
 from ._loop import Loop
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
+from ._sweep import Cotangents, Sweep
 from .leaves._needed_leaves import needs_of
-from .leaves._saves import Needs
 from .orders._all_at_once import AllAtOnce
 
 if TYPE_CHECKING:
     from ._loop_spec import LoopSpec
-    from ._repetition import AbstractRepetition
+
+# The layouts by which loops of one kind run.
+L = TypeVar("L", bound=AbstractLayout)
 
 
 class Planner(Protocol):
@@ -46,21 +67,22 @@ class Planner(Protocol):
         """Decides how a loop is stored and reversed.
 
         This is called when it is known which inputs are differentiated. The result is
-        a layout that the loop's `repetition` can run.
+        a layout by which loops of that kind run.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(abc.ABC, Generic[L]):
     """A loop with its step, the policy for its residuals, and its schedule.
+
+    All loops of one kind run by one kind of layout, `L`.
 
     Attributes:
         step: The step.
         loop: The loop around it.
         policy: Which residuals of a step may be stored.
         planner: The schedule.
-        repetition: How the loop decides whether there is another step.
         still: For planning only: the leaves of the carry that vary, although their
             initial value is not differentiated. The sweep carries their cotangents, but
             the gradient does not return them. So XLA has no buffer of an output to keep
@@ -71,21 +93,90 @@ class Problem:
     loop: Loop
     policy: Saveable
     planner: Planner
-    repetition: "AbstractRepetition[Any]"
     still: Flags = ()
 
-    @property
-    def planned(self) -> "Problem":
-        """The loop that the schedule is shown in place of this one.
+    # The advice in an error, where a callback keeps the loop from being reversed.
+    instead_of_effects: ClassVar[str]
+    # How many leaves at the start of the carry do not exist on the way back. A while
+    # loop has one, its condition: the way back counts steps instead.
+    lead: ClassVar[int]
+    # Whether it may have `xs`, and so a row for each step.
+    has_xs: ClassVar[bool] = True
 
-        A scan that may end early is planned as one that runs all of its steps.
+    @property
+    def own_leaves(self) -> int:
+        """How many leaves at the start of the carry belong to the loop, not the user.
+
+        They may not be left out, even if no output depends on them.
         """
-        return self.repetition.planned(self)
+        return self.lead
 
-    @property
-    def run(self) -> "Problem":
-        """The loop that runs by the plan of this one: the reverse of `planned`."""
-        return self.repetition.run_as_planned(self)
+    # How it is run, there and back.
+
+    @abc.abstractmethod
+    def forward(
+        self, saves: Saves[L] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
+        """Runs the loop.
+
+        Args:
+            saves: What to store for the way back; `None` for nothing.
+            inputs: Consts, the initial carry and `xs`.
+
+        Returns:
+            The final carry, `ys`, and what is stored. Leaves of the last carry are
+            added by the primitive.
+        """
+
+    @abc.abstractmethod
+    def stored_types(self, saves: Saves[L]) -> Stored:
+        """The types of what `forward` stores."""
+
+    @abc.abstractmethod
+    def reverse(
+        self, sweep: Sweep, layout: L, stored: Stored, carried: Arrays
+    ) -> Cotangents:
+        """Runs a reverse sweep.
+
+        Args:
+            sweep: The sweep, past all steps that the loop may have.
+            layout: How the loop was stored.
+            stored: What `forward` has stored.
+            carried: What is carried back from the end.
+        """
+
+    @abc.abstractmethod
+    def reversed_step(self, step: Step) -> Step:
+        """The step for the way back, without the leaves that `lead` counts."""
+
+    @abc.abstractmethod
+    def check(self, active: Active, inputs: PyTree) -> None:
+        """Raises an error for what cannot be differentiated in reverse mode."""
+
+    def batched_apart(
+        self,
+        formula: Formula,
+        saves: Saves[L] | None,
+        axis_data: BatchAxis,
+        args: PyTree,
+        dims: PyTree,
+    ) -> tuple[Formula, PyTree, list[int | None]] | None:
+        """The loop under `vmap`, see `Formula.batched`, if examples stop by themselves.
+
+        `None` if all examples run as long: then it is the loop of the batched step.
+        """
+        return None
+
+    @abc.abstractmethod
+    def written_out(
+        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+    ) -> Taken:
+        """A whole reverse sweep for JAX to differentiate, see `there_and_back`.
+
+        It is asked for if the backward step is not linear in what it carries back.
+        """
+
+    # How it is planned.
 
     def layout(self, active: Active) -> Any:
         """The `AbstractLayout` that the schedule decides on."""
@@ -93,24 +184,42 @@ class Problem:
             return Layout(AllAtOnce(0))  # so no schedule has to deal with length 0
         # A schedule may trace other loops to measure them; these are not the user's.
         with unlisted():
-            return self.repetition.layout(self, active)
+            return self.decided(active)
+
+    def decided(self, active: Active) -> L:
+        """What the schedule decides for a loop that has any steps."""
+        from ._loop_spec import LoopSpec
+
+        return self.planner.layout(LoopSpec(self, active))
+
+    @property
+    def as_planned(self) -> "Problem[Any]":
+        """The loop that the schedule is shown in place of this one.
+
+        A scan that may end early is planned as one that runs all of its steps.
+        """
+        return self
+
+    @property
+    def as_run(self) -> "Problem[Any]":
+        """The loop that runs by the plan of this one: the reverse of `as_planned`."""
+        return self
 
     @property
     def loop_back(self) -> Loop:
         """The loop for the way back, whose carry lacks the first `lead` leaves."""
-        starts = self.loop.starts[self.repetition.lead :]
-        return dataclasses.replace(self.loop, starts=starts)
+        return dataclasses.replace(self.loop, starts=self.loop.starts[self.lead :])
 
-    def under(self, layout: AbstractLayout) -> "Problem":
+    def under(self, layout: AbstractLayout) -> Self:
         """The same loop with the policy that a layout has chosen, if it chose one."""
         return self if layout.kept is None else self.keeping(layout.kept)
 
-    def keeping(self, names: tuple[str, ...]) -> "Problem":
+    def keeping(self, names: tuple[str, ...]) -> Self:
         """The same loop, with a policy that keeps the values of these names."""
         step = self.step.rewritten(with_named_dots)
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
-    def planned_for(self, active: Active, moves: Sequence[bool]) -> "Problem":
+    def planned_for(self, active: Active, moves: Sequence[bool]) -> Self:
         """The same loop with its `still` leaves.
 
         Args:
@@ -127,10 +236,87 @@ class Problem:
         moves = (a and not s for a, s in zip(active.carry, self.still, strict=True))
         return active._replace(carry=tuple(moves))
 
-    def with_bars(self, change: BarChange) -> "Problem":
+    def with_bars(self, change: BarChange) -> Self:
         """The same loop after a change of its bars, and of the bars in its step."""
         loop = dataclasses.replace(self.loop, meter=change.meter(self.loop.meter))
         return dataclasses.replace(self, step=self.step.rewritten(change), loop=loop)
+
+    def in_lockstep(self) -> Self:
+        """The same for a loop of which no example of a batch stops by itself."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Problem[Layout]):
+    """A loop whose number of steps is known beforehand.
+
+    Attributes:
+        ending: For planning only: the scan that may end early, if the loop stands for
+            one, which is planned as if it ran all of its steps.
+    """
+
+    ending: Problem[Layout] | None = None
+
+    instead_of_effects: ClassVar[str] = "Use `schedule=el.StoreAll()`"
+    lead: ClassVar[int] = 0
+
+    @property
+    def as_run(self) -> Problem[Layout]:
+        if self.ending is None:
+            return self
+        return dataclasses.replace(
+            self.ending,
+            step=self.step,
+            loop=dataclasses.replace(self.loop, stops=True),
+            policy=self.policy,
+            planner=self.planner,
+            still=self.still,
+        )
+
+    def forward(
+        self, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
+        # A loop whose reversal reads no leaf of the carry, a sum for example, has slots
+        # without any arrays.
+        if saves is None or not any(saves.held):
+            return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
+        order, held = saves.layout.order.by_carries(), saves.held
+        consts, init, xs = order.checked(self.step, self.loop, held, inputs)
+        segments = BySegments(self.step, self.loop, order, consts, xs)
+        carry, ys, carries = saves.layout.slots.sweep(segments, held, init)
+        return carry, ys, Stored.of(carries=carries)
+
+    def stored_types(self, saves: Saves[Layout]) -> Stored:
+        return Stored.of(carries=slot_types(self.step.carry_types, saves))
+
+    def reverse(
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
+    ) -> Cotangents:
+        run = lambda sweep, carried: sweep.run(layout, stored.carries, carried)
+        after = [*jax.tree.leaves(stored.carries), *sweep.zs]
+        return sweep_with_bar(run, sweep, carried, after)
+
+    def reversed_step(self, step: Step) -> Step:
+        return step
+
+    def check(self, active: Active, inputs: PyTree) -> None:
+        """Nothing is refused."""
+
+    def written_out(
+        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
+    ) -> Taken:
+        return there_and_back(back, step, self.loop, inputs, ends)
+
+
+def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:
+    """The types of the slots of a loop that stores carries at the starts of an order.
+
+    Args:
+        carry_types: The types of a carry, of as many leaves as `saves` speaks of.
+        saves: What the loop stores.
+    """
+    rows = len(saves.layout.order.by_carries().starts) + 1
+    return saves.layout.slots.types(pick(carry_types, saves.held), rows)
 
 
 def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
@@ -167,7 +353,7 @@ def again(problem: Problem) -> Step:
     It has no outputs, and no bars: the primal has shown these.
     """
     step = problem.step.rewritten(Again())
-    return without_outputs(problem.repetition.reversed_step(step))
+    return without_outputs(problem.reversed_step(step))
 
 
 def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
@@ -178,8 +364,8 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
         active: Which inputs are differentiated.
         wanted: Which leaves of `y` have a cotangent.
     """
-    step = problem.repetition.reversed_step(problem.step.rewritten(Again()))
-    carry = active.carry[problem.repetition.lead :]
+    step = problem.reversed_step(problem.step.rewritten(Again()))
+    carry = active.carry[problem.lead :]
     return Pull(step, problem.policy, active._replace(carry=carry), wanted)
 
 

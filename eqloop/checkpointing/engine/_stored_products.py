@@ -71,7 +71,7 @@ def products_to_store(
     """
     step = problem.step
     # If a loop may stop early, it is not known which of its steps are the last ones.
-    if problem.run.loop.stops or step.inverse is not None or not can_join(step):
+    if problem.as_run.loop.stops or step.inverse is not None or not can_join(step):
         return None
     return gradient_back(problem, active, wanted).products
 

@@ -24,8 +24,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
 from ..engine._loop import nbytes
 from ..engine._primitive import planned_loop
-from ..engine._problem import Problem
-from ..engine._repetition import Counted
+from ..engine._problem import Counted, Problem
 from ..engine._step import Step, without_outputs
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
@@ -256,7 +255,7 @@ def _can_be_run(problem: Problem) -> bool:
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:
     inner = getattr(formula_of(eqn), "params", {}).get("problem")
-    counts = getattr(inner, "repetition", Counted()) == Counted()
+    counts = inner is None or isinstance(inner, Counted)
     # A callback may be pure and still be slow, or ask somebody.
     return counts and eqn.primitive.name not in ("while", "pure_callback")
 

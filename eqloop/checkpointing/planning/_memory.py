@@ -53,7 +53,7 @@ def peak_bytes(
     if measured is None:
         cost = step_cost(problem, active)
         measured, extra = layout.stored_bytes(cost) + working_set(cost), 0
-    ends = bytes_of_ends(problem) if problem.run.loop.stops else 0
+    ends = bytes_of_ends(problem) if problem.as_run.loop.stops else 0
     alone = measured + extra + ends
     expected = with_a_little_more(alone)
     little = _SMALL_BUFFERS + _BUFFER_OF_A_LEAF * len(problem.step.jaxpr.in_avals)
@@ -94,7 +94,7 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(alike(problem, active).run, planner=Fixed(layout))
+    fixed = dataclasses.replace(alike(problem, active).as_run, planner=Fixed(layout))
     platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
     return _temporary(fixed, active, maps, of_loss, platform)
 

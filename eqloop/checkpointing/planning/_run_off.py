@@ -39,7 +39,7 @@ def run_time(
     if not times.base.is_measured or layout.kept is not None:
         return None
     # How far a loop that may stop runs depends on what it is given.
-    if problem.run.loop.stops:
+    if problem.as_run.loop.stops:
         return None
     if (longer := times.duration(layout) / _QUICK) > 1:
         return _time_if_shorter(problem, active, layout, times, longer)

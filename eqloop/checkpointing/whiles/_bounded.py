@@ -8,6 +8,7 @@ from jax import lax
 from ..._arrays import Arrays, Flags, pick
 from ..._programs import constant
 from ..._types import Index, Value
+from ..engine._layout import Stored
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
@@ -67,7 +68,7 @@ class Bounded(AbstractWhileLayout):
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Value], list[Value]]:
+    ) -> tuple[list[Value], Stored]:
         step = only_run(step)
 
         # The slots are stacked by a scan, and not carried by the while loop within it.
@@ -79,14 +80,13 @@ class Bounded(AbstractWhileLayout):
 
         stops = constant([*self.order.starts[1:], self.max_steps])
         (count, carry), slots = lax.scan(segment, first_state(init), stops)
-        return carry, [count, *slots]
+        return carry, Stored.of([count], slots)
 
-    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
         order, step = self.order, only_run(sweep.step)
         back = sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back)
         sweep = sweep if order.is_flat else sweep.opaque()
-        _, *slots = saved
         cts = sweep.start(ct_carry)
-        carries = self.slots.holding(slots, sweep.step.carry_types)
+        carries = self.slots.holding(stored.carries, sweep.step.carry_types)
         return order.reverse(sweep, carries, cts)

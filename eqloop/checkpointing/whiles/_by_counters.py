@@ -12,10 +12,10 @@ from jax import lax
 
 from ..._arrays import Arrays, pick
 from ..._types import Index
+from ..engine._layout import Needs
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
 from ..engine.leaves._rows_once import counter_strides
-from ..engine.leaves._saves import Needs
 
 
 def strides_of(step: Step, needs: Needs) -> tuple[int, ...] | None:

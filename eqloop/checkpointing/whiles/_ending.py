@@ -22,18 +22,15 @@ import jax.numpy as jnp
 
 from ..._arrays import Arrays, over_examples
 from ..._programs import Formula, Selected
-from ..._types import Aval, BatchAxis, PyTree, Value
+from ..._types import BatchAxis, PyTree, Value
 from ...progress import NO_BARS, sweep_with_bar, while_with_bar
 from ..engine._by_segments import BySegments
 from ..engine._forward import Active, primal
-from ..engine._layout import Layout
+from ..engine._layout import Layout, Saves, Stored
 from ..engine._primitive import PlannedLoop
-from ..engine._problem import Problem
-from ..engine._repetition import Counted, L
+from ..engine._problem import Counted, L, slot_types
 from ..engine._short_loops import without_short_loops
-from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
 from ._early_ends import only_run
 from ._stopping import AbstractStopping
@@ -60,44 +57,48 @@ class Ending(AbstractStopping[Layout]):
         # The number of steps is one of the leaves that are added.
         return dataclasses.replace(self, count_at=1)
 
-    def layout(self, problem: Problem, active: Active) -> Layout:
+    def decided(self, active: Active) -> Layout:
         # JAX cannot differentiate a `while_loop` in reverse mode, so the primal cannot
         # store residuals.
-        return self.planned(problem).layout(active).by_carries()
+        return self.as_planned.layout(active).by_carries()
 
-    def planned(self, problem: Problem) -> Problem:
-        loop = dataclasses.replace(problem.loop, stops=False)
-        return dataclasses.replace(problem, loop=loop, repetition=Counted(self))
+    @property
+    def as_planned(self) -> Counted:
+        loop = dataclasses.replace(self.loop, stops=False)
+        settings = self.step, loop, self.policy, self.planner, self.still
+        return Counted(*settings, ending=self)
 
-    def run(
-        self, problem: Problem, saves: Saves[Layout] | None, inputs: PyTree
-    ) -> tuple[list[Value], list[Value], list[Value]]:
+    def forward(
+        self, saves: Saves[Layout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
         consts, init, xs = inputs
-        step = only_run(problem.step)
+        step = only_run(self.step)
         # The steps report here, not the loop.
-        loop = dataclasses.replace(problem.loop, meter=NO_BARS)
+        loop = dataclasses.replace(self.loop, meter=NO_BARS)
 
         def forward(init: Arrays) -> tuple[list[Value], Value]:
             if saves is None:
                 carry, ys = primal(step, loop, consts, init, xs)
-                return carry, (ys, [])
+                return carry, (ys, Stored.of())
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
             segments = BySegments(step, loop, order, consts, xs)
-            carry, ys, slots = layout.slots.sweep(segments, held, init)
-            return carry, (ys, [carry[self.count_at], *slots])
+            carry, ys, carries = layout.slots.sweep(segments, held, init)
+            return carry, (ys, Stored.of([carry[self.count_at]], carries))
 
-        carry, (ys, saved) = while_with_bar(forward, problem.loop.meter, consts, init)
-        return carry, ys, saved
+        carry, (ys, stored) = while_with_bar(forward, self.loop.meter, consts, init)
+        return carry, ys, stored
 
-    def saved_types(self, step: Step, saves: Saves[Layout]) -> list[Aval]:
-        slots = Counted().saved_types(step, _of_whole_carry(saves))
-        return [step.carry_types[self.count_at], *slots]
+    def stored_types(self, saves: Saves[Layout]) -> Stored:
+        types = self.step.carry_types
+        return Stored.of(
+            [types[self.count_at]], slot_types(types, _of_whole_carry(saves))
+        )
 
     def reverse(
-        self, sweep: Sweep, layout: Layout, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        own, *slots = saved
+        (own,) = stored.integers
         # In a joint loop, `own` has an entry for each example. There the step selects
         # itself for which examples it is run, so all of them count as having run most.
         # A batch of gradients is different: `own` is a number under `vmap`. `_most` is
@@ -106,33 +107,37 @@ class Ending(AbstractStopping[Layout]):
         own = most if own.ndim else own
         step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
         sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
-        run = lambda sweep, carried: sweep.run(layout, slots, carried)
-        return sweep_with_bar(run, sweep, carried, [*jax.tree.leaves(saved), *sweep.zs])
+        run = lambda sweep, carried: sweep.run(layout, stored.carries, carried)
+        after = [*jax.tree.leaves((stored.integers, stored.carries)), *sweep.zs]
+        return sweep_with_bar(run, sweep, carried, after)
 
-    def batched(
-        self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
-    ) -> tuple[Formula, PyTree, list[int | None]]:
+    def batched_apart(
+        self,
+        formula: Formula,
+        saves: Saves[Layout] | None,
+        axis_data: BatchAxis,
+        args: PyTree,
+        dims: PyTree,
+    ) -> tuple[Formula, PyTree, list[int | None]] | None:
         dims = tuple(map(tuple, dims))
-        has_slots = formula.saves is not None
-        if not stops_apart(formula.problem, axis_data, dims):
-            return super().batched(formula, axis_data, args, dims)
-        problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
-        repetition = Ending(self.count_at + 1)
-        problem = dataclasses.replace(problem, repetition=repetition)
+        if not stops_apart(self, axis_data, dims):
+            return None
+        problem, consts, init = joint_loop(self, axis_data, args, dims)
+        problem = dataclasses.replace(problem, count_at=self.count_at + 1)
         args = (consts, init, list(args[2]))
         # The joint carry starts with whether any example goes on, and then has whether
         # each of them does. `lead` counts the first; slots do not hold the second.
-        saves = formula.saves and _of_whole_carry(formula.saves)
+        saves = saves and _of_whole_carry(saves)
         joint = PlannedLoop(problem, saves, args)
         # All outputs but whether any example goes on.
-        carry, ys, saved = joint.out_aval
-        shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(saved)))
-        last = sum(saves.needs.final) if saves else 0
-        slot_dims = [0, *[1] * (len(saved) - 1 - last), *[0] * last] * has_slots
+        carry, ys, stored = joint.out_aval
+        shown = (False, *[True] * (len(carry) - 1 + len(ys) + len(stored.flat)))
         out_dims: list[int | None] = [
             *[0] * (len(carry) - 1),
             *[1] * len(ys),
-            *slot_dims,
+            *[0] * len(stored.integers),
+            *[1] * len(stored.carries),
+            *[0] * len(stored.last),
         ]
         return Selected.of(joint, shown), args, out_dims
 

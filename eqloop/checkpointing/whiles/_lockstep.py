@@ -78,16 +78,13 @@ def in_lockstep(problem: Problem) -> Problem:
         loop, starts=starts, carry_paths=paths, meter=loop.meter.moved(_ADDED)
     )
     return dataclasses.replace(
-        problem,
-        step=_joint_step(problem.step),
-        loop=loop,
-        repetition=problem.repetition.in_lockstep(),
+        problem.in_lockstep(), step=_joint_step(problem.step), loop=loop
     )
 
 
 def needs_lockstep(problem: Problem) -> bool:
     """Whether a loop has to be `in_lockstep`."""
-    if not problem.repetition.lead:
+    if not problem.lead:
         return False  # it does not stop
     jaxpr = problem.step.jaxpr
     return sees_batch(jaxpr, _trusted.get()) or has_collectives(jaxpr)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
 from ..._programs import constant
 from ..._types import Index, Value
+from ..engine._layout import Needs, Stored
 from ..engine._loop import zero
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._saves import Needs
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
@@ -127,7 +127,7 @@ class Online(AbstractWhileLayout):
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Value], list[Value]]:
+    ) -> tuple[list[Value], Stored]:
         carries = self.slots.filled(pick(init[1:], held), self.rows)
         spread = jax.tree.map(
             lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
@@ -135,18 +135,18 @@ class Online(AbstractWhileLayout):
         steps, state = steps_to_run(step), first_state(init)
         if self.strides is not None:
             count, carry = run_all(steps, consts, init, self.max_steps)
-            return carry, [count, spread.starts, spread.rows, *carries.arrays]
+            return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
         later = steps.first
         if self.peels:
             state, later = run_until(steps.first, consts, state, 1), steps.later
         running = OnlineRun(self, later, held, consts, self.max_steps, int(self.peels))
         (count, carry), spread, carries = running.run((state, spread, carries))
-        return carry, [count, spread.starts, spread.rows, *carries.arrays]
+        return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
 
-    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
-        _, starts, rows, *slots = saved
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
+        _, starts, rows = stored.integers
         past = sweeps_past(sweep)
-        carries = self.slots.holding(slots, sweep.step.carry_types)
+        carries = self.slots.holding(stored.carries, sweep.step.carry_types)
         cts = sweep.start(ct_carry)
         if self.strides is not None:
             return reverse_by_counters(past.first, self.strides, sweep.init, cts)

@@ -14,16 +14,15 @@ from jax.interpreters import partial_eval
 
 from ..._arrays import Arrays, axes_of, pick
 from ..._programs import Formula, Selected, is_watched, mapped
-from ..._types import Aval, BatchAxis, PyTree, Value
+from ..._types import BatchAxis, PyTree, Value
 from ...progress import sweep_with_bar, while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
+from ..engine._layout import Saves, Stored
 from ..engine._primitive import PlannedLoop
-from ..engine._problem import Problem
-from ..engine._repetition import AbstractRepetition, L
+from ..engine._problem import L, Problem
 from ..engine._step import Step
 from ..engine._sweep import Cotangents, Sweep
-from ..engine.leaves._saves import Saves
 from ._batch import joint_loop, stops_apart
 from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
@@ -36,7 +35,7 @@ from ._while_layout import (
 
 
 @dataclasses.dataclass(frozen=True)
-class AbstractStopping(AbstractRepetition[L]):
+class AbstractStopping(Problem[L]):
     """A loop that goes on for as long as the first leaf of its carry says so.
 
     The derivatives of such a loop are such loops again, as with loops of known length.
@@ -52,7 +51,7 @@ class AbstractStopping(AbstractRepetition[L]):
     def reversed_step(self, step: Step) -> Step:
         return _unconditional(step)
 
-    def check(self, problem: Problem, active: Active, inputs: PyTree) -> None:
+    def check(self, active: Active, inputs: PyTree) -> None:
         """Checks the types of consts that have a cotangent, within a `shard_map`.
 
         If a const is the same on all devices, the transpose of the step adds up its
@@ -60,7 +59,7 @@ class AbstractStopping(AbstractRepetition[L]):
         not take part, and the others would wait for them.
         """
         axes = axes_of(inputs[1][0])
-        consts = pick(problem.step.const_types, active.consts)
+        consts = pick(self.step.const_types, active.consts)
         if all(axes <= axes_of(const) for const in consts):
             return
         names = tuple(sorted(axes))
@@ -73,12 +72,7 @@ class AbstractStopping(AbstractRepetition[L]):
         )
 
     def written_out(
-        self,
-        problem: Problem,
-        back: BackwardStep,
-        step: Step,
-        inputs: PyTree,
-        ends: PyTree,
+        self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
     ) -> NoReturn:
         raise ValueError(
             "A while loop cannot be differentiated twice in reverse mode if there is a "
@@ -113,43 +107,50 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
 
     has_xs = False
 
-    def run(
-        self, problem: Problem, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
-    ) -> tuple[list[Value], list[Value], list[Value]]:
-        (consts, init, _), loop = inputs, problem.loop
-        step = problem.step
+    def forward(
+        self, saves: Saves[AbstractWhileLayout] | None, inputs: PyTree
+    ) -> tuple[list[Value], list[Value], Stored]:
+        consts, init, _ = inputs
 
-        def forward(init: Arrays) -> tuple[list[Value], list[Value]]:
+        def forward(init: Arrays) -> tuple[list[Value], Stored]:
             if saves is None:
-                return _run_plain(step, loop.length, consts, init), []
-            return saves.layout.forward(step, saves.held, consts, init)
+                return _run_plain(
+                    self.step, self.loop.length, consts, init
+                ), Stored.of()
+            return saves.layout.forward(self.step, saves.held, consts, init)
 
-        carry, saved = while_with_bar(forward, loop.meter, consts, init)
-        return carry, [], saved
+        carry, stored = while_with_bar(forward, self.loop.meter, consts, init)
+        return carry, [], stored
 
-    def saved_types(self, step: Step, saves: Saves[AbstractWhileLayout]) -> list[Aval]:
-        return saves.layout.saved_types(step.carry_types, saves.held)
+    def stored_types(self, saves: Saves[AbstractWhileLayout]) -> Stored:
+        return saves.layout.stored_types(self.step.carry_types, saves.held)
 
     def reverse(
-        self, sweep: Sweep, layout: AbstractWhileLayout, saved: Arrays, carried: Arrays
+        self, sweep: Sweep, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        sweep = dataclasses.replace(sweep, count=saved[0])
-        run = lambda sweep, carried: layout.reverse(sweep, saved, carried)
-        return sweep_with_bar(run, sweep, carried, saved)
+        sweep = dataclasses.replace(sweep, count=stored.integers[0])
+        run = lambda sweep, carried: layout.reverse(sweep, stored, carried)
+        after = [*stored.integers, *stored.carries]
+        return sweep_with_bar(run, sweep, carried, after)
 
-    def batched(
-        self, formula: PlannedLoop, axis_data: BatchAxis, args: PyTree, dims: PyTree
-    ) -> tuple[Formula, PyTree, list[int | None]]:
-        given, dims = dims, tuple(map(tuple, dims))
-        if not stops_apart(formula.problem, axis_data, dims):
-            return super().batched(formula, axis_data, args, dims)
+    def batched_apart(
+        self,
+        formula: Formula,
+        saves: Saves[AbstractWhileLayout] | None,
+        axis_data: BatchAxis,
+        args: PyTree,
+        dims: PyTree,
+    ) -> tuple[Formula, PyTree, list[int | None]] | None:
+        flat_dims = tuple(map(tuple, dims))
+        if not stops_apart(self, axis_data, flat_dims):
+            return None
         # A gradient has been taken of each example, and then of the batch. The slots of
         # examples are spread over different numbers of steps, so the loops are not
         # joined: each example runs its own, as `vmap` has it.
-        if formula.saves is not None:
+        if saves is not None:
             _refuse_explicit(axis_data)
-            return mapped(formula, axis_data, args, given)
-        problem, consts, init = joint_loop(formula.problem, axis_data, args, dims)
+            return mapped(formula, axis_data, args, dims)
+        problem, consts, init = joint_loop(self, axis_data, args, flat_dims)
         args = (list(consts), list(init), [])
         joint = PlannedLoop(problem, None, args)
         # All outputs but the joint carry's first leaf: whether any example goes on.

@@ -16,7 +16,7 @@ from jax import lax
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
 from ..._programs import mark
 from ..._types import Aval, Index, Value
-from ..engine._layout import AbstractLayout
+from ..engine._layout import AbstractLayout, Stored
 from ..engine._loop import zero
 from ..engine._loop_spec import LoopSpec
 from ..engine._step import NoWayBackError, Step
@@ -101,7 +101,7 @@ class AbstractWhileLayout(AbstractLayout):
     @abc.abstractmethod
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
-    ) -> tuple[list[Value], list[Value]]:
+    ) -> tuple[list[Value], Stored]:
         """Runs the loop, and stores what `reverse` needs.
 
         Args:
@@ -111,22 +111,22 @@ class AbstractWhileLayout(AbstractLayout):
             init: The initial carry.
 
         Returns:
-            The final carry, and what is stored: the integers and the slots.
+            The final carry, and what is stored: integers and slots.
         """
 
     @abc.abstractmethod
-    def reverse(self, sweep: Sweep, saved: Arrays, ct_carry: Arrays) -> Cotangents:
+    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
         """Takes cotangents of the final carry back, given what `forward` has stored."""
 
-    def saved_types(self, carry_types: Sequence[Aval], held: Flags) -> list[Aval]:
+    def stored_types(self, carry_types: Sequence[Aval], held: Flags) -> Stored:
         """The types of what `forward` stores."""
         # Traced, since the type must name the mesh that is in use.
         axes = axes_of(carry_types[0])
         zero = lambda n: vary(put_on_mesh(jnp.zeros(n, jnp.int32)), axes)
         zeros = lambda: list(map(zero, self.integers))
         integers = jax.make_jaxpr(zeros)().out_avals
-        stored = pick(carry_types[1:], held)
-        return [*integers, *self.slots.types(stored, self.rows)]
+        carries = self.slots.types(pick(carry_types[1:], held), self.rows)
+        return Stored.of(integers, carries)
 
 
 @dataclasses.dataclass(frozen=True)

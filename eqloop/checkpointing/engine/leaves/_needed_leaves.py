@@ -28,11 +28,11 @@ from jax.interpreters import partial_eval
 from ...._arrays import Flags, closed_under, pick, stack_type, union
 from ...._programs import called, inputs_read
 from .._backward_step import BackwardStep, program_of
+from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ._lean_loops import lean
 from ._rows_once import rows_once
-from ._saves import Needs
 
 
 def leaves_read(back: BackwardStep, loop: Loop, block: int = 1) -> Flags:

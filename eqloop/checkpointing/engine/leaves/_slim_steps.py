@@ -18,6 +18,7 @@ from ...._arrays import Arrays, Flags, pick, put, split, stack_type
 from ...._programs import run, traced
 from ...._types import Aval, Value
 from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
+from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
@@ -25,7 +26,6 @@ from ..reversals._next_carries import NextCarry
 from ._lean_loops import lean
 from ._needed_leaves import taking, without_leaves
 from ._rows_once import RowsOnce, rows_once
-from ._saves import Needs
 
 
 @dataclasses.dataclass(frozen=True)
