@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
 from ._schedules import Pinned, limit_of, measures
-from .engine._costs import AbstractPace, StepCost
+from .engine._costs import StepCost
 from .engine._forward import Active, Saveable
 from .engine._layout import Layout
 from .engine._loop import Loop
+from .engine._pace import AbstractPace
 from .engine._problem import Counted, Planner, Problem, all_active, needs_of_gradient
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce

@@ -14,10 +14,11 @@ from ._bar import ProgressBar, as_progress, check_progress
 from ._changes import Again, BarChange, Guarded
 from ._counted import counted, while_with_bar, with_count
 from ._host_bar import host_bar
-from ._meter import NO_BARS, Gauge, Label, Meter, make_meter, tied
-from ._reporting import run_with_bar, scan_with_bar, step_with_bar, sweep_with_bar
+from ._meter import NO_BAR, NO_BARS, Gauge, Label, Meter, make_meter, tied
+from ._reporting import run_with_bar, scan_with_bar, step_with_bar
 
 __all__ = [
+    "NO_BAR",
     "NO_BARS",
     "Again",
     "BarChange",
@@ -34,7 +35,6 @@ __all__ = [
     "run_with_bar",
     "scan_with_bar",
     "step_with_bar",
-    "sweep_with_bar",
     "tied",
     "while_with_bar",
     "with_count",

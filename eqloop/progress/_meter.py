@@ -260,6 +260,9 @@ class Gauge:
         return here(number, done)
 
 
+NO_BAR = Gauge(None, 1, "", 0)
+
+
 def tied(number: Value, outputs: PyTree) -> Value:
     """The outputs of a loop, so that nobody gets them without its reports.
 

@@ -5,7 +5,6 @@ run it with reports in it, or as it is if there is no bar. The number of the bar
 more entry of what the loop carries.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -100,68 +99,6 @@ def run_with_bar(
 
     goes_on = lambda both: both[1][0] < stop
     return lax.while_loop(goes_on, to_next_report, (number, state))
-
-
-def sweep_with_bar(
-    run: Callable[[PyTree, Arrays], PyTree],
-    sweep: Any,
-    ct_carry: Arrays,
-    after: Arrays,
-) -> PyTree:
-    """Runs a reverse sweep, and its bar if it has one.
-
-    Its blocks are reversed by a reversal that reports. The number of the bar is carried
-    back behind the cotangents of the carry.
-
-    Args:
-        run: Runs a sweep, given what is carried back from the end.
-        sweep: The sweep.
-        ct_carry: What is carried back from the end.
-        after: What is to be there before the bar is shown, besides.
-    """
-    gauge = sweep.loop.meter.back.of(sweep.steps)
-    if not gauge.is_shown:
-        return run(sweep, ct_carry)
-    number = gauge.open([*after, *ct_carry])
-    reversal = _ReportingReversal(sweep.reversal, gauge)
-    sweep = dataclasses.replace(sweep, reversal=reversal)
-    cts = run(sweep, [*ct_carry, number])
-    *ct_carry, number = cts.carry
-    return tied(number, dataclasses.replace(cts, carry=ct_carry))
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReportingReversal:
-    """A reversal that reports each block that it has taken back."""
-
-    reversal: Any
-    gauge: Gauge
-
-    def __call__(
-        self, sweep: Any, carry: Arrays, start: Index, count: int, cts: PyTree
-    ) -> PyTree:
-        take = lambda cts: self.reversal(sweep, carry, start, count, cts)
-        return self.past(sweep, take, start, count, cts)
-
-    def rerun(self, *steps: Any) -> PyTree:
-        return self.reversal.rerun(*steps)
-
-    def each(self, *steps: Any) -> PyTree:
-        return self.reversal.each(*steps)
-
-    def past(
-        self,
-        sweep: Any,
-        take: Callable[[PyTree], PyTree],
-        start: Index,
-        count: int,
-        cts: PyTree,
-    ) -> PyTree:
-        *ct_carry, number = cts.carry
-        cts = take(dataclasses.replace(cts, carry=ct_carry))
-        done = sweep.steps - sweep.position(start)
-        number = self.gauge.report_if_due(number, done, count, cts.carry)
-        return dataclasses.replace(cts, carry=[*cts.carry, number])
 
 
 def step_with_bar(

@@ -6,18 +6,18 @@ which one to choose. In the order in which to read it:
 - **What is run**: a step (`_step.py`), the loop around it (`_loop.py`), and what makes
   a step ready (`_views.py`, `_normal_form.py`). With its schedule and its policy a loop
   is a problem (`_problem.py`), and so are its derivatives.
-- **What JAX differentiates**: a primitive for the loop (`_primitive.py`), and one for
-  its way back (`_reverse_primitive.py`). How a loop goes on, for so many steps or until
-  it stops, is in `_repetition.py`.
+- **What JAX differentiates**: a primitive for the loop, and one for its way back, both
+  in `_primitive.py`.
 - **What a schedule decides**: a layout (`_layout.py`), of an order (`orders/`), slots
   (`slots/`) and a reversal (`reversals/`). `_loop_spec.py` is what it is told of the
-  loop, `_costs.py` what layouts are compared by, `_listing.py` a note of what was
-  decided, `_kept_names.py` the policy that a layout may choose, and
+  loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
+  what was decided, `_kept_names.py` the policy that a layout may choose, and
   `_stored_products.py` what else it may have the primal store.
 - **The way there**: `_forward.py` saves nothing, `_by_segments.py` leaves carries in
   slots, and `_kept_rows.py` stacks only those outputs that are kept.
-- **The way back**: a sweep through the loop (`_sweep.py`), what it does to a step
-  (`_backward_step.py`), and the derivatives of that (`_derived.py`). What backward
+- **The way back**: what an order is given to go back by (`_walk.py`), a sweep through
+  the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), and the
+  derivatives of that (`_derived.py`). What backward
   rules log on the way comes out beside the cotangents (`_logs.py`).
 - **What is left out**: leaves of the carry that are not needed on the way back
   (`leaves/`).

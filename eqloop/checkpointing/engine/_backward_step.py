@@ -50,7 +50,7 @@ from ._forward import Active, Saveable, stored, under_policy
 from ._loop import Loop
 from ._step import NoWayBackError, Step
 from .reversals._known_products import Products, products_of
-from .reversals._next_carries import NextCarry, given_leaves
+from .reversals._next_carries import given_leaves
 
 # `(consts, carry, xs)` of a block: the carry before it, and its part of `xs`.
 Inputs: TypeAlias = Sequence[Arrays]
@@ -144,7 +144,7 @@ class BackwardStep(abc.ABC):
         return None
 
     @property
-    def beside_next(self) -> NextCarry | None:
+    def beside_next(self) -> "NextCarry | None":
         """The same for a batch whose next carries are known, if that saves products."""
         return None
 
@@ -161,6 +161,19 @@ class BackwardStep(abc.ABC):
             inputs: Consts, the carry before the block, and the block's part of `xs`.
             ends: The `carried` after the block, and the `z` of its steps.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class NextCarry:
+    """A backward step for steps whose next carry is known.
+
+    Attributes:
+        leaves: The leaves of that carry which it reads.
+        back: The backward step. It is given these behind `x`.
+    """
+
+    leaves: tuple[int, ...]
+    back: BackwardStep
 
 
 @dataclasses.dataclass(frozen=True)

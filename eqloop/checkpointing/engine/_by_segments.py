@@ -7,7 +7,6 @@ loop over single steps would have to write one, or select whether to, at every s
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +22,6 @@ from ...progress import run_with_bar
 from ._forward import iterate
 from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
-from .orders._order import AbstractSlotOrder
 
 # How often the step may be in the program, for loops with static trip counts. With more
 # groups one loop with a dynamic trip count runs all segments: it compiles faster.
@@ -68,25 +66,22 @@ class BySegments:
     Attributes:
         step: The step.
         loop: The loop.
-        order: Which carries are stored.
+        starts: The positions at which segments start, whose carries are stored.
+        keeps_last: Whether the last carry is stored as well.
         consts: The consts of the step.
         xs: The `xs` of the loop.
     """
 
     step: Step
     loop: Loop
-    order: AbstractSlotOrder
+    starts: tuple[int, ...]
+    keeps_last: bool
     consts: Arrays
     xs: Arrays
 
     def opaque(self) -> "BySegments":
         """The same for nested loops, see `opaque` in `_loop.py`."""
         return dataclasses.replace(self, consts=opaque(self.consts), xs=opaque(self.xs))
-
-    @functools.cached_property
-    def starts(self) -> tuple[int, ...]:
-        """Where the segments start."""
-        return tuple(self.order.starts)
 
     @property
     def groups(self) -> list[Group]:

@@ -9,11 +9,16 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
-from ..._arrays import Flags, pick, union
+import jax
+
+from ..._arrays import Arrays, Flags, pick, union
 from ..._types import Value
-from ._costs import AbstractPace, StepCost
+from ._costs import StepCost
 from ._loop import nbytes
+from ._pace import AbstractPace
 from ._step import Step
+from ._sweep import Cotangents
+from ._walk import Walk
 from .orders._order import AbstractOrder
 from .reversals._block_reversals import AbstractReversal, ByResiduals
 from .slots._slots import AbstractSlots, DeviceSlots
@@ -217,6 +222,21 @@ class Layout(AbstractLayout):
         """
         first = self.slots.take_device_memory
         return self.order.stored_bytes(cost, self.reversal, first)
+
+    def reverse(self, walk: Walk, stored: "Stored", ct_carry: Arrays) -> Cotangents:
+        """Goes back through the whole loop.
+
+        Args:
+            walk: The way back.
+            stored: What the primal has stored.
+            ct_carry: What is carried back from the end of the loop.
+        """
+        order, slots = self.order.by_carries(), stored.carries
+        # XLA makes a broadcast array anew, again and again, only within an outer loop.
+        walk = walk if order.is_flat else walk.opaque()
+        cts = walk.sweep.start(ct_carry, jax.tree.leaves(stored))
+        carries = self.slots.holding(slots, walk.sweep.step.carry_types)
+        return self.slots.released(slots, order.reverse(walk, carries, cts))
 
     def duration(self, pace: AbstractPace) -> float:
         """How long a gradient takes.

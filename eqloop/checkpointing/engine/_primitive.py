@@ -73,7 +73,7 @@ from ..._programs import (
     refuse_refs_in_rules,
 )
 from ..._types import BatchAxis, PyTree, Value
-from ...progress import Again, BarChange
+from ...progress import Again, BarChange, tied
 from ._backward_step import BackwardStep, Taken, program_of
 from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
 from ._forward import Active
@@ -94,11 +94,12 @@ from ._problem import (
 )
 from ._step import NoWayBackError, Step, reaching, without_outputs
 from ._stored_products import products_to_store, storing_products
-from ._sweep import Sweep
+from ._sweep import KnownProducts, Sweep
+from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
 from .leaves._slim_steps import Known, Slim, narrowed
 from .orders._all_at_once import pull_residuals, store_residuals
-from .reversals._known_products import KnownProducts, Products
+from .reversals._known_products import Products
 
 
 def planned_loop(
@@ -551,12 +552,22 @@ class Reverse(Formula):
             last = put(none, given.final, stored.last)
             consts = [*consts, *known.consts(last, init)]
             step, back = narrowed(step, known), Slim(back, known)
-        settings = step, problem.loop, back, self.layout.reversal
         products = self._known_products(stored.products, known)
         first = pick(init, given.held)
-        sweep = Sweep(*settings, consts, xs, zs, products, init=first)
-        cts = problem.reverse(sweep, self.layout, stored, carried)
-        return cts.consts, cts.carry, cts.xs
+        sweep = Sweep(
+            step,
+            problem.loop,
+            back,
+            consts,
+            xs,
+            zs,
+            products,
+            init=first,
+            gauge=problem.loop.meter.back.of(problem.loop.length),
+        )
+        walk = Walk(sweep, self.layout.reversal)
+        cts = problem.reverse(walk, self.layout, stored, carried)
+        return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)

@@ -15,8 +15,6 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import jax
-
 from ..._arrays import (
     Arrays,
     Flags,
@@ -37,10 +35,9 @@ from ..._programs import (
     settled,
 )
 from ..._types import Aval, BatchAxis, PyTree, Value
-from ...progress import Again, BarChange, sweep_with_bar
+from ...progress import Again, BarChange
 from . import _forward
 from ._backward_step import BackwardStep, Pull, Taken
-from ._by_segments import BySegments
 from ._derived import there_and_back
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
@@ -49,7 +46,8 @@ from ._listing import unlisted
 from ._loop import Loop
 from ._short_sums import with_short_sums
 from ._step import Step, reaching, without_outputs
-from ._sweep import Cotangents, Sweep
+from ._sweep import Cotangents
+from ._walk import Walk
 from .leaves._needed_leaves import needs_of
 from .orders._all_at_once import AllAtOnce
 
@@ -134,12 +132,12 @@ class Problem(abc.ABC, Generic[L]):
 
     @abc.abstractmethod
     def reverse(
-        self, sweep: Sweep, layout: L, stored: Stored, carried: Arrays
+        self, walk: Walk, layout: L, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        """Runs a reverse sweep.
+        """Goes back through the loop.
 
         Args:
-            sweep: The sweep, past all steps that the loop may have.
+            walk: The way back, past all steps that the loop may have.
             layout: How the loop was stored.
             stored: What `forward` has stored.
             carried: What is carried back from the end.
@@ -282,7 +280,7 @@ class Counted(Problem[Layout]):
             return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
         order, held = saves.layout.order.by_carries(), saves.held
         consts, init, xs = order.checked(self.step, self.loop, held, inputs)
-        segments = BySegments(self.step, self.loop, order, consts, xs)
+        segments = order.in_segments(self.step, self.loop, consts, xs)
         carry, ys, carries = saves.layout.slots.sweep(segments, held, init)
         return carry, ys, Stored.of(carries=carries)
 
@@ -290,11 +288,9 @@ class Counted(Problem[Layout]):
         return Stored.of(carries=slot_types(self.step.carry_types, saves))
 
     def reverse(
-        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
+        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        run = lambda sweep, carried: sweep.run(layout, stored.carries, carried)
-        after = [*jax.tree.leaves(stored.carries), *sweep.zs]
-        return sweep_with_bar(run, sweep, carried, after)
+        return layout.reverse(walk, stored, carried)
 
     def reversed_step(self, step: Step) -> Step:
         return step

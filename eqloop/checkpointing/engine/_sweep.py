@@ -1,14 +1,14 @@
-"""A reverse sweep: takes cotangents back through a whole loop, block by block.
+"""What a reverse sweep has: the arrays of the loop, its step, and the backward step.
 
-Three objects take part, and each calls the next one:
+Three objects take part in a sweep, and each calls the next one:
 
     order           which block is next, and which steps are run again to get to it
     reversal        how a block is taken back from the carry before it
     backward step   what happens to the cotangents at a single step
 
-(`orders/_order.py`, `reversals/_block_reversals.py`, `_backward_step.py`). All of them
-are given the sweep. It has the arrays of the loop, runs steps for them (`advance`), and
-calls the next one (`pull` the reversal, `take` the backward step).
+(`orders/_order.py`, `reversals/_block_reversals.py`, `_backward_step.py`). An order is
+given a `Walk` (`_walk.py`), a reversal is given the `Sweep` of this file. It runs steps
+again (`advance`), and takes cotangents past steps by the backward step (`take`).
 """
 
 import dataclasses
@@ -20,18 +20,39 @@ from jax import lax
 
 from ..._arrays import Arrays, over_examples, stack_of, where_run, zero_cotangent_of
 from ..._types import Index, Value
+from ...progress import NO_BAR, Gauge
 from ._backward_step import BackwardStep, Taken, take_one
 from ._forward import iterate
 from ._in_place import run_in_place
-from ._layout import Layout
-from ._loop import Loop, opaque, part, put_part, zero
+from ._loop import Loop, element, opaque, part, put_part
 from ._step import Step
-from .reversals._block_reversals import AbstractReversal, one_by_one
-from .reversals._known_products import KnownProducts
-from .reversals._reruns import carries_within
-from .slots._slots import DeviceSlots, StoredSteps
 
 _least = over_examples(jnp.min)
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownProducts:
+    """The stored products of the last steps of a loop.
+
+    Attributes:
+        rows: The products; each row is for one step.
+        first: The position of the step whose products are in the first row.
+        step: The step, given its products behind its `x`.
+        back: The backward step for that; `None` if it cannot take products.
+    """
+
+    rows: Arrays
+    first: int
+    step: Step
+    back: BackwardStep | None
+
+    def of_step(self, position: Index) -> list[Value]:
+        """The products of the step at a position."""
+        return [element(row, position - self.first) for row in self.rows]
+
+    def of_block(self, position: Index, count: int) -> list[Value]:
+        """The products of so many steps from a position on."""
+        return [part(row, position - self.first, count) for row in self.rows]
 
 
 @dataclasses.dataclass
@@ -42,15 +63,17 @@ class Cotangents:
         consts: The sums so far.
         carry: What is carried back, at the end of the block that is next.
         xs: The cotangents of `xs`, as whole arrays, zero where steps are yet to come.
+        number: What the last report to the bar returned; `None` without a bar.
     """
 
     consts: list[Value]
     carry: list[Value]
     xs: list[Value]
+    number: Value = None
 
 
 jax.tree_util.register_dataclass(
-    Cotangents, data_fields=["consts", "carry", "xs"], meta_fields=[]
+    Cotangents, data_fields=["consts", "carry", "xs", "number"], meta_fields=[]
 )
 
 
@@ -62,7 +85,6 @@ class Sweep:
         step: The step to advance by. It has no outputs.
         loop: The loop around it.
         back: The backward step.
-        reversal: How a block is taken back.
         consts: The consts of the step.
         xs: The `xs` of the loop.
         zs: The `z` of all steps, for a gradient the cotangents of `ys`.
@@ -74,12 +96,12 @@ class Sweep:
         first: Where the part of the loop starts that this sweep is for, see `part`;
             `None` for the whole loop.
         init: The initial carry, for layouts that read it (`AbstractLayout.reads_init`).
+        gauge: Its bar, for the number of steps that the whole loop has run.
     """
 
     step: Step
     loop: Loop
     back: BackwardStep
-    reversal: AbstractReversal
     consts: Arrays
     xs: Arrays
     zs: Arrays
@@ -88,21 +110,7 @@ class Sweep:
     own: Value = None
     first: Index | None = None
     init: Arrays = ()
-
-    def run(self, layout: Layout, slots: Arrays, ct_carry: Arrays) -> Cotangents:
-        """Runs the whole sweep.
-
-        Args:
-            layout: How the loop was stored.
-            slots: The carries that were stored.
-            ct_carry: What is carried back from the end of the loop.
-        """
-        order = layout.order.by_carries()
-        # XLA makes a broadcast array anew, again and again, only within an outer loop.
-        sweep = self if order.is_flat else self.opaque()
-        cts = sweep.start(ct_carry)
-        carries = layout.slots.holding(slots, self.step.carry_types)
-        return layout.slots.released(slots, order.reverse(sweep, carries, cts))
+    gauge: Gauge = NO_BAR
 
     def opaque(self) -> "Sweep":
         """The same for nested loops, see `opaque` in `_loop.py`."""
@@ -113,18 +121,19 @@ class Sweep:
             zs=opaque(self.zs),
         )
 
-    def start(self, ct_carry: Arrays) -> Cotangents:
-        """The state at the end of the loop, where nothing has been reversed yet."""
+    def start(self, ct_carry: Arrays, after: Arrays) -> Cotangents:
+        """The state at the end of the loop, where nothing has been reversed yet.
+
+        Args:
+            ct_carry: What is carried back from the end.
+            after: What is to be there before the bar is shown, besides.
+        """
         return Cotangents(
             [zero_cotangent_of(self.consts[i]) for i in self.back.const_of],
             list(ct_carry),
             [jnp.zeros_like(self.xs[i]) for i in self.back.x_of],
+            self.gauge.open([*after, *self.zs, *ct_carry]),
         )
-
-    @property
-    def multiplying(self) -> "Sweep":
-        """The same for steps whose products were not stored, and which multiply."""
-        return dataclasses.replace(self, products=None)
 
     def part(self, start: Index) -> "Sweep":
         """The same for a part of the loop: positions count from `start` on."""
@@ -181,42 +190,6 @@ class Sweep:
 
     # Steps that are reversed.
 
-    def pull(
-        self, carry: Arrays, start: Index, count: int, cts: Cotangents
-    ) -> Cotangents:
-        """Reverses a block of `count` steps, given the carry before it."""
-        if count == 1 or self.count is None:
-            return self.reversal(self, carry, start, count, cts)
-        # The loop may have ended within this block, and then its steps are reversed one
-        # by one. A `lax.cond` would copy the cotangents of `xs`, which both branches
-        # return. So both ways are loops, of which one has no iteration.
-        is_whole = (self.common(start, count) == count).astype(jnp.int32)
-        whole = lambda _, cts: self.reversal(self, carry, start, count, cts)
-        cts = lax.fori_loop(0, is_whole, whole, cts)
-        left = jnp.where(is_whole, 0, jnp.clip(self.count - start, 0, count))
-        carries = carries_within(self, DeviceSlots(), carry, start, left, count)
-        steps = StoredSteps(carries, 0, start, left, count)
-        return one_by_one(self, steps, cts)
-
-    def pull_first(self, carry: Arrays, count: int, cts: Cotangents) -> Cotangents:
-        """Reverses the first `count` steps from the initial carry, if any step was run.
-
-        It is for orders whose first block is not like the others.
-        """
-
-        def pull(i: Index, cts: Cotangents) -> Cotangents:
-            # XLA does not know that this loop has one iteration at most, and would
-            # hoist the evaluation of the steps out of it: the initial carry does not
-            # change. All residuals would be kept from before the loop on. The barrier
-            # makes the carry depend on the index.
-            start, *held = lax.optimization_barrier([i, *carry])
-            return self.pull(held, start, count, cts)
-
-        if self.count is None:
-            return self.pull(carry, zero(), count, cts)
-        # A loop of at most one iteration, as in `pull`.
-        return lax.fori_loop(0, jnp.clip(self.count, 0, 1), pull, cts)
-
     def common(self, start: Index, count: Index) -> Value:
         """How many of `count` steps from a position on all examples have run.
 
@@ -232,61 +205,72 @@ class Sweep:
         """Takes cotangents past `count` steps by the backward step."""
         if count == 1:
             return self._take_one(carry, start, cts)
-        at, xs, zs = self.block(start, count)
+        xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,
         # but runs `back`, which may be a derivative of it.
         back = functools.partial(self.back, self.loop.part(count))
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
-        return self.added(cts, taken, at)
+        return self.added(cts, taken, start, count)
 
     def _take_one(self, carry: Arrays, start: Index, cts: Cotangents) -> Cotangents:
         """Takes cotangents past a single step, without a stack of one row."""
-        at, x, z = self.step_at(start)
+        x, z = self.step_at(start)
         inputs, ends = (self.consts, carry, x), (cts.carry, z)
         back = functools.partial(take_one, self.back)
         taken = run_in_place(self.back.base.step.jaxpr, back, inputs, ends)
         if self.own is not None:
             taken = self._if_run(start, taken, cts)
-        return self.added_step(cts, taken, at)
+        return self.added_step(cts, taken, start)
 
-    def block(self, start: Index, count: int) -> tuple[Index, list[Value], list[Value]]:
+    def block(self, start: Index, count: int) -> tuple[list[Value], list[Value]]:
         """The inputs of `count` steps from a position on.
 
         Returns:
-            The smallest index among them, their `xs`, which lie along `loop.x_axes`,
-            and their `zs`, which lie along the first axis.
+            Their `xs`, which lie along `loop.x_axes`, and their `zs`, which lie along
+            the first axis.
         """
         start = self.position(start)
-        at = self.loop.block_start(start, count)
-        return at, self.loop.block(self.xs, start, count), self._zs(at, count)
+        zs = self._zs(self.loop.block_start(start, count), count)
+        return self.loop.block(self.xs, start, count), zs
 
-    def step_at(self, position: Index) -> tuple[Index, list[Value], list[Value]]:
-        """The index of the step at a position, its `x`, and its `z`."""
-        at, xs, zs = self.block(position, 1)
+    def step_at(self, position: Index) -> tuple[list[Value], list[Value]]:
+        """The `x` of the step at a position, and its `z`."""
+        xs, zs = self.block(position, 1)
         x = [lax.squeeze(x, [a]) for x, a in zip(xs, self.loop.x_axes, strict=True)]
-        return at, x, [lax.squeeze(z, [0]) for z in zs]
+        return x, [lax.squeeze(z, [0]) for z in zs]
 
-    def added(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
+    def added(
+        self, cts: Cotangents, taken: Taken, start: Index, count: int
+    ) -> Cotangents:
         """The state before a block, given what its reversal returned.
 
         Args:
             cts: The state after the block.
             taken: What the reversal of the block returned.
-            at: The smallest index in the block.
+            start: The position of the first step of the block.
+            count: How many steps it has.
         """
         sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
-        return self.before(cts, taken._replace(sums=sums), at)
+        return self.before(cts, taken._replace(sums=sums), start, count)
 
-    def added_step(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
+    def added_step(self, cts: Cotangents, taken: Taken, position: Index) -> Cotangents:
         """The same for a single step, whose `taken.xs` have no axis for steps."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         xs = list(map(jnp.expand_dims, taken.xs, axes))
-        return self.added(cts, taken._replace(xs=xs), at)
+        return self.added(cts, taken._replace(xs=xs), position, 1)
 
-    def before(self, cts: Cotangents, taken: Taken, at: Index) -> Cotangents:
+    def before(
+        self, cts: Cotangents, taken: Taken, start: Index, count: int
+    ) -> Cotangents:
         """The same, if `taken.sums` are the new totals, and not the block's part."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
+        start = self.position(start)
+        at = self.loop.block_start(start, count)
+        number = cts.number
+        if self.gauge.is_shown:
+            done = self.gauge.total - start
+            number = self.gauge.report_if_due(number, done, count, taken.carried)
         return Cotangents(
             taken.sums,
             taken.carried,
@@ -294,6 +278,7 @@ class Sweep:
                 put_part(whole, ct, at, axis)
                 for whole, ct, axis in zip(cts.xs, taken.xs, axes, strict=True)
             ],
+            number,
         )
 
     def _if_run(self, start: Index, taken: Taken, cts: Cotangents) -> Taken:

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..._arrays import is_symbolic, pick
-from ..engine._costs import Estimated
 from ..engine._layout import Layout
 from ..engine._loop import nbytes
 from ..engine._loop_spec import LoopSpec
+from ..engine._pace import Estimated
 from ..engine.orders._levels import Nest, nests
 from ..engine.orders._nested import Nested
 from ..engine.reversals._together import Together, can_join

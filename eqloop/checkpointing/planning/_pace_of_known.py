@@ -6,9 +6,9 @@ its products as `xs`. So that is the loop that is estimated, and measured.
 
 import dataclasses
 
-from ..engine._costs import AbstractPace
 from ..engine._forward import Active
 from ..engine._layout import Piece
+from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
 from ..engine._stored_products import products_to_store
 from ._cost import outputs_wanted, step_cost

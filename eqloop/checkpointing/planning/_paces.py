@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
-from ..engine._costs import AbstractPace
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
+from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost

@@ -6,10 +6,11 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from ..engine._costs import AbstractPace, StepCost
+from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._loop import nbytes
+from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
 from ..engine.orders._hierarchical import Hierarchical
 from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals

@@ -8,10 +8,11 @@ from jax import lax
 from ..._arrays import Arrays, Flags, pick
 from ..._programs import constant
 from ..._types import Index, Value
-from ..engine._layout import Stored
+from ..engine._layout import Layout, Stored
 from ..engine._short_loops import without_short_loops
 from ..engine._step import Step
-from ..engine._sweep import Cotangents, Sweep
+from ..engine._sweep import Cotangents
+from ..engine._walk import Walk
 from ..engine.orders._levels import nests
 from ..engine.orders._nested import Nested
 from ._early_ends import only_run
@@ -82,11 +83,7 @@ class Bounded(AbstractWhileLayout):
         (count, carry), slots = lax.scan(segment, first_state(init), stops)
         return carry, Stored.of([count], slots)
 
-    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
-        order, step = self.order, only_run(sweep.step)
-        back = sweep.back.mapped(without_short_loops)
-        sweep = dataclasses.replace(sweep, step=step, back=back)
-        sweep = sweep if order.is_flat else sweep.opaque()
-        cts = sweep.start(ct_carry)
-        carries = self.slots.holding(stored.carries, sweep.step.carry_types)
-        return order.reverse(sweep, carries, cts)
+    def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
+        step, back = only_run(walk.sweep.step), walk.sweep.back
+        walk = walk.of(step=step, back=back.mapped(without_short_loops))
+        return Layout(self.order, self.slots).reverse(walk, stored, ct_carry)

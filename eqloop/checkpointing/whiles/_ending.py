@@ -17,20 +17,19 @@ step.
 import dataclasses
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 
 from ..._arrays import Arrays, over_examples
 from ..._programs import Formula, Selected
 from ..._types import BatchAxis, PyTree, Value
-from ...progress import NO_BARS, sweep_with_bar, while_with_bar
-from ..engine._by_segments import BySegments
+from ...progress import NO_BARS, while_with_bar
 from ..engine._forward import Active, primal
 from ..engine._layout import Layout, Saves, Stored
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import Counted, L, slot_types
 from ..engine._short_loops import without_short_loops
-from ..engine._sweep import Cotangents, Sweep
+from ..engine._sweep import Cotangents
+from ..engine._walk import Walk
 from ._batch import joint_loop, stops_apart
 from ._early_ends import only_run
 from ._stopping import AbstractStopping
@@ -82,7 +81,7 @@ class Ending(AbstractStopping[Layout]):
                 return carry, (ys, Stored.of())
             layout, held = saves.layout, _of_whole_carry(saves).held
             order = layout.order.by_carries()
-            segments = BySegments(step, loop, order, consts, xs)
+            segments = order.in_segments(step, loop, consts, xs)
             carry, ys, carries = layout.slots.sweep(segments, held, init)
             return carry, (ys, Stored.of([carry[self.count_at]], carries))
 
@@ -96,7 +95,7 @@ class Ending(AbstractStopping[Layout]):
         )
 
     def reverse(
-        self, sweep: Sweep, layout: Layout, stored: Stored, carried: Arrays
+        self, walk: Walk, layout: Layout, stored: Stored, carried: Arrays
     ) -> Cotangents:
         (own,) = stored.integers
         # In a joint loop, `own` has an entry for each example. There the step selects
@@ -105,11 +104,10 @@ class Ending(AbstractStopping[Layout]):
         # the largest one in either case.
         most = _most(own)
         own = most if own.ndim else own
-        step, back = only_run(sweep.step), sweep.back.mapped(without_short_loops)
-        sweep = dataclasses.replace(sweep, step=step, back=back, count=most, own=own)
-        run = lambda sweep, carried: sweep.run(layout, stored.carries, carried)
-        after = [*jax.tree.leaves((stored.integers, stored.carries)), *sweep.zs]
-        return sweep_with_bar(run, sweep, carried, after)
+        step, back = walk.sweep.step, walk.sweep.back
+        step, back = only_run(step), back.mapped(without_short_loops)
+        walk = walk.of(step=step, back=back, own=own).until(most)
+        return layout.reverse(walk, stored, carried)
 
     def batched_apart(
         self,

@@ -7,7 +7,6 @@ depend on it. One of them says at which stage the loop over the stages starts. O
 is known, the stages can be written out, and XLA runs them in a third of the time.
 """
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from ..._arrays import Arrays
 from ..._programs import equations
 from ..engine._short_loops import numbers_after, with_known, without_short_loops
 from ..engine._step import Step
-from ..engine._sweep import Sweep
+from ..engine._walk import Walk
 from ._early_ends import leaned, with_early_ends
 from ._while_layout import State, first_state, run_until
 
@@ -51,22 +50,22 @@ def run_all(steps: Steps, consts: Arrays, init: Arrays, max_steps: int) -> State
     return run_until(steps.later, consts, state, max_steps)
 
 
-class Sweeps(NamedTuple):
+class Walks(NamedTuple):
     """The way back past the first step, and past every other one; see `Steps`."""
 
-    first: Sweep
-    later: Sweep
+    first: Walk
+    later: Walk
 
 
-def sweeps_past(sweep: Sweep) -> Sweeps:
+def walks_past(walk: Walk) -> Walks:
     """The way back past the steps of a loop, with short loops written out."""
-    steps, back = steps_to_run(sweep.step), sweep.back.mapped(without_short_loops)
-    first = dataclasses.replace(sweep, step=steps.first, back=back)
+    steps, back = steps_to_run(walk.sweep.step), walk.sweep.back
+    back = back.mapped(without_short_loops)
+    first = walk.of(step=steps.first, back=back)
     back_later = back.mapped(_later)
     if steps.later is steps.first and back_later == back:
-        return Sweeps(first, first)
-    later = dataclasses.replace(sweep, step=steps.later, back=back_later)
-    return Sweeps(first, later)
+        return Walks(first, first)
+    return Walks(first, walk.of(step=steps.later, back=back_later))
 
 
 @functools.lru_cache(maxsize=128)

@@ -13,24 +13,21 @@ from ..._types import Index, Value
 from ..engine._layout import Needs, Stored
 from ..engine._loop import zero
 from ..engine._step import Step
-from ..engine._sweep import Cotangents, Sweep
+from ..engine._sweep import Cotangents
+from ..engine._walk import Walk
 from ..engine.orders import _binomial
 from ..engine.orders._slot_stack import Chain, Stack
 from ..engine.slots._slots import Carries
 from ._by_counters import reverse_by_counters, strides_of
-from ._later_steps import run_all, steps_to_run, sweeps_past
+from ._later_steps import run_all, steps_to_run, walks_past
 from ._online_run import OnlineRun
-from ._spread import appended, full
+from ._spread import Spreading, appended, full
 from ._while_layout import (
     UNLIMITED,
     AbstractWhileLayout,
     first_state,
     run_until,
 )
-
-# The highest rank in the table of reaches. With two slots, the reach at rank `r` is
-# about `r**2 / 2` steps, so this is enough for a million of them.
-_MOST_RANKS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +57,15 @@ class Online(AbstractWhileLayout):
         return dataclasses.replace(self, strides=strides, peels=peels)
 
     @property
-    def ranks(self) -> int:
-        """The highest rank that a segment may get, see `_spread.py`."""
-        if self.checkpoints == 1:
-            return 1
-        return min(_binomial.rank_of(self.max_steps, self.checkpoints) + 1, _MOST_RANKS)
-
-    @property
-    def reach(self) -> list[list[int]]:
-        """The table by which segments are merged, and split on the way back."""
-        return _binomial.reach_table(self.checkpoints, self.ranks, UNLIMITED)
+    def spreading(self) -> Spreading:
+        """How the slots move on as the loop goes on."""
+        return Spreading(self.checkpoints, self.max_steps)
 
     @property
     def splits(self) -> bool:
         """Whether a segment may have to be split, since its rank is above 1."""
         chain = self.max_steps - self.peels
-        return self.checkpoints > 1 and chain > self.most_thrice
+        return self.checkpoints > 1 and chain > self.spreading.most_thrice
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
@@ -116,21 +106,16 @@ class Online(AbstractWhileLayout):
         if self.strides is not None:
             return "2 a step"
         if self.length is None:
-            return f"3 a step up to {self.most_thrice} steps"
-        is_exact = self.length <= self.most_thrice
+            return f"3 a step up to {self.spreading.most_thrice} steps"
+        is_exact = self.length <= self.spreading.most_thrice
         return f"{'<=' if is_exact else 'about'} {self.evaluations}"
-
-    @property
-    def most_thrice(self) -> int:
-        """How long a loop may be of which no step is evaluated more than 3 times."""
-        return self.checkpoints * (self.checkpoints + 3) // 2
 
     def forward(
         self, step: Step, held: Flags, consts: Arrays, init: Arrays
     ) -> tuple[list[Value], Stored]:
         carries = self.slots.filled(pick(init[1:], held), self.rows)
         spread = jax.tree.map(
-            lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self)
+            lambda x: vary(put_on_mesh(x), axes_of(init[0])), full(self.checkpoints)
         )
         steps, state = steps_to_run(step), first_state(init)
         if self.strides is not None:
@@ -139,19 +124,24 @@ class Online(AbstractWhileLayout):
         later = steps.first
         if self.peels:
             state, later = run_until(steps.first, consts, state, 1), steps.later
-        running = OnlineRun(self, later, held, consts, self.max_steps, int(self.peels))
+        running = OnlineRun(
+            self.spreading, later, held, consts, self.max_steps, int(self.peels)
+        )
         (count, carry), spread, carries = running.run((state, spread, carries))
         return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
 
-    def reverse(self, sweep: Sweep, stored: Stored, ct_carry: Arrays) -> Cotangents:
+    def reverse(self, walk: Walk, stored: Stored, ct_carry: Arrays) -> Cotangents:
         _, starts, rows = stored.integers
-        past = sweeps_past(sweep)
+        past, sweep = walks_past(walk), walk.sweep
         carries = self.slots.holding(stored.carries, sweep.step.carry_types)
-        cts = sweep.start(ct_carry)
+        cts = sweep.start(ct_carry, jax.tree.leaves(stored))
         if self.strides is not None:
             return reverse_by_counters(past.first, self.strides, sweep.init, cts)
         later = past.later.part(1) if self.peels else past.first
-        steps, reach = later.steps, constant(self.reach) if self.splits else None
+        steps, reach = (
+            later.sweep.steps,
+            constant(self.spreading.reach) if self.splits else None,
+        )
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         stack = self._stack(reach, steps, starts, carries)
         stack, cts = chain.reverse(stack, steps - 1, zero(), cts)

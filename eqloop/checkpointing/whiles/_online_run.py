@@ -1,7 +1,7 @@
 """Runs a loop of unknown length, and stores carries as it goes on."""
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
@@ -11,11 +11,8 @@ from ..._programs import mark
 from ..._types import Index, Value
 from ..engine._step import Step
 from ..engine.slots._slots import Carries
-from ._spread import Spread, move_on
+from ._spread import Spread, Spreading, move_on
 from ._while_layout import State, goes_on, next_carry, run_until
-
-if TYPE_CHECKING:
-    from ._online import Online
 
 # The state of the loop, the positions and rows of stored carries, and the carries.
 Whole: TypeAlias = tuple[State, Spread, Carries]
@@ -26,16 +23,16 @@ class OnlineRun:
     """One run of a loop.
 
     Attributes:
-        order: Which carries are stored.
+        rule: Which carries are stored.
         step: The step.
         held: Which leaves of a carry slots hold.
         consts: The consts of the step.
         max_steps: The position at which the loop ends at the latest.
-        first: The position from which carries are stored. The positions of the order
+        first: The position from which carries are stored. Positions of carries
             count from there.
     """
 
-    order: "Online"
+    rule: Spreading
     step: Step
     held: Flags
     consts: Arrays
@@ -44,8 +41,8 @@ class OnlineRun:
 
     def run(self, whole: Whole) -> Whole:
         """Runs the loop from there on."""
-        slots, steps = self.order.checkpoints, self.max_steps - self.first
-        if 1 < slots < steps <= self.order.most_thrice:
+        slots, steps = self.rule.checkpoints, self.max_steps - self.first
+        if 1 < slots < steps <= self.rule.most_thrice:
             return self._store_all(whole)
         whole = self._fill(whole)
         if slots >= steps:
@@ -58,7 +55,7 @@ class OnlineRun:
 
     def _fill(self, whole: Whole) -> Whole:
         """Stores every carry while there are free slots."""
-        most = min(self.first + self.order.checkpoints, self.max_steps)
+        most = min(self.first + self.rule.checkpoints, self.max_steps)
 
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
@@ -78,8 +75,8 @@ class OnlineRun:
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
             position = self._position(state)
-            has_free = position < self.order.checkpoints
-            row, moved = move_on(self.order, spread, position)
+            has_free = position < self.rule.checkpoints
+            row, moved = move_on(self.rule, spread, position)
             choose = lambda a, b: jnp.where(has_free, a, b)
             starts = choose(spread.starts, moved.starts)
             rows = choose(spread.rows, moved.rows)
@@ -94,7 +91,7 @@ class OnlineRun:
 
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
-            row, spread = move_on(self.order, spread, self._position(state))
+            row, spread = move_on(self.rule, spread, self._position(state))
             # If no carry could be given up, this goes to the row that is no slot: a
             # branch around the write would copy the slots.
             carries = self._stored(state, carries, row)

@@ -27,16 +27,50 @@ References:
     Sci. Comput. 32(2), 2010.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from ..._programs import constant
 from ..._types import Index, Value
 from ..engine._loop import element
+from ..engine.orders import _binomial
+from ._while_layout import UNLIMITED
 
-if TYPE_CHECKING:
-    from ._online import Online
+# The highest rank in the table of reaches. With two slots, the reach at rank `r` is
+# about `r**2 / 2` steps, so this is enough for a million of them.
+_MOST_RANKS = 1500
+
+
+@dataclasses.dataclass(frozen=True)
+class Spreading:
+    """The rule by which slots are given up as a loop goes on.
+
+    Attributes:
+        checkpoints: How many slots there are.
+        max_steps: The most steps that are run.
+    """
+
+    checkpoints: int
+    max_steps: int
+
+    @property
+    def ranks(self) -> int:
+        """The highest rank that a segment may get, see the top of this file."""
+        if self.checkpoints == 1:
+            return 1
+        return min(_binomial.rank_of(self.max_steps, self.checkpoints) + 1, _MOST_RANKS)
+
+    @property
+    def reach(self) -> list[list[int]]:
+        """The table by which segments are merged, and split on the way back."""
+        return _binomial.reach_table(self.checkpoints, self.ranks, UNLIMITED)
+
+    @property
+    def most_thrice(self) -> int:
+        """How long a loop may be of which no step is evaluated more than 3 times."""
+        return self.checkpoints * (self.checkpoints + 3) // 2
 
 
 class Spread(NamedTuple):
@@ -55,14 +89,14 @@ class Spread(NamedTuple):
     stop: Index
 
 
-def full(order: "Online") -> Spread:
+def full(checkpoints: int) -> Spread:
     """The slots when the first carries have just filled them."""
-    rows = jnp.arange(order.checkpoints + 1, dtype=jnp.int32)
-    rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, order.checkpoints))
+    rows = jnp.arange(checkpoints + 1, dtype=jnp.int32)
+    rank, stop = (jnp.asarray(n, jnp.int32) for n in (1, checkpoints))
     return Spread(rows[:-1], rows, rank, stop)
 
 
-def move_on(order: "Online", spread: Spread, position: Index) -> Any:
+def move_on(rule: Spreading, spread: Spread, position: Index) -> Any:
     """Gives up a slot for the carry at a position, or raises the rank.
 
     Returns:
@@ -70,17 +104,17 @@ def move_on(order: "Online", spread: Spread, position: Index) -> Any:
         row is the one that is no slot.
     """
     starts, rows, rank, _ = spread
-    place = _place_to_free(order, spread, position)
+    place = _place_to_free(rule, spread, position)
     # Slots before `place` stay. The later ones move down by one place, and the freed
     # row comes last. The row that is no slot stays at the end.
-    is_kept = jnp.arange(order.checkpoints + 1, dtype=jnp.int32) < place
+    is_kept = jnp.arange(rule.checkpoints + 1, dtype=jnp.int32) < place
     row = element(rows, place)
     starts = jnp.where(is_kept[:-1], starts, appended(starts[1:], position))
-    moved = appended(appended(rows[1:-1], row), order.checkpoints)
+    moved = appended(appended(rows[1:-1], row), rule.checkpoints)
     rows = jnp.where(is_kept, rows, moved)
     # Nothing was given up: `place` is beyond all slots, and nothing has moved.
-    is_full = (place == order.checkpoints).astype(jnp.int32)
-    rank = jnp.minimum(rank + is_full, order.ranks)
+    is_full = (place == rule.checkpoints).astype(jnp.int32)
+    rank = jnp.minimum(rank + is_full, rule.ranks)
     # When the next carry may be stored, by the rule at the top. The last two segments
     # have 2 slots, whose reach at rank `r` is `(r + 1) (r + 2) / 2`.
     before, last = starts[-2], starts[-1]
@@ -95,14 +129,14 @@ def appended(numbers: Value, last: Value) -> Value:
     return jnp.append(numbers, jnp.asarray(last, numbers.dtype))
 
 
-def _place_to_free(order: "Online", spread: Spread, position: Index) -> Value:
+def _place_to_free(rule: Spreading, spread: Spread, position: Index) -> Value:
     """The place of the carry to give up, or the number of slots if there is none.
 
     Its segment is merged with the one before.
     """
-    starts, slots = spread.starts, order.checkpoints
+    starts, slots = spread.starts, rule.checkpoints
     # reach[r - 1][i] is the reach of a segment with `i` slots before it, at rank `r`.
-    columns = zip(*order.reach[:1:-1], strict=True)
+    columns = zip(*rule.reach[:1:-1], strict=True)
     reach = constant(list(columns)[2:])
     merged = appended(starts[2:], position) - starts[:-1]
     fits = merged <= element(reach, spread.rank - 1)

@@ -15,14 +15,15 @@ from jax.interpreters import partial_eval
 from ..._arrays import Arrays, axes_of, pick
 from ..._programs import Formula, Selected, is_watched, mapped
 from ..._types import BatchAxis, PyTree, Value
-from ...progress import sweep_with_bar, while_with_bar
+from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
 from ..engine._forward import Active
 from ..engine._layout import Saves, Stored
 from ..engine._primitive import PlannedLoop
 from ..engine._problem import L, Problem
 from ..engine._step import Step
-from ..engine._sweep import Cotangents, Sweep
+from ..engine._sweep import Cotangents
+from ..engine._walk import Walk
 from ._batch import joint_loop, stops_apart
 from ._later_steps import run_all, steps_to_run
 from ._while_layout import (
@@ -126,12 +127,9 @@ class UntilStopped(AbstractStopping[AbstractWhileLayout]):
         return saves.layout.stored_types(self.step.carry_types, saves.held)
 
     def reverse(
-        self, sweep: Sweep, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
+        self, walk: Walk, layout: AbstractWhileLayout, stored: Stored, carried: Arrays
     ) -> Cotangents:
-        sweep = dataclasses.replace(sweep, count=stored.integers[0])
-        run = lambda sweep, carried: layout.reverse(sweep, stored, carried)
-        after = [*stored.integers, *stored.carries]
-        return sweep_with_bar(run, sweep, carried, after)
+        return layout.reverse(walk.until(stored.integers[0]), stored, carried)
 
     def batched_apart(
         self,

@@ -10,7 +10,6 @@ import pytest
 import eqloop as el
 from eqloop._programs._equations import equations
 from eqloop.checkpointing import Loop
-from eqloop.checkpointing.engine._by_segments import BySegments
 from eqloop.checkpointing.engine._step import make_step
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
@@ -51,7 +50,7 @@ def test_what_a_sweep_leaves(order, loop, outputs):
     step = make(outputs)
 
     def sweep(consts, init, xs):
-        segments = BySegments(step, loop, order, consts, xs)
+        segments = order.in_segments(step, loop, consts, xs)
         return DeviceSlots().sweep(segments, (True,), init)
 
     (carry,), ys, (slots,) = jax.jit(sweep)([2 * H], [H], [XS])
@@ -74,7 +73,7 @@ def test_no_carry_is_stored_between_two_that_are_kept(outputs):
     """A loop over steps that carries the slots would write to them at every step."""
     order = Nested((Nest((5, 6)), Nest((1,))))
     step, slots = make(outputs), DeviceSlots()
-    segments = BySegments(step, LOOP, order, [H], [XS])
+    segments = order.in_segments(step, LOOP, [H], [XS])
     sweep = lambda init: slots.sweep(segments, (True,), init)
     program = jax.make_jaxpr(sweep)([H])
     (stored,) = slots.types([jax.typeof(H)], len(order.starts) + 1)

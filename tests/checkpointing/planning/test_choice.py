@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import Estimated
 from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved

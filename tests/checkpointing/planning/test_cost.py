@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import Estimated
 from eqloop.checkpointing.engine._layout import Layout
+from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine.orders import _binomial
 from eqloop.checkpointing.engine.orders._all_at_once import AllAtOnce
 from eqloop.checkpointing.engine.orders._levels import Nest

@@ -9,7 +9,8 @@ import jax.random as jr
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing.engine._costs import Estimated, StepCost
+from eqloop.checkpointing.engine._costs import StepCost
+from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import (

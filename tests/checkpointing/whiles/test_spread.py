@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from eqloop.checkpointing.engine.orders._binomial import sweep_advances
-from eqloop.checkpointing.whiles._online import Online
-from eqloop.checkpointing.whiles._spread import full, move_on
+from eqloop.checkpointing.whiles._spread import Spreading, full, move_on
 from eqloop.checkpointing.whiles._while_layout import UNLIMITED
 
 from ...marks import slow_if
@@ -26,16 +25,16 @@ def lengths(model, length):
 @functools.cache
 def starts(slots, length, max_steps=UNLIMITED):
     """What the engine has stored before each step, once the slots are full."""
-    order = Online(max_steps, slots)
+    rule = Spreading(slots, max_steps)
 
     def look(spread, position):
-        _, moved = move_on(order, spread, position)
+        _, moved = move_on(rule, spread, position)
         is_due = position == spread.stop
         spread = jax.tree.map(functools.partial(jnp.where, is_due), moved, spread)
         return spread, (spread.starts, spread.rows)
 
     positions = jnp.arange(slots, length, dtype=jnp.int32)
-    return jax.jit(lambda: jax.lax.scan(look, full(order), positions)[1])()
+    return jax.jit(lambda: jax.lax.scan(look, full(slots), positions)[1])()
 
 
 @pytest.mark.parametrize(
@@ -91,6 +90,6 @@ def test_nearly_optimal_beyond():
 
 def test_ranks_reach_as_far_as_a_counter():
     for slots in (4, 10, 100):
-        assert Online(UNLIMITED, slots).reach[slots][-1] == UNLIMITED
+        assert Spreading(slots, UNLIMITED).reach[slots][-1] == UNLIMITED
     # With fewer slots they reach as far as anyone has the patience for.
-    assert Online(UNLIMITED, 2).reach[2][-1] > 10**6
+    assert Spreading(2, UNLIMITED).reach[2][-1] > 10**6

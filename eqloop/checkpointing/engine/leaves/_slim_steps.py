@@ -17,12 +17,18 @@ import jax.extend.core as jex
 from ...._arrays import Arrays, Flags, pick, put, split, stack_type
 from ...._programs import run, traced
 from ...._types import Aval, Value
-from .._backward_step import Around, BackwardStep, Ends, Inputs, Taken
+from .._backward_step import (
+    Around,
+    BackwardStep,
+    Ends,
+    Inputs,
+    NextCarry,
+    Taken,
+)
 from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
-from ..reversals._next_carries import NextCarry
 from ._lean_loops import lean
 from ._needed_leaves import taking, without_leaves
 from ._rows_once import RowsOnce, rows_once

@@ -10,9 +10,10 @@ from ...._arrays import Arrays, Flags, pick, put, split
 from ...._calls import format_bytes
 from ...._types import PyTree, Value
 from ....progress import step_with_bar, tied
-from .._costs import AbstractPace, StepCost
+from .._costs import StepCost
 from .._forward import Active, Saveable, stored
 from .._loop import Loop
+from .._pace import AbstractPace
 from .._step import Step
 from ..reversals._block_reversals import AbstractReversal
 from ._levels import Nest

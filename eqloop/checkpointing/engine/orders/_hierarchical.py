@@ -18,9 +18,11 @@ from ...._arrays import axes_of, vary
 from ...._calls import format_bytes
 from ...._programs import constant
 from ...._types import Index, PyTree, Value
-from .._costs import AbstractPace, StepCost
+from .._costs import StepCost
 from .._loop import element, zero
-from .._sweep import Cotangents, Sweep
+from .._pace import AbstractPace
+from .._sweep import Cotangents
+from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
 from ..slots._slots import Carries
 from . import _binomial, _hierarchy
@@ -99,14 +101,14 @@ class Hierarchical(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         missing, blocks = self.blocks.missing, self.blocks.count
         first = int(missing > 0)
-        if sweep.count is not None:
-            steps = jnp.clip(sweep.count, 0, self.steps) + missing
+        if walk.count is not None:
+            steps = jnp.clip(walk.count, 0, self.steps) + missing
             blocks = -(-steps // self.block_size)
         carry = carries.read(0)
-        machine = _Machine(self, sweep, blocks, first)
+        machine = _Machine(self, walk, blocks, first)
         near = carries.slots.near.filled(carry, self.near + 1)
         _, _, cts = lax.fori_loop(
             0, len(self.leaves.leaves), machine.reverse_leaf, (carries, near, cts)
@@ -114,7 +116,7 @@ class Hierarchical(AbstractSlotOrder):
         if not first:
             return cts
         # The shorter first block starts at the initial carry.
-        return sweep.pull_first(carry, self.block_size - missing, cts)
+        return walk.pull_first(carry, self.block_size - missing, cts)
 
     # What it costs.
 
@@ -218,7 +220,7 @@ class _Machine:
     """Reverses the leaves, one after the other.
 
     Attributes:
-        sweep: The sweep.
+        walk: The way back.
         chain: The machine that reverses a leaf with the near slots.
         blocks: How many blocks were run.
         first: The first block that leaves reverse, 1 if block 0 is shorter.
@@ -227,13 +229,13 @@ class _Machine:
         pushes: The table of all pushes: blocks at which carries are stored on the way.
     """
 
-    def __init__(self, order: Hierarchical, sweep: Sweep, blocks: Index, first: int):
-        self.sweep, self.blocks, self.first = sweep, blocks, first
+    def __init__(self, order: Hierarchical, walk: Walk, blocks: Index, first: int):
+        self.walk, self.blocks, self.first = walk, blocks, first
         # Each device may have run as many steps as it needed.
-        self.axes = frozenset() if sweep.count is None else axes_of(sweep.count)
+        self.axes = frozenset() if walk.count is None else axes_of(walk.count)
         self.reach = constant(order.reach)
         self.chain = Chain(
-            sweep, order.near - 1, self.reach, order.block_size, order.blocks.missing
+            walk, order.near - 1, self.reach, order.block_size, order.blocks.missing
         )
         leaves = order.leaves.leaves
         counts = [len(leaf.pushes) for leaf in leaves]
@@ -285,7 +287,7 @@ class _Machine:
         """The carry at a later block, or at this one if the later one was not run."""
         stop = jnp.where(stop < self.blocks, stop, block)
         begin, end = self.chain.position(block), self.chain.position(stop)
-        return self.sweep.advance_to(carry, begin, end)
+        return self.walk.advance_to(carry, begin, end)
 
     def _stack(self, way: _Way, stop: Index, near: Carries) -> Stack:
         """The near slots, the first of which has the carry at the start of the leaf."""

@@ -12,10 +12,12 @@ from jax import lax
 from ...._arrays import Arrays, Flags, pick
 from ...._types import Index, PyTree, Value
 from ....progress import tied
-from .._costs import AbstractPace, StepCost
+from .._costs import StepCost
 from .._loop import Loop
+from .._pace import AbstractPace
 from .._step import Step
-from .._sweep import Cotangents, Sweep
+from .._sweep import Cotangents
+from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
 from ..slots._slots import Carries
 from ..slots._words import read_words, to_words
@@ -116,11 +118,11 @@ class Inverted(AbstractSlotOrder):
         # be removed, as nothing reads its result.
         return consts, tied(checked, list(init)), xs
 
-    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.steps, self.parts
         for count, size in reversed(self.groups):
             position, row = position - count * size, row - count
-            cts = _reverse_parts(sweep, carries, (count, size), position, row, cts)
+            cts = _reverse_parts(walk, carries, (count, size), position, row, cts)
         return cts
 
     # What it costs.
@@ -146,7 +148,7 @@ class Inverted(AbstractSlotOrder):
 
 
 def _reverse_parts(
-    sweep: Sweep,
+    walk: Walk,
     carries: Carries,
     parts: tuple[int, int],
     start: int,
@@ -156,7 +158,7 @@ def _reverse_parts(
     """Reverses equal parts.
 
     Args:
-        sweep: The sweep.
+        walk: The way back.
         carries: The slots.
         parts: The number of parts and their size.
         start: The position at which the first of them starts.
@@ -172,13 +174,13 @@ def _reverse_parts(
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
             position = stop - 1 - i
-            carry = sweep.previous(carry, position)
-            return carry, sweep.pull(carry, position, 1, cts)
+            carry = walk.previous(carry, position)
+            return carry, walk.pull(carry, position, 1, cts)
 
         # The carry at the end of this part: that at the start of the next one, or the
         # last carry of the loop.
         state = (carries.read(row + part + 1), cts)
-        unroll = min(sweep.loop.unroll, size)
+        unroll = min(walk.unroll, size)
         return lax.fori_loop(0, size, step_back, state, unroll=unroll)[1]
 
     return lax.fori_loop(0, count, back, cts)

@@ -26,7 +26,8 @@ from ...._arrays import Arrays, pick, split
 from ...._programs import equations, parted, reached, run
 from ...._types import Aval, Index
 from .._backward_step import BackwardStep, Taken, program_of
-from .._sweep import Cotangents, Sweep
+from .._sweep import Cotangents
+from .._walk import Walk
 from ..reversals._together import can_join
 from ..slots._slots import AbstractSlots, Carries
 
@@ -39,10 +40,10 @@ class AbstractKept(abc.ABC):
     """How steps are kept in free slots, and reversed from there.
 
     Attributes:
-        sweep: The sweep.
+        walk: The way back.
     """
 
-    sweep: Sweep
+    walk: Walk
 
     @property
     @abc.abstractmethod
@@ -78,7 +79,7 @@ class KeptCarries(AbstractKept):
     def pull(
         self, carries: Carries, position: Index, row: Index, cts: Cotangents
     ) -> Cotangents:
-        return self.sweep.pull(carries.read(row), position, 1, cts)
+        return self.walk.pull(carries.read(row), position, 1, cts)
 
 
 class ResidualPlace(NamedTuple):
@@ -187,8 +188,8 @@ class KeptResiduals(AbstractKept):
     def write(
         self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
-        _, x, _ = self.sweep.step_at(position)
-        ahead = run(self.parts.ahead, *self.sweep.consts, *carry, *x)
+        x, _ = self.walk.sweep.step_at(position)
+        ahead = run(self.parts.ahead, *self.walk.sweep.consts, *carry, *x)
         slots, arrays = carries.slots, list(carries.arrays)
         kept = slots.packed(pick(ahead, self.parts.kept))
         for place, leaf in zip(self.places, kept, strict=True):
@@ -201,49 +202,46 @@ class KeptResiduals(AbstractKept):
         slots, arrays = carries.slots, carries.arrays
         stored = [slots.read(arrays[p.leaf], row + p.row) for p in self.places]
         dtypes = [aval.dtype for aval in self.parts.kept_types]
-        take = lambda cts: self._past(position, slots.unpacked(stored, dtypes), cts)
-        return self.sweep.reversal.past(self.sweep, take, position, 1, cts)
-
-    def _past(self, position: Index, kept: Arrays, cts: Cotangents) -> Cotangents:
-        back = self.sweep.back
-        at, x, z = self.sweep.step_at(position)
+        sweep, back = self.walk.sweep, self.walk.sweep.back
+        x, z = sweep.step_at(position)
         # The carry is not known here. `source` names only consts and leaves of `x`.
-        inputs = [*self.sweep.consts, *[None] * len(back.types[1]), *x]
-        own, fixed = iter(kept), iter(self.fixed)
+        inputs = [*sweep.consts, *[None] * len(back.types[1]), *x]
+        own, fixed = iter(slots.unpacked(stored, dtypes)), iter(self.fixed)
         known = [
             inputs[source] if source is not None else next(own if varies else fixed)
             for source, varies in zip(self.parts.source, self.parts.varies, strict=True)
         ]
         outs = run(self.parts.rest, *known, *z, *cts.carry)
         sums, carried, xs = split(outs, len(back.const_of), len(back.end_types[0]))
-        return self.sweep.added_step(cts, Taken(sums, carried, xs), at)
+        return sweep.added_step(cts, Taken(sums, carried, xs), position)
 
 
-def kept_of(sweep: Sweep, carries: Carries, rows: int) -> AbstractKept:
+def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:
     """How steps are kept: by their residuals if possible, and else by their carry.
 
     Args:
-        sweep: The sweep.
+        walk: The way back.
         carries: The slots. The first one is in use.
         rows: How many slots each step may take.
     """
-    back, slots = sweep.back, carries.slots
-    # Examples that have stopped are left out by `sweep.pull`, which residuals bypass.
+    sweep, slots = walk.sweep, carries.slots
+    back = sweep.back
+    # Examples that have stopped are left out by `Walk.pull`, which residuals bypass.
     # And slots of a lower precision would round residuals, which nobody asked for.
     if sweep.own is not None or slots.precision or not _comes_apart(back):
-        return KeptCarries(sweep)
+        return KeptCarries(walk)
     parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
     if places is None or rows_of(places) > rows:
-        return KeptCarries(sweep)
+        return KeptCarries(walk)
     # Residuals that are the same for all steps are computed once, from any carry.
-    _, x, _ = sweep.step_at(0)
+    x, _ = sweep.step_at(0)
     ahead = run(parts.ahead, *sweep.consts, *carries.read(0), *x)
     is_fixed = [
         source is None and not varies
         for source, varies in zip(parts.source, parts.varies, strict=True)
     ]
-    return KeptResiduals(sweep, parts, places, pick(ahead, is_fixed))
+    return KeptResiduals(walk, parts, places, pick(ahead, is_fixed))
 
 
 def rows_per_step(back: BackwardStep, slots: AbstractSlots) -> int | None:

@@ -16,9 +16,11 @@ from jax import lax
 from ...._arrays import axes_of, vary
 from ...._programs import constant
 from ...._types import Index, PyTree, Value
-from .._costs import AbstractPace, StepCost
+from .._costs import StepCost
 from .._loop import element, store
-from .._sweep import Cotangents, Sweep
+from .._pace import AbstractPace
+from .._sweep import Cotangents
+from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
 from ..slots._slots import Carries
 from ._kept_steps import AbstractKept, kept_of
@@ -89,30 +91,30 @@ class Mixed(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
-        kept = kept_of(sweep, carries, self.rows)
+    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
+        kept = kept_of(walk, carries, self.rows)
         longest = constant([list(column) for column in self.chain.longest])
 
         def reverse_segment(state: tuple[_Stack, Cotangents]) -> PyTree:
             stack, cts = state
-            stack = self._split(sweep, stack, longest)
-            return self._reverse_last(sweep, stack, kept, cts)
+            stack = self._split(walk, stack, longest)
+            return self._reverse_last(walk, stack, kept, cts)
 
         left = lambda state: state[0].stop > 0
-        state = self._stack(sweep, carries), cts
+        state = self._stack(walk, carries), cts
         return lax.while_loop(left, reverse_segment, state)[1]
 
-    def _stack(self, sweep: Sweep, carries: Carries) -> _Stack:
+    def _stack(self, walk: Walk, carries: Carries) -> _Stack:
         """The slots as the primal leaves them: all in use, unless it ended early."""
         starts, last = constant(self.starts), jnp.asarray(self.slots - 1, jnp.int32)
-        if sweep.count is None:
+        if walk.count is None:
             return _Stack(jnp.asarray(self.steps, jnp.int32), last, starts, carries)
-        stop = jnp.clip(sweep.count, 0, self.steps).astype(jnp.int32)
+        stop = jnp.clip(walk.count, 0, self.steps).astype(jnp.int32)
         top = jnp.maximum(jnp.sum(starts < stop, dtype=jnp.int32) - 1, 0)
         # Each device may have run as many steps as it needed.
         return _Stack(stop, top, vary(starts, axes_of(stop)), carries)
 
-    def _split(self, sweep: Sweep, stack: _Stack, longest: jax.Array) -> _Stack:
+    def _split(self, walk: Walk, stack: _Stack, longest: jax.Array) -> _Stack:
         """Splits the last segment until its rank is 0 or no slot is free.
 
         The new carries are stored on the way, as in `_slot_stack.Chain.split`. The rank
@@ -133,7 +135,7 @@ class Mixed(AbstractSlotOrder):
             start = element(stack.starts, stack.top)
             middle = start + jnp.minimum(element(below, free), ahead)
             carry = stack.carries.read(stack.top)
-            carry = sweep.advance_to(carry, start, middle)
+            carry = walk.advance_to(carry, start, middle)
             top = stack.top + 1
             starts = store(stack.starts, middle, top)
             return _Stack(stack.stop, top, starts, stack.carries.write(carry, top))
@@ -146,7 +148,7 @@ class Mixed(AbstractSlotOrder):
         return length, self.slots - stack.top
 
     def _reverse_last(
-        self, sweep: Sweep, stack: _Stack, kept: AbstractKept, cts: Cotangents
+        self, walk: Walk, stack: _Stack, kept: AbstractKept, cts: Cotangents
     ) -> tuple[_Stack, Cotangents]:
         """Reverses the last segment, or only its last step if no slot is free.
 
@@ -163,7 +165,7 @@ class Mixed(AbstractSlotOrder):
         ) -> tuple[Index, list[Value], Carries]:
             position, carry, carries = state
             carries = kept.write(carries, carry, position, row_of(position))
-            return position + 1, sweep.next(carry, position), carries
+            return position + 1, walk.advance(carry, position, 1), carries
 
         def pull(state: tuple[Index, Cotangents]) -> tuple[Index, Cotangents]:
             position = state[0] - 1
@@ -171,11 +173,11 @@ class Mixed(AbstractSlotOrder):
             return position, cts
 
         carry = stack.carries.read(stack.top)
-        carry = sweep.advance_to(carry, start, first)
+        carry = walk.advance_to(carry, start, first)
         unfinished = lambda state: state[0] < last
         state = first, carry, stack.carries
         _, carry, carries = lax.while_loop(unfinished, keep, state)
-        cts = sweep.pull(carry, last, 1, cts)
+        cts = walk.pull(carry, last, 1, cts)
         _, cts = lax.while_loop(lambda state: state[0] > first, pull, (last, cts))
         top = jnp.where(first == start, jnp.maximum(stack.top - 1, 0), stack.top)
         return _Stack(first, top, stack.starts, carries), cts

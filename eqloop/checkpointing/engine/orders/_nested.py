@@ -13,8 +13,10 @@ from jax import lax
 from ...._arrays import Arrays
 from ...._calls import format_bytes
 from ...._types import Index, Value
-from .._costs import AbstractPace, StepCost
-from .._sweep import Cotangents, Sweep
+from .._costs import StepCost
+from .._pace import AbstractPace
+from .._sweep import Cotangents
+from .._walk import Walk
 from ..reversals._block_reversals import AbstractReversal
 from ..reversals._reruns import Segment, SideBySide
 from ..slots._slots import Carries, DeviceSlots, StoredSteps
@@ -105,15 +107,15 @@ class Nested(AbstractSlotOrder):
 
     # How it is run.
 
-    def reverse(self, sweep: Sweep, carries: Carries, cts: Cotangents) -> Cotangents:
+    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, self._first_slots
         first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
             position, row = position - nest.length, row - nest.levels[0]
             # From here on back, there are no stored products.
             if position < first:
-                sweep = sweep.multiplying
-            cts = _reverse_level(sweep, nest, position, carries, row, has_next, cts)
+                walk = walk.of(products=None)
+            cts = _reverse_level(walk, nest, position, carries, row, has_next, cts)
             has_next = True  # the first carry of this nest
         return cts
 
@@ -217,7 +219,7 @@ class Nested(AbstractSlotOrder):
 
 
 def _reverse_level(
-    sweep: Sweep,
+    walk: Walk,
     nest: Nest,
     start: Index,
     carries: Carries,
@@ -228,7 +230,7 @@ def _reverse_level(
     """Reverses a nest.
 
     Args:
-        sweep: The sweep.
+        walk: The way back.
         nest: The nest.
         start: The position of its first step.
         carries: Slots, which hold the carries at its outermost segments.
@@ -236,38 +238,38 @@ def _reverse_level(
         has_next: Whether the row after theirs has the carry after the nest.
         cts: The cotangents after the nest.
     """
-    count, (most, *inner) = _count(nest, start, sweep.count), nest.levels
+    count, (most, *inner) = _count(nest, start, walk.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
         steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
-        return sweep.reversal.each(sweep, steps, cts)
+        return walk.each(steps, cts)
 
-    if _runs_abreast(nest) and _allows_batches(sweep):
-        return _reverse_abreast(sweep, nest, start, carries, row, cts)
+    if _runs_abreast(nest) and walk.joins_steps:
+        return _reverse_abreast(walk, nest, start, carries, row, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
         position = start + segment * nest.stride
         carry = carries.read(row + segment)
         if not inner:
-            return sweep.pull(carry, position, nest.block, cts)
+            return walk.pull(carry, position, nest.block, cts)
         within, slots = nest.within, carries.slots.near
         # The reversal has the segments of the last level run again, as it may keep more
         # of their steps than the carries.
         if within.stride == 1:
-            ran = _count(within, position, sweep.count)
+            ran = _count(within, position, walk.count)
             steps = Segment(slots, position, carry, ran, within.length)
-            return sweep.reversal.rerun(sweep, steps, cts)
+            return walk.rerun(steps, cts)
         # Otherwise store the carries of the next level, and reverse that from them.
-        filled = _fill_nest(sweep, slots, carry, position, within)
-        return _reverse_level(sweep, within, position, filled, 0, False, cts)
+        filled = _fill_nest(walk, slots, carry, position, within)
+        return _reverse_level(walk, within, position, filled, 0, False, cts)
 
-    unroll = 1 if inner else min(sweep.loop.unroll, most)
+    unroll = 1 if inner else min(walk.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
 def _reverse_abreast(
-    sweep: Sweep, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
+    walk: Walk, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
 ) -> Cotangents:
     """The same for a nest of two levels, whose segments are run again side by side."""
     (count, each), slots = nest.levels, carries.slots.near
@@ -276,7 +278,7 @@ def _reverse_abreast(
     def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
         firsts = carries.read_part(row + first, size)
         steps = SideBySide(slots, start + first * each, firsts, size, each)
-        return sweep.reversal.rerun(sweep, steps, cts)
+        return walk.rerun(steps, cts)
 
     # What is left over are the first segments.
     of_group = lambda i, cts: reverse(count - (i + 1) * nest.abreast, nest.abreast, cts)
@@ -285,14 +287,14 @@ def _reverse_abreast(
 
 
 def _fill_nest(
-    sweep: Sweep, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
+    walk: Walk, slots: DeviceSlots, carry: Arrays, start: Index, nest: Nest
 ) -> Carries:
     """Runs a nest again to store the carries at its outermost segments.
 
     These have several steps each. The last of them is not run.
     """
-    stride, count = nest.stride, _count(nest, start, sweep.count)
-    move = lambda i, carry: sweep.advance(carry, start + i * stride, stride)
+    stride, count = nest.stride, _count(nest, start, walk.count)
+    move = lambda i, carry: walk.advance(carry, start + i * stride, stride)
     return slots.filled(carry, nest.levels[0]).run_on(carry, count, move)
 
 
@@ -402,8 +404,3 @@ def _bytes_abreast(nest: Nest, cost: StepCost) -> int:
 def _runs_abreast(nest: Nest) -> bool:
     """Whether its segments are run again side by side, if the sweep allows it."""
     return nest.abreast > 1 and len(nest.levels) == 2 and nest.block == 1
-
-
-def _allows_batches(sweep: Sweep) -> bool:
-    """Whether all steps are run, and none has its products, or could not be batched."""
-    return sweep.count is None and sweep.products is None and sweep.back.joins_steps

@@ -9,19 +9,20 @@ layout has.
 import abc
 import bisect
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ...._arrays import Arrays, Flags
 from ...._calls import format_bytes
 from ...._types import PyTree
-from .._costs import AbstractPace, StepCost
-
-if TYPE_CHECKING:
-    from .._loop import Loop
-    from .._step import Step
-    from .._sweep import Cotangents, Sweep
-    from ..reversals._block_reversals import AbstractReversal
-    from ..slots._slots import Carries
+from .._by_segments import BySegments
+from .._costs import StepCost
+from .._loop import Loop
+from .._pace import AbstractPace
+from .._step import Step
+from .._sweep import Cotangents
+from .._walk import Walk
+from ..reversals._block_reversals import AbstractReversal
+from ..slots._slots import Carries
 
 
 class Event(NamedTuple):
@@ -121,7 +122,7 @@ class AbstractOrder(abc.ABC):
 
     @abc.abstractmethod
     def stored_bytes(
-        self, cost: StepCost, reversal: "AbstractReversal", first: bool
+        self, cost: StepCost, reversal: AbstractReversal, first: bool
     ) -> int:
         """The bytes of the slots and of the reversal of blocks.
 
@@ -131,12 +132,12 @@ class AbstractOrder(abc.ABC):
             first: Whether to count the slots of the primal, which may be elsewhere.
         """
 
-    def bytes_of_blocks(self, cost: StepCost, reversal: "AbstractReversal") -> int:
+    def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
         """Of these bytes, what the reversal of blocks takes."""
         return 0
 
     @abc.abstractmethod
-    def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         """How long a gradient takes, in nanoseconds.
 
         Args:
@@ -144,7 +145,7 @@ class AbstractOrder(abc.ABC):
             reversal: How a block is taken back.
         """
 
-    def asks_for_products(self, reversal: "AbstractReversal") -> bool:
+    def asks_for_products(self, reversal: AbstractReversal) -> bool:
         """Whether its time depends on how fast steps with known products are."""
         return False
 
@@ -232,7 +233,7 @@ class AbstractSlotOrder(AbstractOrder):
         return False
 
     def checked(
-        self, step: "Step", loop: "Loop", held: Flags, inputs: PyTree
+        self, step: Step, loop: Loop, held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
         """The inputs of the loop, after a check of what this order relies on.
 
@@ -254,19 +255,23 @@ class AbstractSlotOrder(AbstractOrder):
 
     # How it is run.
 
+    def in_segments(
+        self, step: Step, loop: Loop, consts: Arrays, xs: Arrays
+    ) -> BySegments:
+        """The loop in segments, which begin at the starts."""
+        return BySegments(step, loop, tuple(self.starts), self.keeps_last, consts, xs)
+
     @property
     def is_flat(self) -> bool:
         """Whether a single loop reverses all blocks, with no other loop around it."""
         return False
 
     @abc.abstractmethod
-    def reverse(
-        self, sweep: "Sweep", carries: "Carries", cts: "Cotangents"
-    ) -> "Cotangents":
+    def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         """Takes cotangents from the end of the loop back to its start.
 
         Args:
-            sweep: The loop, and what is done to a block.
+            walk: The way back, past as many steps as the order has.
             carries: The carries at `starts`.
             cts: The cotangents at the end.
         """
@@ -278,18 +283,18 @@ class AbstractSlotOrder(AbstractOrder):
         """The bytes of the slots alone, see `stored_bytes`."""
 
     @abc.abstractmethod
-    def reversed_in(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+    def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         """How long the reversal of its blocks takes, with the loops around them."""
 
     def stored_bytes(
-        self, cost: StepCost, reversal: "AbstractReversal", first: bool
+        self, cost: StepCost, reversal: AbstractReversal, first: bool
     ) -> int:
         return self.slot_bytes(cost, first) + self.bytes_of_blocks(cost, reversal)
 
-    def bytes_of_blocks(self, cost: StepCost, reversal: "AbstractReversal") -> int:
+    def bytes_of_blocks(self, cost: StepCost, reversal: AbstractReversal) -> int:
         return reversal.bytes_of_blocks(cost, self.block_sizes)
 
-    def duration(self, pace: AbstractPace, reversal: "AbstractReversal") -> float:
+    def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
 

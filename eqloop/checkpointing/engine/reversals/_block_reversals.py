@@ -12,19 +12,16 @@ To take blocks back in another way, subclass `AbstractReversal` in a file of its
 
 import abc
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
 from jax import lax
 
 from ...._arrays import Arrays
 from ...._types import Index
 from .._costs import Rates, StepCost, residuals_time, reversal_time
+from .._sweep import Cotangents, Sweep
 from ..slots._slots import DeviceSlots, StoredSteps
-from ._reruns import AbstractRerun, carries_within
-
-if TYPE_CHECKING:
-    from .._sweep import Cotangents, Sweep
+from ._reruns import AbstractRerun, Segment
 
 
 class AbstractReversal(abc.ABC):
@@ -32,8 +29,8 @@ class AbstractReversal(abc.ABC):
 
     @abc.abstractmethod
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
-    ) -> "Cotangents":
+        self, sweep: Sweep, carry: Arrays, start: Index, count: int, cts: Cotangents
+    ) -> Cotangents:
         """Takes cotangents past a block.
 
         Args:
@@ -44,15 +41,11 @@ class AbstractReversal(abc.ABC):
             cts: The cotangents after the block.
         """
 
-    def each(
-        self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
-    ) -> "Cotangents":
+    def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         """Takes cotangents past steps whose carries are all stored: one by one."""
         return one_by_one(sweep, steps, cts)
 
-    def rerun(
-        self, sweep: "Sweep", steps: AbstractRerun, cts: "Cotangents"
-    ) -> "Cotangents":
+    def rerun(self, sweep: Sweep, steps: AbstractRerun, cts: Cotangents) -> Cotangents:
         """Takes cotangents past steps that are run again, to store all their carries.
 
         Args:
@@ -61,20 +54,6 @@ class AbstractReversal(abc.ABC):
             cts: The cotangents after the last step.
         """
         return self.each(sweep, steps.stored(sweep), cts)
-
-    def past(
-        self,
-        sweep: "Sweep",
-        take: Callable[["Cotangents"], "Cotangents"],
-        start: Index,
-        count: int,
-        cts: "Cotangents",
-    ) -> "Cotangents":
-        """Takes cotangents past a block by `take`, for those who go around `__call__`.
-
-        A reversal with a bar is a wrapper of another one, and reports here, too.
-        """
-        return take(cts)
 
     @property
     def kind(self) -> Hashable:
@@ -115,13 +94,13 @@ class AbstractReversal(abc.ABC):
         """Roughly the time that the reversal of a block takes, in nanoseconds."""
 
 
-def one_by_one(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
+def one_by_one(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     """Takes cotangents past steps whose carries are all stored, one at a time."""
 
-    def body(i: Index, cts: "Cotangents") -> "Cotangents":
+    def body(i: Index, cts: Cotangents) -> Cotangents:
         i = steps.count - 1 - i
         carry = steps.carries.read(steps.row + i)
-        return sweep.pull(carry, steps.start + i, 1, cts)
+        return sweep.take(carry, steps.start + i, 1, cts)
 
     unroll = min(sweep.loop.unroll, steps.most)
     return lax.fori_loop(0, steps.count, body, cts, unroll=unroll)
@@ -132,11 +111,15 @@ class ByResiduals(AbstractReversal):
     """JAX's own derivative of a block stores the residuals of all of its steps."""
 
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
-    ) -> "Cotangents":
-        if count > 1 and not sweep.back.takes_blocks:
-            return _step_by_step(sweep, carry, start, count, cts)
-        return sweep.take(carry, start, count, cts)
+        self, sweep: Sweep, carry: Arrays, start: Index, count: int, cts: Cotangents
+    ) -> Cotangents:
+        if count == 1 or sweep.back.takes_blocks:
+            return sweep.take(carry, start, count, cts)
+        # A derivative of a gradient goes back step by step. JAX could differentiate the
+        # block here, too. But on JAX 0.10, the second derivative of a scan forgets a
+        # `custom_jvp` rule that calls the function it belongs to.
+        steps = Segment(DeviceSlots(), start, carry, count, count)
+        return one_by_one(sweep, steps.stored(sweep), cts)
 
     @property
     def stores_residuals(self) -> bool:
@@ -159,21 +142,3 @@ class ByResiduals(AbstractReversal):
         entry = (6 * cost.ct_consts + 4 * cost.carry) * rate.byte + 100 * rate.iteration
         stored = residuals_time(cost, rate) + 2 * rate.iteration
         return entry + count * (step + stored)
-
-
-def _step_by_step(
-    sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
-) -> "Cotangents":
-    """Stores the carries of a block, and takes its steps back one by one.
-
-    For derivatives of a gradient. JAX could differentiate the block here, too. But on
-    JAX 0.10, the second derivative of a scan forgets a `custom_jvp` rule that calls the
-    function it belongs to.
-    """
-    carries = carries_within(sweep, DeviceSlots(), carry, start, count, count)
-
-    def back(i: Index, cts: "Cotangents") -> "Cotangents":
-        i = count - 1 - i
-        return sweep.take(carries.read(i), start + i, 1, cts)
-
-    return lax.fori_loop(0, count, back, cts)

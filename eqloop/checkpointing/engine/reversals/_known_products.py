@@ -16,21 +16,17 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.core
 import jax.extend.core as jex
 from jax.custom_derivatives import SymbolicZero
 
-from ...._arrays import Arrays, Flags, is_symbolic, pick, put
+from ...._arrays import Flags, is_symbolic, pick, put
 from ...._programs import aval_of, pruned, run
-from ...._types import Aval, Index, Value
-from .._loop import element, nbytes, part
+from ...._types import Aval, Value
+from .._loop import nbytes
 from .._step import Step
-
-if TYPE_CHECKING:
-    from .._backward_step import BackwardStep
 
 # Products that add up fewer terms are not kept: they are quickly computed again.
 _LEAST_TERMS = 16
@@ -55,31 +51,6 @@ class Products:
     def types(self) -> list[Aval]:
         """The types of the values."""
         return list(self.program.out_avals)
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownProducts:
-    """The stored products of the last steps of a loop.
-
-    Attributes:
-        rows: The products; each row is for one step.
-        first: The position of the step whose products are in the first row.
-        step: The step, given its products behind its `x`.
-        back: The backward step for that; `None` if it cannot take products.
-    """
-
-    rows: Arrays
-    first: int
-    step: Step
-    back: "BackwardStep | None"
-
-    def of_step(self, position: Index) -> list[Value]:
-        """The products of the step at a position."""
-        return [element(row, position - self.first) for row in self.rows]
-
-    def of_block(self, position: Index, count: int) -> list[Value]:
-        """The products of so many steps from a position on."""
-        return [part(row, position - self.first, count) for row in self.rows]
 
 
 @functools.lru_cache(maxsize=128)

@@ -16,7 +16,6 @@ memory, as XLA would copy the carries from between the others.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.extend.core as jex
@@ -26,22 +25,6 @@ from ...._programs import aval_of, inputs_read, run, traced
 from ...._types import Value
 from .._step import Step
 from ._known_products import given_in_place, program_of_equations
-
-if TYPE_CHECKING:
-    from .._backward_step import BackwardStep
-
-
-@dataclasses.dataclass(frozen=True)
-class NextCarry:
-    """A backward step for steps whose next carry is known.
-
-    Attributes:
-        leaves: The leaves of that carry which it reads.
-        back: The backward step. It is given these behind `x`.
-    """
-
-    leaves: tuple[int, ...]
-    back: "BackwardStep"
 
 
 @functools.lru_cache(maxsize=128)

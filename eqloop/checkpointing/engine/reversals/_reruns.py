@@ -18,7 +18,7 @@ A reversal is given one of the two, and asks it for what it needs (`rerun`).
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,9 @@ from ...._arrays import Arrays, stack_type, zero_array
 from ...._programs import run, unwatched
 from ...._types import Index, PyTree, Value
 from .._loop import store
+from .._sweep import Sweep
 from ..slots._slots import AbstractSlots, Carries, StoredSteps
 from ._known_products import Products
-
-if TYPE_CHECKING:
-    from .._sweep import Sweep
 
 _Stored = TypeVar("_Stored")
 
@@ -55,7 +53,7 @@ class AbstractRerun(abc.ABC):
         """How many steps there are at most, which is known while tracing."""
 
     @abc.abstractmethod
-    def stored(self, sweep: "Sweep", has_next: bool = False) -> StoredSteps:
+    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
         """Runs them, and stores the carry before each step.
 
         Args:
@@ -64,7 +62,7 @@ class AbstractRerun(abc.ABC):
         """
 
     @abc.abstractmethod
-    def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
+    def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
         """The same, with the products of each step."""
 
     def _as_stored(
@@ -91,7 +89,7 @@ class Segment(AbstractRerun):
     def most(self) -> int:
         return self.length
 
-    def stored(self, sweep: "Sweep", has_next: bool = False) -> StoredSteps:
+    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
         more = int(has_next)
         carries = carries_within(
             sweep,
@@ -103,7 +101,7 @@ class Segment(AbstractRerun):
         )
         return self._as_stored(self.count, carries, has_next=has_next)
 
-    def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
+    def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
         # Both the step and the program of its products compute the products. The two
         # are next to each other, so XLA merges them.
         def body(i: Index, state: PyTree) -> PyTree:
@@ -139,7 +137,7 @@ class SideBySide(AbstractRerun):
     def most(self) -> int:
         return self.abreast * self.each
 
-    def stored(self, sweep: "Sweep", has_next: bool = False) -> StoredSteps:
+    def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
         found = self._run(sweep, lambda own, one: one.stored(own, has_next).carries)
         if not has_next:
             return self._as_stored(self.most, jax.tree.map(_end_to_end, found))
@@ -149,8 +147,8 @@ class SideBySide(AbstractRerun):
         )
         return self._as_stored(self.most, joined, has_next=True)
 
-    def with_products(self, sweep: "Sweep", products: Products) -> StoredSteps:
-        def stored(own: "Sweep", one: Segment) -> tuple[Carries, list[Value]]:
+    def with_products(self, sweep: Sweep, products: Products) -> StoredSteps:
+        def stored(own: Sweep, one: Segment) -> tuple[Carries, list[Value]]:
             steps = one.with_products(own, products)
             return steps.carries, list(steps.products)
 
@@ -159,7 +157,7 @@ class SideBySide(AbstractRerun):
         )
 
     def _run(
-        self, sweep: "Sweep", stored: Callable[["Sweep", Segment], _Stored]
+        self, sweep: Sweep, stored: Callable[[Sweep, Segment], _Stored]
     ) -> _Stored:
         """What is stored of each segment, stacked along the first axis."""
         loop = sweep.loop
@@ -192,7 +190,7 @@ def _end_to_end(row: Value) -> Value:
 
 
 def carries_within(
-    sweep: "Sweep",
+    sweep: Sweep,
     slots: AbstractSlots,
     carry: Arrays,
     start: Index,

@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.extend.core as jex
@@ -57,18 +56,15 @@ from ...._programs import (
     traced,
 )
 from ...._types import Aval, Index, Value
-from .._backward_step import BackwardStep, Taken, program_of
+from .._backward_step import BackwardStep, NextCarry, Taken, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part
 from .._step import Step
+from .._sweep import Cotangents, Sweep
 from ..slots._slots import AbstractSlots, DeviceSlots, StoredSteps
 from ._block_reversals import AbstractReversal, ByResiduals
-from ._next_carries import NextCarry
 from ._products_in_parts import added_in_parts
 from ._reruns import AbstractRerun, Segment
-
-if TYPE_CHECKING:
-    from .._sweep import Cotangents, Sweep
 
 _CONTROL = frozenset({"cond", "while", "shard_map", "pure_callback"})
 
@@ -88,16 +84,14 @@ class Together(AbstractReversal):
     size: int
 
     def __call__(
-        self, sweep: "Sweep", carry: Arrays, start: Index, count: int, cts: "Cotangents"
-    ) -> "Cotangents":
+        self, sweep: Sweep, carry: Arrays, start: Index, count: int, cts: Cotangents
+    ) -> Cotangents:
         if count == 1:
             return sweep.take(carry, start, 1, cts)
         segment = Segment(DeviceSlots(), start, carry, count, count)
         return _joined(sweep, _rerun(sweep, segment), cts)
 
-    def rerun(
-        self, sweep: "Sweep", steps: AbstractRerun, cts: "Cotangents"
-    ) -> "Cotangents":
+    def rerun(self, sweep: Sweep, steps: AbstractRerun, cts: Cotangents) -> Cotangents:
         # Products are kept only if all steps make one batch, which is reversed at once.
         # The products of several batches would be in memory until it is their turn.
         size = self._size_of_batches(sweep, steps.most)
@@ -107,9 +101,7 @@ class Together(AbstractReversal):
         has_next = size > 1 and _beside_next(sweep, steps.slots) is not None
         return self.each(sweep, steps.stored(sweep, has_next), cts)
 
-    def each(
-        self, sweep: "Sweep", steps: StoredSteps, cts: "Cotangents"
-    ) -> "Cotangents":
+    def each(self, sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
         size = self._size_of_batches(sweep, steps.most)
         if size == 1:
             return super().each(sweep, steps, cts)
@@ -122,14 +114,13 @@ class Together(AbstractReversal):
         if not isinstance(left, int) or left:
             cts = super().each(sweep, steps.from_step(within, left, size - 1), cts)
 
-        def body(i: Index, cts: "Cotangents") -> "Cotangents":
+        def body(i: Index, cts: Cotangents) -> Cotangents:
             batch = steps.from_step((batches - 1 - i) * size, size, size)
-            take = lambda cts: _joined(sweep, batch, cts)
-            return sweep.reversal.past(sweep, take, batch.start, size, cts)
+            return _joined(sweep, batch, cts)
 
         return lax.fori_loop(0, batches, body, cts)
 
-    def _size_of_batches(self, sweep: "Sweep", most: int) -> int:
+    def _size_of_batches(self, sweep: Sweep, most: int) -> int:
         """The size of a batch, if `most` steps are divided as evenly as possible."""
         return most // -(-most // self.size) if sweep.back.joins_steps else 1
 
@@ -223,13 +214,13 @@ def _is_plain(eqn: jex.JaxprEqn) -> bool:
     return name not in _CONTROL and not ends_automatic
 
 
-def _rerun(sweep: "Sweep", steps: AbstractRerun) -> StoredSteps:
+def _rerun(sweep: Sweep, steps: AbstractRerun) -> StoredSteps:
     """Runs steps again to store their carries, and their products if they have any."""
     found = sweep.back.products if sweep.products is None else None
     return steps.stored(sweep) if found is None else steps.with_products(sweep, found)
 
 
-def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
+def _beside_next(sweep: Sweep, slots: AbstractSlots) -> NextCarry | None:
     """The backward step for batches whose next carries are in slots, if it is used."""
     # If the primal has stored products, nothing is multiplied anyway. A loop that may
     # end early need not store its last carry, and carries of lower precision are not
@@ -239,10 +230,10 @@ def _beside_next(sweep: "Sweep", slots: AbstractSlots) -> NextCarry | None:
     return sweep.back.beside_next
 
 
-def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangents":
+def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     """Takes cotangents past a batch of steps, in the three parts of this file."""
     loop, consts, count = sweep.loop, sweep.consts, steps.count
-    at, xs, zs = sweep.block(steps.start, count)
+    xs, zs = sweep.block(steps.start, count)
     before = steps.carries.read_part(steps.row, count)
     back, given = _with_known(sweep, steps)
     if loop.reverse:  # from the order of the steps to that of `xs` and `zs`
@@ -279,7 +270,7 @@ def _joined(sweep: "Sweep", steps: StoredSteps, cts: "Cotangents") -> "Cotangent
     inputs = [*consts, *before, *xs, *ends, *zs]
     program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
-    return sweep.before(cts, Taken(sums, carried, ct_xs), at)
+    return sweep.before(cts, Taken(sums, carried, ct_xs), steps.start, count)
 
 
 @functools.lru_cache(maxsize=128)
@@ -310,7 +301,7 @@ def _joined_program(
     return traced(take, types)
 
 
-def _with_known(sweep: "Sweep", steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
+def _with_known(sweep: Sweep, steps: StoredSteps) -> tuple[BackwardStep, list[Value]]:
     """The backward step for a batch, and the known values that it is given.
 
     These are products, which were kept when the batch was run again or stored by the

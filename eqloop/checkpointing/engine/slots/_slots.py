@@ -109,7 +109,7 @@ class AbstractSlots(abc.ABC):
 
         carries = self.filled(pick(init, held), count + 1)
         reached, carries = segments.each(body, (segments.start(init), carries))
-        if segments.order.keeps_last:
+        if segments.keeps_last:
             carries = carries.write(pick(reached.carry, held), count)
         return reached.carry, reached.ys, carries.arrays
 
@@ -286,7 +286,7 @@ class DeviceSlots(AbstractSlots):
         # Often nobody needs `ys` or slots of this program, and XLA should remove them.
         # It does so for a single loop; for loops in loops only if all trip counts are
         # static. So where they are not, a loop over single steps writes the slots.
-        step, loop, order = segments.step, segments.loop, segments.order
+        step, loop = segments.step, segments.loop
         if not step.y_types or (segments.are_static and loop.kept is None):
             return super().sweep(segments, held, init)
         # Every step writes its carry to the next free row, and only a carry that is to
@@ -295,7 +295,7 @@ class DeviceSlots(AbstractSlots):
         # wait for the host.
         # After the last start, the next free row is the extra one, and no position is
         # that of the end. So `row` stays there.
-        starts = constant([*segments.starts, order.length])
+        starts = constant([*segments.starts, loop.length])
         count = len(segments.starts)
         carries = self.filled(pick(init, held), count + 1)
 
@@ -314,7 +314,7 @@ class DeviceSlots(AbstractSlots):
         read = (segments.consts, segments.xs)
         state = (zero(), list(init), zero(), carries)
         (_, carry, _, carries), ys = scan(body, read, state, [], loop)
-        if order.keeps_last:
+        if segments.keeps_last:
             carries = carries.write(pick(carry, held), count)
         return carry, ys, carries.arrays
 
