@@ -13,8 +13,8 @@ which one to choose. In the order in which to read it:
   loop, `_costs.py` and `_pace.py` what layouts are compared by, `_listing.py` a note of
   what was decided, `_kept_names.py` the policy that a layout may choose, and
   `_stored_products.py` what else it may have the primal store.
-- **The way there**: `_forward.py` saves nothing, `_by_segments.py` leaves carries in
-  slots, and `_kept_rows.py` stacks only those outputs that are kept.
+- **The way there**: `_forward.py` runs a loop, and `_kept_rows.py` stacks only those
+  outputs that are kept.
 - **The way back**: what an order is given to go back by (`_walk.py`), a sweep through
   the loop (`_sweep.py`), what it does to a step (`_backward_step.py`), and the
   derivatives of that (`_derived.py`). What backward

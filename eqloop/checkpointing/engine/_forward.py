@@ -1,12 +1,20 @@
-"""Runs a loop forward without storing carries.
+"""Runs a loop forward, in one of three ways.
 
-This is plain JAX on lists of arrays. `primal` is for loops whose way back, if there is
-one, needs no carries. `stored` is for JAX to differentiate: it stores the residuals.
-A planned gradient runs two other loops: a forward sweep, which leaves carries in slots
-(`_by_segments.py`, `slots/_slots.py`), and a reverse sweep (`_sweep.py`).
+- `primal` stores nothing. It is for loops whose way back, if there is one, needs no
+  carries.
+- `stored` is for JAX to differentiate: it stores the residuals.
+- `BySegments` stops at each carry that is to be stored, for slots to hold it
+  (`slots/_slots.py`). It runs from each of them to the next one:
+
+      store h0, run 4 steps | store h4, run 4 steps | store h8, run 2 steps
+
+  Within a segment only the step is run, so a carry is written once for each segment. A
+  loop over single steps would have to write one, or select whether to, at every step.
 """
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,11 +22,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, Flags
+from ..._arrays import Arrays, Flags, axes_of, stack_type, vary, zero_array
+from ..._programs import constant
 from ..._types import Index, PyTree, Value
+from ...progress import run_with_bar
 from ._kept_rows import scan
-from ._loop import Loop, zero
+from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
+
+# How often the step may be in the program, for loops with static trip counts. With more
+# groups one loop with a dynamic trip count runs all segments: it compiles faster.
+_MOST_GROUPS = 2
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
@@ -125,3 +139,162 @@ def iterate(
             state,
         )
     return state
+
+
+class Reached(NamedTuple):
+    """The state of a loop between two steps.
+
+    Attributes:
+        number: What the last report to the bar returned; `None` without a bar.
+        position: The position of the next step.
+        carry: The carry before that step.
+        ys: The outputs so far, as whole arrays.
+    """
+
+    number: Index
+    position: Index
+    carry: list[Value]
+    ys: list[Value]
+
+
+class Group(NamedTuple):
+    """Consecutive segments that one loop of the program runs.
+
+    Attributes:
+        first: The number of the first segment.
+        size: How many segments there are.
+        stride: How many steps each of them has; `None` if this is looked up in a table,
+            since they are not equally long.
+    """
+
+    first: int
+    size: int
+    stride: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BySegments:
+    """A loop in segments, which begin at the `starts` of an order.
+
+    Attributes:
+        step: The step.
+        loop: The loop.
+        starts: The positions at which segments start, whose carries are stored.
+        keeps_last: Whether the last carry is stored as well.
+        consts: The consts of the step.
+        xs: The `xs` of the loop.
+    """
+
+    step: Step
+    loop: Loop
+    starts: tuple[int, ...]
+    keeps_last: bool
+    consts: Arrays
+    xs: Arrays
+
+    def opaque(self) -> "BySegments":
+        """The same for nested loops, see `opaque` in `_loop.py`."""
+        return dataclasses.replace(self, consts=opaque(self.consts), xs=opaque(self.xs))
+
+    @property
+    def groups(self) -> list[Group]:
+        """All segments, in groups. The program has the step once for each group."""
+        ends = (*self.starts[1:], self.loop.length)
+        sizes = [end - start for start, end in zip(self.starts, ends, strict=True)]
+        groups, first = list[Group](), 0
+        for stride, equal in itertools.groupby(sizes):
+            groups.append(Group(first, len(list(equal)), stride))
+            first += groups[-1].size
+        # A bar cuts segments where it reports, and a loop may stop within one. Then no
+        # trip count is static in any case.
+        has_bar = self.loop.meter.here.is_shown
+        if has_bar or self.loop.stops or len(groups) > _MOST_GROUPS:
+            return [Group(0, len(sizes), None)]
+        return groups
+
+    @property
+    def are_static(self) -> bool:
+        """Whether all loops have static trip counts."""
+        return all(group.stride is not None for group in self.groups)
+
+    def start(self, init: Arrays) -> Reached:
+        """The state before the first step."""
+        loop = self.loop
+        ys = [zero_array(stack_type(y, loop.rows)) for y in self.step.y_types]
+        number = loop.meter.here.open([*self.consts, *init, *self.xs])
+        reached = Reached(number, zero(), list(init), ys)
+        if not loop.stops:
+            return reached
+        # Within `shard_map`, each device may run another number of steps. Then all that
+        # the loop carries differs between devices, and must have such a type.
+        return jax.tree.map(lambda x: vary(x, axes_of(init[0])), reached)
+
+    def each(
+        self, body: Callable[[PyTree, int | None, PyTree], PyTree], state: PyTree
+    ) -> PyTree:
+        """Calls `body(segment, stride, state)` for each segment.
+
+        If the loop stops early, the segments after that have no steps, and their carry
+        is the last one.
+
+        Args:
+            body: What is done for one segment. It returns the new state.
+            state: The state for the first segment: a `Reached`, and more.
+        """
+        if self.loop.stops:
+            axes = axes_of(state[0].carry[0])
+            state = jax.tree.map(lambda x: vary(x, axes), state)
+        for first, size, stride in self.groups:
+            # Bound as defaults, as a lambda sees the last values of loop variables.
+            run = lambda i, state, at=first, of=stride: body(at + i, of, state)
+            state = lax.fori_loop(0, size, run, state)
+        return state
+
+    def run(self, reached: Reached, segment: Index, stride: int | None) -> Reached:
+        """Runs a segment, from where the one before it ended."""
+        if stride is None:
+            ends = constant([*self.starts[1:], self.loop.length])
+            return self.run_to(reached, element(ends, segment))
+        if stride == 1:
+            return self._move(reached)
+        unroll = min(self.loop.unroll, stride)
+        body = lambda _, reached: self._move(reached)
+        return lax.fori_loop(0, stride, body, reached, unroll=unroll)
+
+    def run_to(self, reached: Reached, stop: Index) -> Reached:
+        """Runs steps up to a position, or until the loop ends."""
+        # `run_with_bar` expects the position first in the state, and the carry second.
+        number, *state = reached
+        run = lambda state, stop: self._moves(Reached(number, *state), stop)[1:]
+        gauge, last_y = self.loop.meter.here, self._last_y
+        number, state = run_with_bar(gauge, number, tuple(state), stop, run, last_y)
+        return Reached(number, *state)
+
+    def _moves(self, reached: Reached, stop: Index) -> Reached:
+        if self.loop.stops:
+            goes_on = lambda reached: reached.carry[0] & (reached.position < stop)
+            return lax.while_loop(goes_on, self._move, reached)
+        left = lambda reached: stop - reached.position
+        return iterate(self._move, reached, left, self.loop.unroll)
+
+    def _move(self, reached: Reached) -> Reached:
+        number, position, carry, ys = reached
+        carry, y = self.step(self.consts, carry, self.loop.x(self.xs, position))
+        return Reached(number, position + 1, carry, self._with(ys, y, position))
+
+    def _with(self, ys: Arrays, y: Arrays, position: Index) -> list[Value]:
+        """`ys` with the outputs of the step at a position, if they are kept."""
+        if not self.loop.rows:
+            return list(ys)
+        row, is_kept = self.loop.row(self.loop.index(position))
+        # `True` itself if all rows are kept. Otherwise a step that is not kept writes
+        # what the row has already: a write in a branch would copy all of `ys`.
+        if is_kept is not True:
+            before = [element(b, row) for b in ys]
+            y = [jnp.where(is_kept, *pair) for pair in zip(y, before, strict=True)]
+        return [store(b, leaf, row) for b, leaf in zip(ys, y, strict=True)]
+
+    def _last_y(self, state: tuple[Value, list[Value], list[Value]]) -> list[Value]:
+        position, _, ys = state
+        row, _ = self.loop.row(self.loop.index(position - 1))
+        return [element(b, row) for b in ys] if self.loop.rows else []

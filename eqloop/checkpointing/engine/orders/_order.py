@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from ...._arrays import Arrays, Flags
 from ...._calls import format_bytes
 from ...._types import PyTree
-from .._by_segments import BySegments
 from .._costs import StepCost
+from .._forward import BySegments
 from .._loop import Loop
 from .._pace import AbstractPace
 from .._step import Step

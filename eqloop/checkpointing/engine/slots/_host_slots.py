@@ -26,8 +26,8 @@ from ...._arrays import (
 from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, Value
-from .._by_segments import BySegments, Reached
 from .._costs import Rates
+from .._forward import BySegments, Reached
 from .._loop import element, store
 from ._slots import AbstractSlots, Carries, bits_of
 

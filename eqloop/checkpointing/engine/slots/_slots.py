@@ -19,8 +19,8 @@ from ...._arrays import Arrays, Flags, pick, stack_of, stack_type
 from ...._compat import is_widened
 from ...._programs import constant
 from ...._types import Aval, Index, PyTree, Value
-from .._by_segments import BySegments
 from .._costs import Rates
+from .._forward import BySegments
 from .._kept_rows import scan
 from .._loop import element, part, store, zero
 
