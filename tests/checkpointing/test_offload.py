@@ -16,7 +16,7 @@ from .steps import recurrent
 
 pytestmark = pytest.mark.sampled
 
-SCHEDULES = [el.Recursive(3), el.Chunked(4, block=4), el.Binomial(4)]
+SCHEDULES = [el.Recursive(3), el.Chunked(4, batch=4), el.Binomial(4)]
 MORE = [el.Binomial(4, block=3), slow(el.Budget("8KiB"), id="a budget")]
 
 
@@ -89,7 +89,7 @@ def through_vmaps(schedule):
 
 @pytest.mark.parametrize(
     "schedule",
-    [el.Recursive(2, block=1), el.Chunked(4, block=2), el.Binomial(3)],
+    [el.Recursive(2, batch=1), el.Chunked(4, batch=2), el.Binomial(3)],
     ids=repr,
 )
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_reverse_over_reverse_inside_a_scan(schedule):
 def test_slots_are_on_the_host(schedule):
     args = recurrent(31, width=8)
     plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])
-    rows = len(plan.layout.order.starts) + 1
+    rows = len(plan._layout.order.starts) + 1
     on_host = f"u32<host>[{rows},8]"
     assert on_host in str(jax.make_jaxpr(gradient(el.Offload(schedule)))(*args))
     assert "<host>" not in str(jax.make_jaxpr(gradient(schedule))(*args))

@@ -40,7 +40,7 @@ def grad_of(schedule):
 
 SCHEDULES = (
     el.Recursive(4),
-    el.Recursive(4, block=4),
+    el.Recursive(4, batch=4),
     el.Chunked(8),
     el.Binomial(5, block=2),
     el.Offload(el.Binomial(3)),
@@ -54,7 +54,7 @@ def test_one_loop_alone(schedule):
     (found,) = el.plans(grad_of(schedule))(1.0, XS)
     scan = el.Scan(step, schedule=schedule)
     asked = scan.plan(jnp.ones(5), XS)
-    assert found.plan.layout == asked.layout
+    assert found.plan.pinned == asked.pinned
     assert (found.name, found.batch, found.depth) == ("Scan", 1, 0)
     assert found.place.file == __file__
     assert found.place.function == "loss"
@@ -93,7 +93,7 @@ def test_what_stores_residuals_is_listed_and_still_runs_so():
 
     before = gradient.lower(1.0, XS).as_text()
     (found,) = el.plans(gradient)(1.0, XS)
-    assert found.plan.layout.stores_residuals
+    assert found.plan._layout.stores_residuals
     assert found.plan.evaluations == 64
     assert gradient.lower(1.0, XS).as_text() == before
     count = 0
@@ -197,7 +197,7 @@ def test_the_table():
     titles = "loop steps batch schedule stored evaluations memory"
     assert head.split() == titles.split()
     assert row.startswith(
-        "Scan  64     1      Chunked(chunk_size=8, block=1)  16 carries"
+        "Scan  64     1      Chunked(chunk_size=8, batch=1)  16 carries"
     )
     assert place.strip().startswith(__file__)
     assert total.startswith("at once: ")
@@ -302,7 +302,7 @@ def test_loops_that_jax_differentiates():
     gradient = grad_of(el.StoreAll())
     before = jax.jit(gradient).lower(1.0, XS).as_text()
     (found,) = el.plans(gradient)(1.0, XS)
-    assert found.plan.layout.stores_residuals
+    assert found.plan._layout.stores_residuals
     assert (found.name, found.plan.evaluations) == ("Scan", 64)
     assert found.place.function == "loss"
     assert_about(found.plan, temporary(gradient, 1.0, XS))
@@ -324,7 +324,7 @@ def test_what_a_plan_measures_is_not_what_is_listed():
     gradient = lambda schedule: jax.grad(lambda w, xs: run(schedule, w, xs))
     (found,) = el.plans(gradient(everything))(w, xs)
     taken = temporary(gradient(el.StoreAll()), w, xs)
-    assert found.plan.layout.stores_residuals
+    assert found.plan._layout.stores_residuals
     assert_about(found.plan, taken)
 
 

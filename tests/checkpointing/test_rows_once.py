@@ -102,7 +102,7 @@ SCHEDULES = (
     el.Binomial(3),
     el.Binomial(2, block=2),
     el.Recursive(2),
-    el.Recursive(2, block=3),
+    el.Recursive(2, batch=3),
     el.Chunked(3),
     el.Offload(el.Binomial(2)),
 )
@@ -283,4 +283,4 @@ def test_memory_of_a_history(schedule):
     # JAX 0.10 copies the cotangent on the CPU.
     assert temp <= 3 * each + 100 * 260
     assert temp <= plan.peak_bytes
-    assert plan.cost.held == 4 + 4 * STATE
+    assert plan.slot_bytes == 4 + 4 * STATE

@@ -13,7 +13,7 @@ The two primitives are the same for all of them.
 import abc
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ..._arrays import (
     Arrays,
@@ -51,9 +51,6 @@ from ._walk import Walk
 from .leaves._needed_leaves import needs_of
 from .orders._all_at_once import AllAtOnce
 
-if TYPE_CHECKING:
-    from ._loop_spec import LoopSpec
-
 # The layouts by which loops of one kind run.
 L = TypeVar("L", bound=AbstractLayout)
 
@@ -61,11 +58,17 @@ L = TypeVar("L", bound=AbstractLayout)
 class Planner(Protocol):
     """What the engine asks of a schedule."""
 
-    def layout(self, loop: "LoopSpec") -> Any:
+    def _decide(self, problem: "Problem[Any]", active: Active) -> Any:
         """Decides how a loop is stored and reversed.
 
-        This is called when it is known which inputs are differentiated. The result is
-        a layout by which loops of that kind run.
+        This is called when it is known which inputs are differentiated.
+
+        Args:
+            problem: The loop.
+            active: Which of its inputs are differentiated.
+
+        Returns:
+            A layout by which loops of that kind run.
         """
         ...
 
@@ -85,6 +88,7 @@ class Problem(abc.ABC, Generic[L]):
             initial value is not differentiated. The sweep carries their cotangents, but
             the gradient does not return them. So XLA has no buffer of an output to keep
             them in, and the gradient takes that much more memory. Empty if none are.
+        chooses_policy: For planning only: whether the schedule also chooses the policy.
     """
 
     step: Step
@@ -92,6 +96,7 @@ class Problem(abc.ABC, Generic[L]):
     policy: Saveable
     planner: Planner
     still: Flags = ()
+    chooses_policy: bool = False
 
     # The advice in an error, where a callback keeps the loop from being reversed.
     instead_of_effects: ClassVar[str]
@@ -186,9 +191,7 @@ class Problem(abc.ABC, Generic[L]):
 
     def decided(self, active: Active) -> L:
         """What the schedule decides for a loop that has any steps."""
-        from ._loop_spec import LoopSpec
-
-        return self.planner.layout(LoopSpec(self, active))
+        return self.planner._decide(self, active)
 
     @property
     def as_planned(self) -> "Problem[Any]":
@@ -269,6 +272,7 @@ class Counted(Problem[Layout]):
             policy=self.policy,
             planner=self.planner,
             still=self.still,
+            chooses_policy=self.chooses_policy,
         )
 
     def forward(

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from ..._arrays import is_inexact
 from ..._programs import has_rules, joined, pulled
 from ..engine._forward import Active
-from ..engine._loop_spec import LoopSpec
 from ..engine._problem import Problem
 from ..engine._step import Step
 
@@ -21,7 +20,7 @@ from ..engine._step import Step
 class _Nobody:
     """Plans nothing."""
 
-    def layout(self, loop: LoopSpec) -> NoReturn:
+    def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise AssertionError("what is asked does not depend on who plans the loop")
 
 
@@ -37,8 +36,9 @@ def alike(problem: Problem, active: Active) -> Problem:
         The same with a step that prints the same, and without who plans it. Its
         equations may be from other lines, and its leaves have other paths.
     """
+    step = _known_step(problem.step, active)
     return dataclasses.replace(
-        problem, step=_known_step(problem.step, active), planner=_Nobody()
+        problem, step=step, planner=_Nobody(), chooses_policy=False
     )
 
 

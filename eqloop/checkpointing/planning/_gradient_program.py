@@ -11,7 +11,6 @@ from ..._types import Aval, PyTree, Value
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout
 from ..engine._loop import Loop
-from ..engine._loop_spec import LoopSpec
 from ..engine._primitive import planned_loop
 from ..engine._problem import Problem, with_cotangents
 
@@ -22,7 +21,7 @@ class Fixed:
 
     only: AbstractLayout
 
-    def layout(self, loop: LoopSpec) -> AbstractLayout:
+    def _decide(self, problem: Problem[Any], active: Active) -> AbstractLayout:
         return self.only
 
 

@@ -64,8 +64,15 @@ class Ending(AbstractStopping[Layout]):
     @property
     def as_planned(self) -> Counted:
         loop = dataclasses.replace(self.loop, stops=False)
-        settings = self.step, loop, self.policy, self.planner, self.still
-        return Counted(*settings, ending=self)
+        return Counted(
+            self.step,
+            loop,
+            self.policy,
+            self.planner,
+            self.still,
+            self.chooses_policy,
+            ending=self,
+        )
 
     def forward(
         self, saves: Saves[Layout] | None, inputs: PyTree

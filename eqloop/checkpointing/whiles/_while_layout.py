@@ -16,9 +16,10 @@ from jax import lax
 from ..._arrays import Arrays, Flags, axes_of, pick, put_on_mesh, vary
 from ..._programs import mark
 from ..._types import Aval, Index, Value
+from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Stored
 from ..engine._loop import zero
-from ..engine._loop_spec import LoopSpec
+from ..engine._problem import Problem
 from ..engine._step import NoWayBackError, Step
 from ..engine._sweep import Cotangents
 from ..engine._walk import Walk
@@ -44,7 +45,7 @@ class AbstractWhileLayout(AbstractLayout):
     reversal: AbstractReversal = ByResiduals()
     kept: tuple[str, ...] | None = None
 
-    def layout(self, loop: LoopSpec) -> Self:
+    def _decide(self, problem: Problem[Any], active: Active) -> Self:
         """Itself, for every loop and every derivative: it is its own planner."""
         return self
 
@@ -136,7 +137,7 @@ class ForwardOnly:
 
     max_steps: int = UNLIMITED
 
-    def layout(self, loop: LoopSpec) -> NoReturn:
+    def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise NoWayBackError(
             "WhileLoop cannot be differentiated in reverse mode (`jax.grad`, "
             "`jax.vjp`), as that needs memory for a number of steps that is unknown. "

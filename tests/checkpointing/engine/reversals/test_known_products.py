@@ -48,7 +48,7 @@ def accumulated(w, carry, x):
 
 
 STEPS = [network, two_in_one, read_twice, squared, accumulated]
-LEVELS = el.Recursive(4, block=4)
+LEVELS = el.Recursive(4, batch=4)
 
 
 def of_loop(step, schedule=None, **settings):
@@ -119,7 +119,7 @@ def test_modes(step, mode):
 
 
 @pytest.mark.parametrize(
-    "schedule", [el.Chunked(4, block=5), slow(el.Binomial(3, block=3))], ids=str
+    "schedule", [el.Chunked(4, batch=5), slow(el.Binomial(3, block=3))], ids=str
 )
 def test_schedules(schedule):
     compared(network, schedule=schedule)
