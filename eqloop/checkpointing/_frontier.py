@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
+from ._plot import plot_frontier
 from ._policies import LoopPolicy
 from ._schedules import AbstractSchedule
 from .engine._loop import Loop
@@ -60,9 +61,9 @@ class Frontier(Sequence[Plan]):
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from ._plot import plot_frontier
-
-        return plot_frontier(self, ax)
+        at = lambda plan: (plan.peak_bytes, plan.relative_time)
+        label = repr(self.chosen.schedule)
+        return plot_frontier(list(map(at, self)), at(self.chosen), label, ax)
 
 
 def frontier_of(

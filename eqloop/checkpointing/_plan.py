@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
+from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule, Pinned
 from .engine._costs import StepCost
@@ -194,9 +195,8 @@ class Plan:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from ._plot import plot_plan
-
-        return plot_plan(self, ax)
+        title = repr(self.schedule)
+        return plot_plan(title, self._layout, self._cost, self.peak_bytes, ax)
 
 
 def plan(

@@ -2,16 +2,16 @@
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._calls import format_bytes
+from .engine._costs import StepCost
+from .engine._layout import Layout
 from .engine.orders._order import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from ._frontier import Frontier
-    from ._plan import Plan
 
 # With more events, the points could not be told apart.
 _MOST_EVENTS = 20_000
@@ -19,29 +19,30 @@ _COLOURS = {"primal": "tab:green", "again": "tab:orange", "reversal": "tab:blue"
 _LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}
 
 
-def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
+def plot_plan(
+    title: str, layout: Layout, cost: StepCost, peak_bytes: int, ax: "Axes | None"
+) -> "Axes":
     """Draws the bytes in use during a gradient, and which step is run."""
-    events = list(itertools.islice(plan._layout.order.history(), _MOST_EVENTS + 1))
+    events = list(itertools.islice(layout.order.history(), _MOST_EVENTS + 1))
     if not 0 < len(events) <= _MOST_EVENTS:
         raise ValueError(
             f"Plan.plot: only gradients of 1 to {_MOST_EVENTS} evaluations of the step "
-            f"can be drawn, but this one takes {plan.evaluations}. Draw the plan of a "
-            f"shorter loop."
+            f"can be drawn, but this one takes {layout.evaluations}. Draw the plan of "
+            f"a shorter loop."
         )
     ax = _axes_to_draw_on(ax)
-    layout, cost = plan._layout, plan._cost
     stored = [layout.order.event_bytes(cost, event) for event in events]
     far = [layout.order.stored_by_primal(event) * cost.held for event in events]
     far = far if layout.is_elsewhere else []
     if far and not layout.slots.take_device_memory:
         stored = [size - there for size, there in zip(stored, far, strict=True)]
     # The rest of the peak does not depend on the place in the sweep.
-    rest = max(plan.peak_bytes - max(stored), 0)
+    rest = max(peak_bytes - max(stored), 0)
     sizes = [size + rest for size in stored]
     ax.fill_between(range(len(sizes)), sizes, step="post", color="0.85")
     ax.step(range(len(sizes)), sizes, where="post", color="0.5", linewidth=1)
     ax.set(xlabel="evaluations and reversals, in order", ylabel="bytes in use")
-    highest = max(plan.peak_bytes, *far, 0)
+    highest = max(peak_bytes, *far, 0)
     if far:
         style: dict[str, Any] = dict(where="post", color="0.3", linestyle="--")
         ax.step(range(len(far)), far, linewidth=1, label=layout.slots.place, **style)
@@ -51,7 +52,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     tick = 2 ** math.ceil(math.log2(max(highest, 1) / 6))
     ax.set_yticks(range(0, highest + 1, tick))
     ax.yaxis.set_major_formatter(_format)
-    ax.set_title(repr(plan.schedule), fontsize="medium")
+    ax.set_title(title, fontsize="medium")
     _plot_positions(ax, events)
     return ax
 
@@ -76,16 +77,19 @@ def _plot_positions(ax: "Axes", events: list[Event]) -> None:
     )
 
 
-def plot_frontier(frontier: "Frontier", ax: "Axes | None") -> "Axes":
+# A plan in a picture: its peak memory in bytes, and its relative time.
+Point: TypeAlias = tuple[int, float]
+
+
+def plot_frontier(
+    plans: Sequence[Point], chosen: Point, label: str, ax: "Axes | None"
+) -> "Axes":
     """Draws time against memory, with the chosen plan marked."""
     ax = _axes_to_draw_on(ax)
-    at = lambda plans: (
-        [plan.peak_bytes for plan in plans],
-        [plan.relative_time for plan in plans],
+    ax.plot(
+        *zip(*plans, strict=True), ".-", linewidth=1, label="fastest within the memory"
     )
-    ax.plot(*at(frontier.plans), ".-", linewidth=1, label="fastest within the memory")
-    chosen = frontier.chosen
-    ax.plot(*at([chosen]), "*", ms=14, color="tab:red", label=repr(chosen.schedule))
+    ax.plot(*chosen, "*", ms=14, color="tab:red", label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.xaxis.set_major_formatter(_format)
