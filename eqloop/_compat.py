@@ -363,8 +363,7 @@ def programs_held(eqn: jex.JaxprEqn) -> list[AnyJaxpr]:
     """
     programs: list[AnyJaxpr] = list(jex.jaxprs_in_params(form_params(eqn)))
     primitive = eqn.params.get("_prim")
-    is_ours = hasattr(primitive, "jaxprs")
-    if programs or primitive is None or is_ours:
+    if programs or primitive is None:
         return programs
     held = primitive.params
     traced = [x for x in held.values() if isinstance(x, jax.stages.Traced)]

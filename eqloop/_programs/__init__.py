@@ -2,15 +2,15 @@
 
 A program is a jaxpr on a flat list of arrays.
 
-- **What a program does**: `_equations.py` finds and rewrites its equations,
-  `_reaching.py` tells which inputs reach which outputs, `_seen_batches.py` whether a
-  row of a batch can see the others, `_effects.py` which effects it has, `_ranges.py`
-  between which integers its values lie, and `_places.py` from which line of the user's
-  program an operation comes. `_compiled.py` compiles it to see how much memory it
-  takes.
-- **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
-  batches, and `_varied.py` those of values that differ between more devices.
-  `_shifted_writes.py` takes out writes that XLA would get wrong.
+- **What a program does**: `_equations.py` finds its equations, `_reaching.py` tells
+  which inputs reach which outputs, `_seen_batches.py` whether a row of a batch can see
+  the others, `_effects.py` which effects it has, `_ranges.py` between which integers
+  its values lie, and `_places.py` from which line of the user's program an operation
+  comes. `_compiled.py` compiles it to see how much memory it takes.
+- **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
+  those of tangents, cotangents and batches, and `_varied.py` those of values that
+  differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
+  wrong.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
   differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
   adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
@@ -32,10 +32,7 @@ from ._calculus import (
     called,
     has_backward_rules,
     has_rules,
-    inputs_read,
     joined,
-    parted,
-    pruned,
     pulled,
     pushed,
     run,
@@ -61,17 +58,31 @@ from ._equations import (
     aval_of,
     computed_from,
     equations,
+    foreign_programs,
     formula_of,
+    programs_in,
+)
+from ._formula import Formula, Selected, Static
+from ._jaxprs import (
+    Rewriter,
+    alone,
+    input_names,
+    inputs_read,
+    jaxpr_of,
     map_equations,
     map_params,
     map_programs,
-    programs_in,
+    parted,
+    program_from,
+    pruned,
     renamed,
     rewritable_programs,
     rewrite_everywhere,
+    traced_function,
     with_equations,
+    with_parts,
+    without_dead_code,
 )
-from ._formula import Formula, Selected, Static
 from ._loop_markers import (
     is_watched,
     loop_name,
@@ -99,9 +110,11 @@ __all__ = [
     "Place",
     "Range",
     "Rewrite",
+    "Rewriter",
     "Selected",
     "Static",
     "Vmapped",
+    "alone",
     "along_axis",
     "aval_of",
     "batched",
@@ -115,15 +128,18 @@ __all__ = [
     "detached",
     "equations",
     "folders_of",
+    "foreign_programs",
     "formula_of",
     "frames_of",
     "has_backward_rules",
     "has_checks",
     "has_collectives",
     "has_rules",
+    "input_names",
     "inputs_read",
     "is_ref",
     "is_watched",
+    "jaxpr_of",
     "joined",
     "loop_name",
     "loop_scope",
@@ -135,6 +151,7 @@ __all__ = [
     "parted",
     "place_of",
     "position_p",
+    "program_from",
     "programs_in",
     "pruned",
     "pulled",
@@ -155,11 +172,14 @@ __all__ = [
     "settled",
     "temporary_bytes",
     "traced",
+    "traced_function",
     "unwatched",
     "varied",
     "vmap",
     "watched",
     "with_equations",
+    "with_parts",
+    "without_dead_code",
     "without_derivatives",
     "without_shifted_writes",
 ]

@@ -15,12 +15,11 @@ their group:
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax.interpreters import partial_eval
 
 from .._arrays import (
     Arrays,
@@ -37,9 +36,10 @@ from .._arrays import (
     tangent_types,
     zero_array,
 )
-from .._compat import close, form_of, is_through
+from .._compat import form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ._equations import equations, formula_of, programs_in
+from ._jaxprs import program_from, without_dead_code
 
 Groups: TypeAlias = tuple[Flags, ...]
 
@@ -189,78 +189,6 @@ def batched_axes(
 
 
 @functools.lru_cache(maxsize=512)
-def pruned(program: jex.ClosedJaxpr, used: Flags | None = None) -> jex.ClosedJaxpr:
-    """A program with the same inputs, but without equations that no output needs.
-
-    A derivative does not need all of its primal. XLA would remove the rest, but later,
-    and running it may even be an error: the tangents of a `jax.custom_vjp` can only be
-    transposed.
-
-    Args:
-        program: The program.
-        used: Which of its outputs to keep; all of them by default.
-    """
-    used = used or (True,) * len(program.out_avals)
-    live, _ = partial_eval.dce_jaxpr(program.jaxpr, list(used), instantiate=True)
-    return jex.ClosedJaxpr(live, program.consts)
-
-
-@functools.lru_cache(maxsize=512)
-def parted(
-    program: jex.ClosedJaxpr, known: Flags
-) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr]:
-    """Divides a program in two: what depends on known inputs only, and the rest.
-
-    Values that depend on no input at all, such as zeros of some shape, are computed in
-    both: that is cheaper than to store them.
-
-    Args:
-        program: The program, without equations that no output needs.
-        known: Which of its inputs are known beforehand.
-
-    Returns:
-        A program from the known inputs to all values that the rest needs of them; and a
-        program from these values, followed by the other inputs, to the outputs.
-    """
-    jaxpr = program.jaxpr
-    # `free` depends on nothing, `decided` on known inputs only.
-    first, rest, free = list[Any](), list[Any](), set(jaxpr.constvars)
-    decided = {*pick(jaxpr.invars, known)}
-    for eqn in jaxpr.eqns:
-        inputs = {var for var in eqn.invars if isinstance(var, jex.Var)}
-        # A `free` equation stays in `rest`, and is copied to the first program below.
-        if inputs <= free:
-            free.update(eqn.outvars)
-        elif inputs <= free | decided:
-            decided.update(eqn.outvars)
-            first.append(eqn)
-            continue
-        rest.append(eqn)
-    ahead = [eqn for eqn in rest if {*eqn.outvars} <= free]
-    read = [var for eqn in rest for var in eqn.invars] + list(jaxpr.outvars)
-    needed = [var for var in read if isinstance(var, jex.Var) and var in decided]
-    handed = list(dict.fromkeys(needed))
-    others = pick(jaxpr.invars, [not flag for flag in known])
-    parts = (
-        (pick(jaxpr.invars, known), [*ahead, *first], handed),
-        ([*handed, *others], rest, jaxpr.outvars),
-    )
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    one, two = (
-        jaxpr.replace(invars=invars, eqns=eqns, outvars=outvars, debug_info=unnamed)
-        for invars, eqns, outvars in parts
-    )
-    close = lambda part: pruned(jex.ClosedJaxpr(part, program.consts))
-    return close(one), close(two)
-
-
-def inputs_read(program: jex.ClosedJaxpr, used: Sequence[bool]) -> list[bool]:
-    """Which inputs of a program are needed to compute the outputs that are used."""
-    _, read = partial_eval.dce_jaxpr(program.jaxpr, list(used), instantiate=False)
-    return read
-
-
-@functools.lru_cache(maxsize=512)
 def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.ClosedJaxpr:
     """A program after it has been differentiated: rules have replaced functions.
 
@@ -303,11 +231,9 @@ def settled(program: jex.ClosedJaxpr, marks: Flags, reverse: bool) -> jex.Closed
     dots = tangent_types(types, marks)
     traced = jax.make_jaxpr(primal)(*types, *dots)
     keep = [True] * len(types) + [False] * len(dots)
-    used_outs = [True] * len(traced.out_avals)
-    live, used = partial_eval.dce_jaxpr(traced.jaxpr, used_outs, keep)
-    if list(used) != keep:
-        return program  # a rule whose primal depends on tangents, which JAX leaves open
-    return jex.ClosedJaxpr(live, traced.consts)
+    live, left = without_dead_code(traced, keep=keep)
+    # Else it is a rule whose primal depends on tangents, which JAX leaves open.
+    return live if left == keep else program
 
 
 @functools.lru_cache(maxsize=512)
@@ -330,25 +256,10 @@ def rules_in(program: AnyJaxpr) -> Iterator[jex.ClosedJaxpr]:
     """Each call of a function with a custom derivative, as a program by itself."""
     for eqn in program.eqns:
         if _is_rule(eqn, ("custom_jvp_call", "custom_vjp_call")):
-            yield _alone(eqn, program)
+            inputs = (x for x in eqn.invars if isinstance(x, jex.Var))
+            yield program_from([eqn], dict.fromkeys(inputs), eqn.outvars)
         for inner in programs_in(eqn):
             yield from rules_in(inner)
-
-
-def _alone(eqn: jex.JaxprEqn, program: AnyJaxpr) -> jex.ClosedJaxpr:
-    """A program with one of the equations of a program."""
-    jaxpr = close(program).jaxpr
-    invars = dict.fromkeys(x for x in eqn.invars if isinstance(x, jex.Var))
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    alone = jaxpr.replace(
-        constvars=[],
-        invars=[*invars],
-        outvars=list(eqn.outvars),
-        eqns=[eqn],
-        effects=eqn.effects,
-        debug_info=unnamed,
-    )
-    return jex.ClosedJaxpr(alone, [])
 
 
 def _is_rule(eqn: jex.JaxprEqn, names: tuple[str, ...]) -> bool:

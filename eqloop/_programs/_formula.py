@@ -44,7 +44,6 @@ from .._arrays import (
     zero_tangent,
 )
 from .._compat import (
-    HiPrimitive,
     is_accumulator,
     linear_outputs,
     linearization,
@@ -53,7 +52,7 @@ from .._compat import (
 )
 from .._types import BatchAxis, PyTree, Value
 from ._doubled import Doubled, Leftover, TangentSource
-from ._equations import Rewrite
+from ._equations import HoldsPrograms
 from ._reaching import dependences, names_axis
 
 
@@ -68,7 +67,7 @@ def _on_own_mesh(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class Formula(HiPrimitive):
+class Formula(HoldsPrograms):
     """A primitive on nested lists and tuples of arrays.
 
     Attributes:
@@ -152,34 +151,9 @@ class Formula(HiPrimitive):
         marks, inputs = residuals
         return self.pull_logs(self.in_tree.unflatten(marks.value), inputs, cts)
 
-    def moves_out(self, moves_in: Sequence[bool]) -> list[bool]:
-        """Which outputs have a tangent if these inputs have one, both in flat order."""
-        return [any(moves_in) and is_inexact(aval) for aval in self.out_avals_flat]
-
-    def reached_out(self, marks: Sequence[bool], axis_name: Hashable) -> list[bool]:
-        """Which outputs depend on marked inputs, both in flat order; see `reached`."""
-        return [any(marks) or axis_name is not None] * len(self.out_avals_flat)
-
     def check(self, *in_avals: PyTree) -> None:
         """Called by JAX for each formula that is made: as part of the user's call."""
         refuse_scan3()
-
-    @property
-    def reads(self) -> Flags:
-        """Which inputs, in flat order, it reads if it is not differentiated."""
-        return (True,) * len(self.in_avals_flat)
-
-    def leaner(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
-        """A smaller formula for some of the outputs, which is not differentiated.
-
-        Args:
-            used: Which outputs are used, in flat order.
-
-        Returns:
-            A formula, which inputs of this one it takes, and which outputs it gives,
-            all in flat order; `None` if nothing can be left out.
-        """
-        return None
 
     def batched(
         self, axis_data: BatchAxis, args: PyTree, dims: PyTree
@@ -190,31 +164,9 @@ class Formula(HiPrimitive):
         """
         raise AssertionError("abstract: each formula has its own")
 
-    @property
-    def jaxprs(self) -> list[jex.ClosedJaxpr]:
-        """The programs that it runs, for code that looks for something in them."""
-        return []
-
     def with_bars(self, change: Any) -> Self:
         """The same with other progress bars, see `progress.BarChange`."""
         return self
-
-    def rewritten(self, rewrite: Rewrite) -> Self:
-        """The same with rewritten programs, where any of the same meaning will do.
-
-        Args:
-            rewrite: From a closed jaxpr to one of the same meaning and signature.
-        """
-        return self
-
-    @property
-    def expanded(self) -> jex.ClosedJaxpr:
-        """The program of `expand`, on flat inputs and outputs."""
-
-        def run(*flat: Value) -> list[Value]:
-            return self.flat_out(self.expand(*self.in_tree.unflatten(flat)))
-
-        return jax.make_jaxpr(run)(*self.in_avals_flat)
 
     def with_params(self, **params: Any) -> Self:
         """The same with other parameters; inputs and outputs keep their types."""

@@ -28,7 +28,7 @@ from .._compat import (
     scan_counts,
 )
 from .._types import AnyJaxpr, Aval
-from ._equations import equations, equations_of
+from ._equations import equations, equations_of, formula_of
 
 # From marks for the inputs of a formula to marks for its outputs.
 Marking: TypeAlias = Callable[[list[bool]], Sequence[bool]]
@@ -172,17 +172,17 @@ class _Reach:
             which, *operands = inputs
             branches = [self.outputs(b, operands) for b in params["branches"]]
             return [_all_of([which, *ways]) for ways in zip(*branches, strict=True)]
-        primitive: Any = params.get("_prim")
-        if self.is_derivative and hasattr(primitive, "moves_out"):
-            return _by_rule(primitive.moves_out, inputs)
-        if hasattr(primitive, "reached_out"):
-            rule = functools.partial(primitive.reached_out, axis_name=self.axis_name)
-            outs = _by_rule(rule, inputs)
-            if self._names(eqn):
-                places = [_PLACE * bool(mark) for mark in rule([False] * len(inputs))]
-                outs = list(map(operator.or_, outs, places))
-            return outs
-        return [anything] * count
+        formula = formula_of(eqn)
+        if formula is None:
+            return [anything] * count
+        if self.is_derivative:
+            return _by_rule(formula.moves_out, inputs)
+        rule = functools.partial(formula.reached_out, axis_name=self.axis_name)
+        outs = _by_rule(rule, inputs)
+        if self._names(eqn):
+            places = [_PLACE * bool(mark) for mark in rule([False] * len(inputs))]
+            outs = list(map(operator.or_, outs, places))
+        return outs
 
     def _names(self, eqn: jex.JaxprEqn) -> bool:
         return self.axis_name is not None and any(

@@ -25,14 +25,8 @@ import jax.numpy as jnp
 
 from .._compat import misreads_shifted_writes
 from .._types import Value
-from ._equations import (
-    Rewrite,
-    aval_of,
-    computed_from,
-    map_programs,
-    rewrite_everywhere,
-    with_equations,
-)
+from ._equations import Rewrite, aval_of, computed_from
+from ._jaxprs import map_programs, rewrite_everywhere, with_equations
 
 
 def without_shifted_writes(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

@@ -33,7 +33,8 @@ from .._arrays import (
 from .._compat import HiPrimitive, close, is_open, is_through
 from .._types import PyTree, Value
 from ._calculus import pushed, run
-from ._equations import aval_of, formula_of
+from ._equations import HoldsPrograms, aval_of, formula_of
+from ._jaxprs import alone
 
 
 class CannotVaryError(Exception):
@@ -87,7 +88,7 @@ def _varied_equation(
             eqn.replace(params={"_prim": varied_formula(formula, axes)}), values
         )
     if eqn.primitive.name == "custom_jvp_call" and not is_through(eqn):
-        return _with_varied_rule(_as_program(eqn), eqn, axes)(*values)
+        return _with_varied_rule(alone(eqn), eqn, axes)(*values)
     if "_prim" in eqn.params or eqn.primitive.name.startswith("custom_vjp"):
         # What is the same on all devices has a cotangent that is, and only the rule
         # itself could add it up.
@@ -127,19 +128,7 @@ def _with_varied_rule(
 
 
 def _rebound(eqn: jex.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    return run(_as_program(eqn), *values)
-
-
-def _as_program(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
-    """An equation as a program, which JAX knows how to evaluate."""
-    invars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.invars]
-    outvars: list[Any] = [jex.Var(aval_of(atom)) for atom in eqn.outvars]
-    eqn = eqn.replace(invars=invars, outvars=outvars)
-    jaxpr = jax.make_jaxpr(lambda: ())().jaxpr.replace(
-        invars=invars, outvars=outvars, eqns=[eqn], effects=eqn.effects
-    )
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    return jex.ClosedJaxpr(jaxpr.replace(debug_info=unnamed), ())
+    return run(alone(eqn), *values)
 
 
 def _of_param(param: Any, axes: frozenset[str]) -> Any:
@@ -172,7 +161,7 @@ def _of_setting(part: Any, axes: frozenset[str]) -> Any:
         return varied(part, axes)
     if is_type(part):
         return varying_type(part, axes)
-    if hasattr(part, "rewritten") and hasattr(part, "in_avals"):
+    if isinstance(part, HoldsPrograms):
         return varied_formula(part, axes)
     if isinstance(part, dict):
         return {name: again(entry) for name, entry in part.items()}

@@ -10,6 +10,7 @@ from jax import lax
 
 from .._arrays import as_arrays, describe, types_of
 from .._calls import OpenedCall, compiled_once, enforce_annotations, explained
+from .._programs import run
 from .._types import PyTree
 from ._agreement import Outcome, agree, arrays_of
 
@@ -46,7 +47,7 @@ def run_one(
     agreed = agree(owner, [outcome for _, outcome in traced])
 
     def conforming(jaxpr: jex.ClosedJaxpr) -> Callable[[], list[jax.Array]]:
-        return lambda: agreed.conform(jex.jaxpr_as_fun(jaxpr)())
+        return lambda: agreed.conform(run(jaxpr))
 
     out = lax.switch(index, [conforming(jaxpr) for jaxpr, _ in traced])
     return agreed.rest.join(out)

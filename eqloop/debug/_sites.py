@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from .._programs import JAX_FILES, OUR_FILES, Place, frames_of
+from .._programs import JAX_FILES, OUR_FILES, Place, frames_of, traced_function
 from .._types import AnyJaxpr, Aval
 
 
@@ -17,7 +17,7 @@ def is_ours(source_info: Any) -> bool:
 
 def is_of_jax(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr is that of a function of JAX itself, rather than the user's."""
-    file = jaxpr.debug_info.func_filename
+    _, file = traced_function(jaxpr)
     return file is not None and file.startswith(JAX_FILES)
 
 

@@ -6,9 +6,9 @@ the other rooms, and none of them uses this one.
 - **Passes**, one in a file: `_fold.py`, `_algebra.py`, `_copies.py`, `_common.py`,
   `_dead_code.py` and `_inline.py`. `_optimize.py` runs them until nothing changes, and
   `_optimized.py` is the function that runs the result.
-- **What passes work with**: `_atoms.py` looks at jaxprs, `_rewriter.py` and `_build.py`
-  make new ones, `_parts.py` finds the jaxprs inside an equation, and `_primitives.py`
-  knows the properties of JAX's primitives.
+- **What passes work with**: `_atoms.py` looks at jaxprs, `_build.py` makes one of
+  equations, `_parts.py` finds the jaxprs inside an equation, and `_primitives.py` knows
+  the properties of JAX's primitives. Jaxprs are rewritten by the room `_programs`.
 - **Pictures**: `_graph.py` makes a graph of a jaxpr, `_dot.py` writes it for Graphviz,
   `_draw.py` draws it, and `_tree.py` writes it as text.
 - **Python**: `codegen/` writes jaxprs as modules.

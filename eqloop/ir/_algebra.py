@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays import is_complex
-from .._programs import Rewrite, rewrite_everywhere
+from .._programs import Rewrite, Rewriter, rewrite_everywhere
 from ._atoms import Closed, Definitions, check_closed, dtype_of, is_array, literal_value
-from ._rewriter import Rewriter
 
 # What stands for the result: an atom; a new equation; or nothing that is simpler.
 _Rule: TypeAlias = Callable[[jex.JaxprEqn, Definitions], Any]

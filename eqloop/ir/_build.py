@@ -6,6 +6,8 @@ from typing import Any
 import jax.core
 import jax.extend.core as jex
 
+from .._programs import jaxpr_of
+
 
 def eqns_to_jaxpr(
     eqns: Sequence[jex.JaxprEqn],
@@ -44,11 +46,7 @@ def eqns_to_jaxpr(
     if outvars is None:
         outvars = [var for var in computed if var not in read]
     _check_known(eqns, [*constvars, *invars], outvars)
-    effects = {effect for eqn in eqns for effect in eqn.effects}
-    info = jex.DebugInfo("eqns_to_jaxpr", "eqns_to_jaxpr", None, None)
-    return jex.Jaxpr(
-        list(constvars), list(invars), list(outvars), list(eqns), effects, info
-    )
+    return jaxpr_of(eqns, invars, outvars, constvars)
 
 
 def eqns_to_closed_jaxpr(

@@ -8,10 +8,9 @@ import jax.extend.core as jex
 
 from .._arrays import is_complex
 from .._compat import form_of
-from .._programs import Rewrite, rewrite_everywhere
+from .._programs import Rewrite, Rewriter, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array, literal_value
 from ._primitives import COMMUTATIVE, DISTINCT
-from ._rewriter import Rewriter
 
 
 def eliminate_common_subexpressions(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:

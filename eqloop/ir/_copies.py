@@ -7,9 +7,8 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, form_of, scan_counts
-from .._programs import Rewrite, rewritable_programs, rewrite_everywhere
+from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed, is_array
-from ._rewriter import Rewriter
 
 # Operations that give their first operand back if the shape is the same and the
 # parameters say so. (`replace` has compared the types.)

@@ -1,15 +1,20 @@
 """Dead code: what no output and no effect needs."""
 
-from collections.abc import Sequence
-from typing import Any
-
+import jax.core
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
 from .._arrays import pick, split, union
-from .._programs import Rewrite, inputs_read, rewritable_programs, rewrite_everywhere
+from .._programs import (
+    Rewrite,
+    inputs_read,
+    map_programs,
+    rewritable_programs,
+    rewrite_everywhere,
+    with_equations,
+    with_parts,
+    without_dead_code,
+)
 from ._atoms import Closed, check_closed
-from ._rewriter import Rewriter
 
 
 def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -42,50 +47,33 @@ def eliminate_dead_code(jaxpr: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _eliminate(jaxpr: Closed, rewrite: Rewrite) -> Closed:
-    rewriter = Rewriter(jaxpr)
-    for eqn in jaxpr.eqns:
-        rewriter.eqns.append(rewriter.enter(eqn, rewrite))
-    jaxpr = _with_fitting_names(rewriter.result())
-    used = [True] * len(jaxpr.jaxpr.outvars)
-    live = _live(jaxpr.jaxpr, used)
-    new = _with_used_constants(live, jaxpr.consts)
+    eqns = [map_programs(eqn, rewrite) for eqn in jaxpr.eqns]
+    jaxpr = with_equations(jaxpr, eqns)
+    new = _with_used_constants(_live(jaxpr))
     # JAX rebuilds all calls. If none became smaller, nothing has been eliminated.
     return new if _size(new) < _size(jaxpr) else jaxpr
 
 
-def _with_fitting_names(jaxpr: Closed) -> Closed:
-    """A jaxpr that JAX can rewrite, which insists on a name for each input.
-
-    A `custom_jvp` of which some arguments are no arrays, `jax.scipy.special.log_ndtr`
-    for one, has names for these, too.
-    """
-    info = jaxpr.jaxpr.debug_info
-    if info.arg_names is None or len(info.arg_names) == len(jaxpr.jaxpr.invars):
-        return jaxpr
-    info = jex.DebugInfo(info.traced_for, info.func_src_info, None, info.result_paths)
-    return jex.ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=info), jaxpr.consts)
-
-
-def _live(jaxpr: jex.Jaxpr, used: list[bool]) -> jex.Jaxpr:
+def _live(jaxpr: Closed) -> Closed:
     # JAX knows which operands a call needs for an output, and rebuilds the call; only
     # for `while` it does not in all of its versions. What is carried there for nothing
     # may have been all that needed an equation before it.
-    live, _ = partial_eval.dce_jaxpr(jaxpr, used, instantiate=True)
-    eqns = _without_dead_carries(live)
-    if all(new is old for new, old in zip(eqns, live.eqns, strict=True)):
-        return live
-    return _live(live.replace(eqns=eqns), used)
+    live, _ = without_dead_code(jaxpr, keep=True)
+    smaller = with_equations(live, _without_dead_carries(live.jaxpr))
+    return live if smaller is live else _live(smaller)
 
 
-def _with_used_constants(jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> Closed:
-    read = {
-        atom
-        for atom in (*(a for eqn in jaxpr.eqns for a in eqn.invars), *jaxpr.outvars)
-        if isinstance(atom, jex.Var)
-    }
-    used = [var in read for var in jaxpr.constvars]
-    constvars = pick(jaxpr.constvars, used)
-    return jex.ClosedJaxpr(jaxpr.replace(constvars=constvars), pick(consts, used))
+def _with_used_constants(jaxpr: Closed) -> Closed:
+    used = _variables_read(jaxpr.jaxpr)
+    constants = zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True)
+    kept = {var: const for var, const in constants if var in used}
+    return with_parts(jaxpr, constants=kept)
+
+
+def _variables_read(jaxpr: jex.Jaxpr) -> set[jax.core.Atom]:
+    """The variables that equations read, and those that are outputs."""
+    atoms = (*(atom for eqn in jaxpr.eqns for atom in eqn.invars), *jaxpr.outvars)
+    return {atom for atom in atoms if isinstance(atom, jex.Var)}
 
 
 def _size(jaxpr: Closed) -> int:
@@ -100,12 +88,9 @@ def _size(jaxpr: Closed) -> int:
 
 
 def _without_dead_carries(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
-    read = {
-        id(atom)
-        for atom in (*(a for eqn in jaxpr.eqns for a in eqn.invars), *jaxpr.outvars)
-    }
+    read = _variables_read(jaxpr)
     return [
-        _smaller_while(eqn, [id(var) in read for var in eqn.outvars])
+        _smaller_while(eqn, [var in read for var in eqn.outvars])
         if eqn.primitive.name == "while"
         else eqn
         for eqn in jaxpr.eqns
@@ -137,15 +122,9 @@ def _smaller_while(eqn: jex.JaxprEqn, used: list[bool]) -> jex.JaxprEqn:
         outvars=pick(eqn.outvars, used),
         params=dict(
             params,
-            cond_jaxpr=_restricted(cond, [True], [*for_cond, *used]),
+            cond_jaxpr=without_dead_code(cond, [True], [*for_cond, *used])[0],
             cond_nconsts=sum(for_cond),
-            body_jaxpr=_restricted(body, used, [*for_body, *used]),
+            body_jaxpr=without_dead_code(body, used, [*for_body, *used])[0],
             body_nconsts=sum(for_body),
         ),
     )
-
-
-def _restricted(jaxpr: Closed, outputs: list[bool], inputs: list[bool]) -> Closed:
-    """A jaxpr with those outputs and inputs alone."""
-    live, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, outputs, instantiate=inputs)
-    return jex.ClosedJaxpr(live, jaxpr.consts)

@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 
 from .._compat import CALLS, form_of, scan_counts
-from .._programs import Rewrite, map_programs, rewrite_everywhere
+from .._programs import Rewrite, Rewriter, map_programs, rewrite_everywhere
 from ._atoms import (
     Closed,
     check_closed,
@@ -19,7 +19,6 @@ from ._atoms import (
     shape_of,
 )
 from ._primitives import FOLDABLE, GENERATORS
-from ._rewriter import Rewriter
 
 # The most elements that an operand or a result may have. Beyond it, holding a result in
 # the program costs more than computing it, and tracing must not take long.

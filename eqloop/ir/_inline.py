@@ -5,9 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.extend.core as jex
 
-from .._programs import Rewrite, rewritable_programs, rewrite_everywhere
+from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed
-from ._rewriter import Rewriter
 
 
 def inline_jit(

@@ -10,8 +10,7 @@ import jax
 
 from .._arrays import is_inexact, is_symbolic, pick, put
 from .._calls import as_count, format_bytes
-from .._compat import programs_held
-from .._programs import aval_of, equations, temporary_bytes
+from .._programs import aval_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
 from ..checkpointing import (
     Budget,
@@ -281,7 +280,7 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
     """
     return sum(
         math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
-        for eqn in equations(jaxpr, programs_held)
-        if not programs_held(eqn)
+        for eqn in equations(jaxpr, foreign_programs)
+        if not foreign_programs(eqn)
         for var in eqn.outvars
     )

@@ -20,6 +20,7 @@ from .._arrays import (
     pick,
 )
 from .._calls import AbstractTransform, OpenedCall, argument_names, enforce_annotations
+from .._programs import with_parts
 from .._types import PyTree, Value
 from ._usage import Usage, leaf_usage
 
@@ -103,14 +104,13 @@ class Trace(AbstractTransform):
         jaxpr = traced.jaxpr.jaxpr
         # The arrays of `f` were inputs, so the trace also holds for other arrays of
         # the same types.
-        closed = jex.ClosedJaxpr(
-            jaxpr.replace(
-                constvars=[*jaxpr.constvars, *jaxpr.invars[:count]],
-                invars=jaxpr.invars[count:],
-            ),
-            [*traced.jaxpr.consts, *call.arrays[:count]],
+        variables = [*jaxpr.constvars, *jaxpr.invars[:count]]
+        arrays = [*traced.jaxpr.consts, *call.arrays[:count]]
+        constants = dict(zip(variables, arrays, strict=True))
+        program = with_parts(
+            traced.jaxpr, invars=jaxpr.invars[count:], constants=constants
         )
-        return Traced(closed, traced.out)
+        return Traced(program, traced.out)
 
     def leaf_usage(self, *args: PyTree, **kwargs: PyTree) -> dict[str, Usage]:
         """What `f(*args, **kwargs)` does with each array that it is given.

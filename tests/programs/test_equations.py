@@ -4,7 +4,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from eqloop._programs._equations import map_equations
+from eqloop._programs._jaxprs import map_equations
 
 # As the linear solves of lineax are: a primitive that holds an operator as a jaxpr.
 solve_p = jex.Primitive("solve")

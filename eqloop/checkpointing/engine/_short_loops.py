@@ -28,7 +28,15 @@ from jax import lax
 
 from ..._arrays import axes_of, is_inexact, is_symbolic, split
 from ..._compat import close, scan_counts
-from ..._programs import Range, equations, pruned, range_of_literal, range_of_result
+from ..._programs import (
+    Range,
+    equations,
+    program_from,
+    pruned,
+    range_of_literal,
+    range_of_result,
+    run,
+)
 from ..._types import Aval, Value
 from ._step import Step
 
@@ -126,12 +134,12 @@ def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Valu
         return _Value(number, range_of_literal(number))
 
     for eqn in jaxpr.eqns:
-        outs = _results(jaxpr, eqn, list(map(read, eqn.invars)))
+        outs = _results(eqn, list(map(read, eqn.invars)))
         values |= zip(eqn.outvars, outs, strict=True)
     return list(map(read, jaxpr.outvars))
 
 
-def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+def _results(eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
     """The results of an equation of a program."""
     name, params = eqn.primitive.name, eqn.params
     # Calls, short loops and branches that are known are entered. Any other equation is
@@ -152,19 +160,11 @@ def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[
     aval = eqn.outvars[0].aval
     if result is not None and result[0] == result[1] and _is_writable(aval):
         return [_written_down(result[0], aval)]
-    # A program of this one equation: `eval_jaxpr` knows how to evaluate any primitive,
-    # and keeps the source line of the equation.
+    # As a program of this one equation: JAX knows how to evaluate any primitive, and
+    # keeps the source line of the equation.
     pairs = zip(eqn.invars, inputs, strict=True)
     given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    alone = jaxpr.replace(
-        constvars=[],
-        invars=[*given],
-        eqns=[eqn],
-        outvars=list(eqn.outvars),
-        debug_info=unnamed,
-    )
-    outs = jax.core.eval_jaxpr(alone, [], *given.values())
+    outs = run(program_from([eqn], given, eqn.outvars), *given.values())
     return [_Value(outs[0], result)] if len(outs) == 1 else list(map(_Value, outs))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
 from ..._arrays import Arrays, Flags, closed_under, pick, split, strongly_typed
 from ..._calls import Outputs
@@ -17,6 +16,8 @@ from ..._programs import (
     pruned,
     reached,
     run,
+    with_parts,
+    without_dead_code,
     without_shifted_writes,
 )
 from ..._types import Aval, Value
@@ -185,12 +186,9 @@ def trace_step(
 
     closed = jax.make_jaxpr(flat)(*carry_types, *x_types)
     jaxpr, consts = closed.jaxpr, list(closed.consts)
-    # The debug info names the inputs of `flat`. With more inputs the names would be
-    # wrong, which `jax_enable_checks` makes an error.
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     invars = [*jaxpr.constvars, *jaxpr.invars]
-    jaxpr = jaxpr.replace(constvars=[], invars=invars, debug_info=unnamed)
-    program = without_shifted_writes(pruned(jex.ClosedJaxpr(jaxpr, [])))
+    program = pruned(with_parts(closed, constants={}, invars=invars))
+    program = without_shifted_writes(program)
     return Step(program, len(consts), num_carry), consts
 
 
@@ -278,8 +276,9 @@ def _varying_outputs(step: Step) -> list[bool]:
 def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> list:
     """The values of outputs that depend on consts only.
 
-    Only the equations that they need are evaluated. `dce_jaxpr` alone would not do. It
-    keeps equations that have an effect, so a print in the step would run once more.
+    Only the equations that they need are evaluated. `without_dead_code` alone would not
+    do. It keeps equations that have an effect, so a print in the step would run once
+    more.
     """
     jaxpr = step.jaxpr.jaxpr
     y = jaxpr.outvars[step.num_carry :]
@@ -288,10 +287,8 @@ def _evaluated(step: Step, consts: Sequence[Value], which: Sequence[bool]) -> li
     needed = computed_from(jaxpr.eqns, variables)
     eqns = [eqn for eqn in jaxpr.eqns if not needed.isdisjoint(eqn.outvars)]
     # An equation that is left may be a call, and only some of its outputs be needed.
-    # `dce_jaxpr` looks into it, and drops the inputs that nothing reads: by what
-    # `reaching` found, no more than consts are left.
-    left, used = partial_eval.dce_jaxpr(
-        jaxpr.replace(outvars=outvars, eqns=eqns), [True] * len(outvars)
-    )
-    inputs = [const for const, u in zip(consts, used, strict=False) if u]
-    return run(jex.ClosedJaxpr(left, ()), *inputs)
+    # Dead code is looked for in it, too, and inputs that nothing reads are dropped: by
+    # what `reaching` found, no more than consts are left.
+    needed_part = with_parts(step.jaxpr, eqns=eqns, outvars=outvars)
+    program, left = without_dead_code(needed_part)
+    return run(program, *pick(consts, left[: len(consts)]))

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
-from ..._compat import form_of, programs_held
-from ..._programs import aval_of, equations
+from ..._compat import form_of
+from ..._programs import aval_of, equations, foreign_programs
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
 from ..engine._step import Step
@@ -124,7 +124,7 @@ def _reading_work(eqn: jex.JaxprEqn, matrix: int, rate: Rates) -> float:
 
 def equation_work(eqn: jex.JaxprEqn, rate: Rates) -> float:
     """The time that an equation takes."""
-    inner = [work(jaxpr, rate) for jaxpr in programs_held(eqn)]
+    inner = [work(jaxpr, rate) for jaxpr in foreign_programs(eqn)]
     if inner:
         if eqn.primitive.name == "cond":
             return max(inner)
@@ -177,7 +177,7 @@ def _is_elementwise(eqn: jex.JaxprEqn) -> bool:
     return (
         len(eqn.outvars) == 1
         and eqn.primitive.name not in ("dot_general", "concatenate", "pad")
-        and not programs_held(eqn)
+        and not foreign_programs(eqn)
         and all(
             math.prod(getattr(aval_of(var), "shape", ())) in (1, size)
             for var in eqn.invars

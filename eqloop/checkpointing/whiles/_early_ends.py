@@ -32,6 +32,8 @@ from ..._programs import (
     pruned,
     rewrite_everywhere,
     run,
+    with_equations,
+    with_parts,
 )
 from ..._types import Index, Value
 from ..engine._loop import zero
@@ -73,9 +75,7 @@ def _with_early_ends_within(
         _with_early_end(map_programs(eqn, rewrite)) if formula_of(eqn) is None else eqn
         for eqn in program.eqns
     ]
-    if all(a is b for a, b in zip(eqns, program.eqns, strict=True)):
-        return program
-    return jex.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
+    return with_equations(program, eqns)
 
 
 class _EndingScan(NamedTuple):
@@ -173,9 +173,7 @@ def _parts_of_scan(program: jex.ClosedJaxpr, place: int, taken: int) -> _EndingS
     before, after = jaxpr.eqns[:place], jaxpr.eqns[place + 1 :]
 
     def part(eqns: list[jex.JaxprEqn], outvars: list[jax.core.Atom]) -> jex.ClosedJaxpr:
-        unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-        own = jaxpr.replace(eqns=eqns, outvars=outvars, debug_info=unnamed)
-        return pruned(jex.ClosedJaxpr(own, program.consts))
+        return pruned(with_parts(program, eqns=eqns, outvars=outvars))
 
     goes_on = part([*before, test], list(test.outvars))
     return _EndingScan(goes_on, part([*before, body, *after], list(jaxpr.outvars)))

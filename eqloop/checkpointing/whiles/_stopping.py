@@ -8,12 +8,10 @@ import dataclasses
 import functools
 from typing import ClassVar, NoReturn
 
-import jax.extend.core as jex
 from jax import lax
-from jax.interpreters import partial_eval
 
 from ..._arrays import Arrays, axes_of, pick
-from ..._programs import Formula, Selected, is_watched, mapped
+from ..._programs import Formula, Selected, is_watched, mapped, without_dead_code
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import while_with_bar
 from ..engine._backward_step import BackwardStep
@@ -90,13 +88,9 @@ def _unconditional(step: Step) -> Step:
     """The step without the first leaf of its carry, and what only this leaf needs."""
     kept = [True] * len(step.jaxpr.in_avals)
     kept[step.num_consts] = False
-    jaxpr, _ = partial_eval.dce_jaxpr(
-        step.jaxpr.jaxpr,
-        [False] + [True] * (len(step.jaxpr.out_avals) - 1),
-        instantiate=kept,
-    )
-    closed = jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
-    return Step(closed, step.num_consts, step.num_carry - 1)
+    used = [False] + [True] * (len(step.jaxpr.out_avals) - 1)
+    program, _ = without_dead_code(step.jaxpr, used, kept)
+    return Step(program, step.num_consts, step.num_carry - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Loops, branches and calls: as those of `jax.lax`, with functions for their bodies."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from jax import lax
 
 from ..._arrays import split
 from ..._compat import CALLS, form_params, scan_counts
-from ..._programs import Formula, rewritable_programs, watched
+from ..._programs import Formula, rewritable_programs, run, traced_function, watched
 from ...progress import Again
 from .._atoms import Closed, shape_of
 from .._dead_code import eliminate_dead_code
@@ -25,8 +26,7 @@ Statement: TypeAlias = Callable[[Scope, jex.JaxprEqn], None]
 
 def traced_name(jaxpr: Closed) -> str:
     """What the function was called that was traced; empty for a lambda."""
-    info = jaxpr.jaxpr.debug_info
-    name = (info.func_src_info or "").split(" ")[0] if info is not None else ""
+    name, _ = traced_function(jaxpr)
     return name if name.isidentifier() else ""
 
 
@@ -91,7 +91,7 @@ def _for_all_examples(cond: Closed, body: Closed, count: int) -> tuple[Closed, C
         count: How many constants the condition has: those of the new body begin with
             these.
     """
-    goes_on, step = map(jex.jaxpr_as_fun, (cond, body))
+    goes_on, step = (functools.partial(run, each) for each in (cond, body))
     carry = len(body.out_avals)
 
     def some(*inputs: Any) -> Any:

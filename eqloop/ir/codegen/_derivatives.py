@@ -8,6 +8,7 @@ A rule that JAX itself cannot run has no text. The function is written neverthel
 with a rule that raises when it is used.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arrays import pick, put
-from ..._programs import Formula, rewritable_programs
+from ..._programs import Formula, alone, rewritable_programs, run
 from .._atoms import Closed
-from .._build import eqns_to_closed_jaxpr
 from .._dead_code import eliminate_dead_code
 from .._primitives import FORMULAS
 from ._control import Statement, expansion, traced_name
@@ -202,12 +202,8 @@ def _can_run(
     eqn: jex.JaxprEqn,
 ) -> tuple[Callable[..., Any], list[jax.core.AbstractValue], list[Any]]:
     """A function that runs an equation, and the types of its operands and results."""
-    ins: list[Any] = [jex.Var(atom.aval) for atom in eqn.invars]
-    outs = [jex.Var(var.aval) for var in eqn.outvars]
-    alone: Closed = eqns_to_closed_jaxpr(
-        [eqn.replace(invars=ins, outvars=outs)], ins, outs
-    )
-    return jex.jaxpr_as_fun(alone), [v.aval for v in ins], [v.aval for v in outs]
+    program = alone(eqn)
+    return functools.partial(run, program), program.in_avals, program.out_avals
 
 
 def _rows(name: str, count: int) -> list[str]:

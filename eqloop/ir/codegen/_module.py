@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._arrays import describe, flatten, is_dynamic, paths
 from ..._calls import open_call
-from ..._programs import equations, rewritable_programs
+from ..._programs import equations, input_names, rewritable_programs
 from .._atoms import Closed, check_closed, has_known_shape
 from .._dead_code import eliminate_dead_code
 from .._parts import function_name
@@ -133,13 +133,8 @@ def jaxpr_to_python(
         raise ValueError(
             f"jaxpr_to_python: `name` must be a name of Python, but it is {name!r}."
         )
-    info = jaxpr.jaxpr.debug_info
-    names = (info.arg_names if info is not None else None) or ()
-    count = len(jaxpr.jaxpr.invars)
-    names = [*names, *[""] * count][:count]
-    return _module(
-        jaxpr, name, [n or f"x{i}" for i, n in enumerate(names)], constant_limit
-    )
+    names = [n or f"x{i}" for i, n in enumerate(input_names(jaxpr))]
+    return _module(jaxpr, name, names, constant_limit)
 
 
 def _argument_names(

@@ -7,16 +7,14 @@ rows would be, too, and every slot would have to hold them.
 """
 
 import functools
-import operator
 
 import jax
 import jax.core
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
 from ...._arrays import Flags, pick, zero_array
 from ...._compat import is_through
-from ...._programs import formula_of, renamed
+from ...._programs import formula_of, pruned, renamed, with_equations, with_parts
 
 
 @functools.lru_cache(maxsize=512)
@@ -25,18 +23,15 @@ def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
 
     It must not be differentiated, since a derivative may read more.
     """
-    jaxpr = _underived(program.jaxpr)
+    program = pruned(_underived(program), used)
     # A leaner loop reads fewer inputs, so equations before it may become dead, and then
     # the outputs of loops among these.
-    while True:
-        jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=True)
-        eqns = _leaner(jaxpr)
-        if all(map(operator.is_, eqns, jaxpr.eqns)):
-            return jex.ClosedJaxpr(jaxpr, program.consts)
-        jaxpr, used = jaxpr.replace(eqns=eqns), (True,) * len(jaxpr.outvars)
+    while (leaner := with_equations(program, _leaner(program.jaxpr))) is not program:
+        program = pruned(leaner)
+    return program
 
 
-def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+def _underived(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program without what is only there for derivatives.
 
     Equations that return their operand, and only tell JAX whether it has a tangent
@@ -45,13 +40,14 @@ def _underived(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """
     same, eqns = dict[jex.Var, jax.core.Atom](), list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)
-    for eqn in jaxpr.eqns:
+    for eqn in program.eqns:
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         if is_through(eqn):
             same[eqn.outvars[0]] = eqn.invars[-1]
         else:
             eqns += _given_zeros(eqn)
-    return jaxpr.replace(eqns=eqns, outvars=list(map(now, jaxpr.outvars)))
+    outvars = list(map(now, program.jaxpr.outvars))
+    return with_parts(program, eqns=eqns, outvars=outvars)
 
 
 def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:

@@ -23,10 +23,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.extend.core as jex
-from jax.interpreters import partial_eval
 
 from ...._arrays import Flags, closed_under, pick, stack_type, union
-from ...._programs import called, inputs_read
+from ...._programs import called, inputs_read, without_dead_code
 from .._backward_step import BackwardStep, program_of
 from .._layout import Needs
 from .._loop import Loop
@@ -159,9 +158,6 @@ def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:
 
 def taking(program: jex.ClosedJaxpr, kept: Sequence[bool]) -> jex.ClosedJaxpr:
     """A program with the kept inputs alone; it must not read any other."""
-    jaxpr = program.jaxpr
-    outs = [True] * len(jaxpr.outvars)
-    # `instantiate` keeps an input even if nothing reads it.
-    jaxpr, given = partial_eval.dce_jaxpr(jaxpr, outs, instantiate=list(kept))
-    assert list(given) == list(kept)
-    return jex.ClosedJaxpr(jaxpr, program.consts)
+    program, left = without_dead_code(program, keep=kept)
+    assert left == list(kept)
+    return program

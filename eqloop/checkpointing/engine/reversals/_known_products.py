@@ -23,7 +23,7 @@ import jax.extend.core as jex
 from jax.custom_derivatives import SymbolicZero
 
 from ...._arrays import Flags, is_symbolic, pick, put
-from ...._programs import aval_of, pruned, run
+from ...._programs import aval_of, program_from, pruned, run, with_parts
 from ...._types import Aval, Value
 from .._loop import nbytes
 from .._step import Step
@@ -78,12 +78,9 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
         elif id(eqn) in within:
             continue
         eqns.append(eqn)
-    close = lambda jaxpr: jex.ClosedJaxpr(jaxpr, step.jaxpr.consts)
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    bare = jaxpr.replace(outvars=list(groups), debug_info=unnamed)
-    invars = [*jaxpr.invars, *values]
-    given = jaxpr.replace(invars=invars, eqns=eqns, debug_info=unnamed)
-    return Products(pruned(close(bare)), dataclasses.replace(step, jaxpr=close(given)))
+    bare = pruned(with_parts(step.jaxpr, outvars=groups))
+    given = with_parts(step.jaxpr, invars=[*jaxpr.invars, *values], eqns=eqns)
+    return Products(bare, dataclasses.replace(step, jaxpr=given))
 
 
 def _groups(
@@ -142,7 +139,7 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
     own = {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
     factors = list(dict.fromkeys(var for var in read if var not in own))
-    program = program_of_equations(group, factors)
+    program = program_from(group, factors, group[-1].outvars)
 
     def push(
         primals: Sequence[Value], tangents: Sequence[Value]
@@ -156,21 +153,6 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         return value, dot
 
     return given_in_place(group[-1], factors, push)
-
-
-def program_of_equations(
-    eqns: Sequence[jex.JaxprEqn], inputs: Sequence[jex.Var]
-) -> jex.ClosedJaxpr:
-    """A program of a few equations of another one, with the last one's result."""
-    empty = jax.make_jaxpr(lambda: ())().jaxpr
-    unnamed = empty.debug_info._replace(arg_names=None, result_paths=None)
-    jaxpr = empty.replace(
-        invars=list(inputs),
-        eqns=list(eqns),
-        outvars=list(eqns[-1].outvars),
-        debug_info=unnamed,
-    )
-    return jex.ClosedJaxpr(jaxpr, [])
 
 
 def given_in_place(

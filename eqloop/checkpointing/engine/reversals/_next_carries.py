@@ -21,10 +21,10 @@ import jax
 import jax.extend.core as jex
 
 from ...._arrays import is_inexact
-from ...._programs import aval_of, inputs_read, run, traced
+from ...._programs import aval_of, inputs_read, program_from, run, traced, with_parts
 from ...._types import Value
 from .._step import Step
-from ._known_products import given_in_place, program_of_equations
+from ._known_products import given_in_place
 
 
 @functools.lru_cache(maxsize=128)
@@ -44,10 +44,8 @@ def given_leaves(step: Step) -> tuple[tuple[int, ...], Step]:
         if place is None or (found := _known_result(eqns[place])) is None:
             continue
         eqns[place], values[leaf] = found
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     invars = [*jaxpr.invars, *values.values()]
-    given = jaxpr.replace(invars=invars, eqns=eqns, debug_info=unnamed)
-    program = jex.ClosedJaxpr(given, step.jaxpr.consts)
+    program = with_parts(step.jaxpr, invars=invars, eqns=eqns)
     return tuple(values), dataclasses.replace(step, jaxpr=program)
 
 
@@ -57,7 +55,7 @@ def _known_result(eqn: jex.JaxprEqn) -> tuple[jex.JaxprEqn, jex.Var] | None:
     types = [aval_of(var) for var in (*inputs, *eqn.outvars)]
     if len(inputs) != 1 or len(eqn.outvars) != 1 or not all(map(is_inexact, types)):
         return None
-    own = program_of_equations([eqn], inputs)
+    own = program_from([eqn], inputs, eqn.outvars)
     of_input = lambda x: run(own, x)[0]
     pushed = traced(lambda x, dot: jax.jvp(of_input, (x,), (dot,)), [types[0]] * 2)
     # Its result becomes an input of this program, and is no longer computed.
@@ -65,13 +63,8 @@ def _known_result(eqn: jex.JaxprEqn) -> tuple[jex.JaxprEqn, jex.Var] | None:
     others = [eqn for eqn in pushed.jaxpr.eqns if eqn.outvars != [result]]
     if len(others) == len(pushed.jaxpr.eqns):
         return None
-    rule = pushed.jaxpr.replace(
-        invars=[result, *pushed.jaxpr.invars],
-        eqns=others,
-        outvars=[dot],
-        debug_info=pushed.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
-    )
-    program = jex.ClosedJaxpr(rule, pushed.consts)
+    invars = [result, *pushed.jaxpr.invars]
+    program = with_parts(pushed, invars=invars, eqns=others, outvars=[dot])
     if inputs_read(program, [True])[1]:
         return None
 

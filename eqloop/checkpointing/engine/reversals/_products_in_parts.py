@@ -22,7 +22,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from ...._arrays import explicit_sharding, is_symbolic
-from ...._programs import aval_of, pruned, run
+from ...._programs import aval_of, pruned, run, with_parts
 from ...._types import Index, Value
 from .._loop import nbytes, part, put_part
 
@@ -75,9 +75,7 @@ def _terms_and_factors(
     # themselves.
     factors = [var for each in terms for term in each for var in term.inputs]
     outvars = [*factors, *jaxpr.outvars[count:]]
-    unnamed = jaxpr.debug_info._replace(result_paths=None)
-    jaxpr = jaxpr.replace(outvars=outvars, debug_info=unnamed)
-    return terms, pruned(jex.ClosedJaxpr(jaxpr, program.consts))
+    return terms, pruned(with_parts(program, outvars=outvars))
 
 
 def product_bytes(jaxpr: jex.Jaxpr, count: int) -> int:
