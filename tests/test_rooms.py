@@ -1,4 +1,4 @@
-"""The house: which room may import what, and that each name stands for one thing."""
+"""The house: which room may import what, and that a class has a name of its own."""
 
 import ast
 import functools
@@ -16,10 +16,6 @@ import eqloop
 PACKAGE = Path(eqloop.__file__).parent
 DOCS = PACKAGE.parent / "docs" / "contributing.md"
 
-# What some files have of their own, and means the same in each: what the room exports,
-# the name and the words of a transform for its errors, names given as one string.
-SHARED = {"__all__", "_NAME", "_WORDS", "_named"}
-
 # The path of a module from the package on: `("loops", "_scan")`.
 Module = tuple[str, ...]
 
@@ -30,12 +26,10 @@ class Import(NamedTuple):
     Attributes:
         line: Where.
         module: The module, or the room, that it is from.
-        is_for_types: Whether it is for type checkers alone.
     """
 
     line: int
     module: Module
-    is_for_types: bool
 
 
 @functools.cache
@@ -53,14 +47,8 @@ FILES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(module: Module) -> Iterator[Import]:
-    """What of the package a module imports, at its top or in a function."""
+    """What of the package a module imports: at its top, in a function, or for types."""
     package = module if FILES[module].name == "__init__.py" else module[:-1]
-    for_types = {
-        id(inner)
-        for node in ast.walk(parse(FILES[module]))
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
     for node in ast.walk(parse(FILES[module])):
         if isinstance(node, ast.ImportFrom) and node.level:
             above = package[: len(package) - node.level + 1]
@@ -69,7 +57,7 @@ def imports(module: Module) -> Iterator[Import]:
             for alias in node.names:
                 inner = (*source, alias.name)
                 target = inner if inner in FILES else source
-                yield Import(node.lineno, target, id(node) in for_types)
+                yield Import(node.lineno, target)
 
 
 def drawn_rooms() -> list[list[str]]:
@@ -95,7 +83,7 @@ def test_the_drawing_has_all_rooms():
 @pytest.mark.parametrize("module", [m for m in FILES if m], ids="/".join)
 def test_a_module_imports_from_rooms_below_its_own(module: Module):
     room = room_of(module)
-    for line, target, _ in imports(module):
+    for line, target in imports(module):
         other = room_of(target)
         if other is None or other == room:
             continue
@@ -108,40 +96,54 @@ def test_a_module_imports_from_rooms_below_its_own(module: Module):
 
 def test_modules_import_one_another_in_no_circle():
     graph = {
-        module: {found.module for found in imports(module) if not found.is_for_types}
+        module: {found.module for found in imports(module)}
         for module in FILES
         if module
     }
     tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
-def definitions(tree: ast.Module) -> Iterator[str]:
-    """The functions, classes, types and constants of a module."""
-    for node in tree.body:
+# Attributes of JAX's and Python's objects that some classes here have as well.
+FOREIGN = {"aval", "dtype", "func", "jaxpr", "mode", "name", "params", "shape"}
+
+
+def own_attributes() -> set[str]:
+    """The names of all methods and fields of the classes of the package."""
+    classes = (
+        node
+        for path in FILES.values()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    )
+    found = set()
+    for node in (inner for one in classes for inner in one.body):
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                yield name
-            case ast.Assign(targets=[ast.Name(id=name)]):
-                yield name
+            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(name)
+    return {name for name in found if not name.startswith("__")} - FOREIGN
 
 
-def test_a_name_is_defined_in_one_file():
+def test_nobody_asks_our_own_classes_for_an_attribute_by_its_name():
+    own, asked = own_attributes(), []
+    for module, path in FILES.items():
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="getattr" | "hasattr"),
+                    args=[_, ast.Constant(value=name), *_],
+                ) if name in own:
+                    asked.append((".".join(module), node.lineno, name))
+    assert asked == []
+
+
+def test_a_class_has_its_name_alone():
+    """Functions may share a name: each is read with its module in mind."""
     found = defaultdict(set)
     for module, path in FILES.items():
-        for name in definitions(parse(path)):
-            if name not in SHARED:
-                found[name].add(".".join(module))
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].add(".".join(module))
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
-
-
-def test_a_file_has_its_name_alone():
-    found = defaultdict(set)
-    for path in FILES.values():
-        if path.name != "__init__.py":
-            found[path.name].add(path.parent.name)
-    assert {name: rooms for name, rooms in found.items() if len(rooms) > 1} == {}
 
 
 ROOMS = [m for m in FILES if m and FILES[m].name == "__init__.py"]

@@ -24,7 +24,7 @@ from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
 from ..engine._loop import nbytes
 from ..engine._pace import AbstractPace, Estimated
-from ..engine._primitive import planned_loop
+from ..engine._primitive import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem
 from ..engine._step import Step, without_outputs
 from ..engine.orders._all_at_once import AllAtOnce
@@ -255,8 +255,9 @@ def _can_be_run(problem: Problem) -> bool:
 
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:
-    inner = getattr(formula_of(eqn), "params", {}).get("problem")
-    counts = inner is None or isinstance(inner, Counted)
+    loop = formula_of(eqn)
+    is_loop = isinstance(loop, PlannedLoop | Reverse)
+    counts = not is_loop or isinstance(loop.problem, Counted)
     # A callback may be pure and still be slow, or ask somebody.
     return counts and eqn.primitive.name not in ("while", "pure_callback")
 
