@@ -12,17 +12,13 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
+
 X = jnp.linspace(-1.0, 2.0, 3)
 
 
 def weigh(out: Any) -> jax.Array:
     return jnp.sum(jnp.cos(jnp.arange(3.0)) * out)
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def linear(seed: int) -> eqx.nn.Linear:

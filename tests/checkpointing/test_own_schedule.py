@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
+from .. import derivatives
+from ..derivatives import CONTEXTS, MODES, assert_agrees, name, scan
 from ..marks import slow_if
-from . import derivatives
-from .derivatives import CONTEXTS, MODES
-from .engine.test_engine import count_gradient
-from .test_modes import check, name
+from .counting import count_gradient
 
 pytestmark = pytest.mark.sampled
 
@@ -65,7 +64,7 @@ QUICK_MODES = (
     "mode", slow_if(lambda mode: mode not in QUICK_MODES, MODES), ids=name
 )
 def test_modes(mode):
-    check(mode, derivatives.plain, At((2, 3), el.Binomial(2)))
+    assert_agrees(mode, derivatives.plain, scan(At((2, 3), el.Binomial(2))))
 
 
 QUICK = (derivatives.shard_map, derivatives.nested)
@@ -75,7 +74,7 @@ QUICK = (derivatives.shard_map, derivatives.nested)
     "context", slow_if(lambda c: c not in QUICK, CONTEXTS), ids=name
 )
 def test_contexts(context):
-    check(derivatives.grad, context, At((1, 3)))
+    assert_agrees(derivatives.grad, context, scan(At((1, 3))))
 
 
 # One of each order; blocks are binomial.
@@ -88,7 +87,8 @@ def test_contexts(context):
     ids=repr,
 )
 def test_schedules_of_segments(within):
-    check(derivatives.reverse_over_reverse, derivatives.plain, At((2,), within))
+    mode = derivatives.reverse_over_reverse
+    assert_agrees(mode, derivatives.plain, scan(At((2,), within)))
 
 
 @pytest.mark.parametrize("schedule", [At((2, 3)), el.Offload(At((2, 3)))], ids=repr)

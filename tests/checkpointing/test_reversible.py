@@ -10,9 +10,10 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 from ..weights import normal
-from .memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -118,8 +119,7 @@ CASES = [
 def test_every_mode(name, mode):
     found = jax.jit(functools.partial(mode, functools.partial(run, SCHEDULES[name])))
     expected = jax.jit(functools.partial(mode, functools.partial(run, None)))
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
-    jax.tree.map(close, found(*ARGS), expected(*ARGS))
+    assert_close(found(*ARGS), expected(*ARGS), rtol=2e-4, atol=2e-4)
 
 
 def test_keys_and_captured_arrays():
@@ -138,9 +138,7 @@ def test_keys_and_captured_arrays():
 
     gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
     found, expected = (gradient(s, jnp.float32(0.3), ARGS[1]) for s in (True, None))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
-    )
+    assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def heun_loss(schedule, w, y, dts):
@@ -276,8 +274,7 @@ def test_layers():
     args = normal(0, (6, 4, 4), scale=0.3), ARGS[1], 0.7
     found = grad(functools.partial(loss, el.Reversible(uncouple)), *args)
     expected = grad(functools.partial(loss, None), *args)
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
-    jax.tree.map(close, found, expected)
+    assert_close(found, expected, rtol=2e-4, atol=2e-4)
     wrong = el.Reversible(lambda x, layer, scale, *, key: x)
     with pytest.raises(ValueError, match=r"At x\[0\]"):
         grad(functools.partial(loss, wrong), *args)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from ..compiling import temp_bytes
 from ..marks import slow
 
 DEVICES = 8
@@ -123,7 +124,7 @@ def test_slots_are_split_as_the_state_is():
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
             for shape, spec in zip(shapes, specs, strict=True)
         ]
-        return run.lower(*args).compile().memory_analysis().temp_size_in_bytes
+        return temp_bytes(run, *args)
 
     assert temporary(*SPECS) < temporary(P(), P(), P()) / DEVICES * 1.5
 

@@ -20,6 +20,7 @@ import eqloop as el
 from eqloop.checkpointing.engine.slots import _spill_files
 from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
+from ..asserts import assert_close
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -117,8 +118,7 @@ def test_every_mode(tmp_path, schedule, mode):
     spill = el.Spill(schedule, tmp_path)
     found = jax.jit(mode(functools.partial(loss, [], spill)))(H, XS)
     expected = jax.jit(mode(functools.partial(loss, [], None)))(H, XS)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
+    assert_close(found, expected, atol=1e-4)
     jax.effects_barrier()
     assert spill._files.count == 0
     assert not list(tmp_path.iterdir())
@@ -130,8 +130,7 @@ def test_carries_of_every_kind(tmp_path, is_jitted):
     found = grad(functools.partial(loss, OTHERS, spill))
     found = (jax.jit(found) if is_jitted else found)(H, XS)
     expected = jax.jit(grad(functools.partial(loss, OTHERS, None)))(H, XS)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
+    assert_close(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("limit", [1.5, slow(-9.0), slow(99.0)])
@@ -149,8 +148,7 @@ def test_loops_that_end_early(tmp_path, limit):
     for mode in (grad, vmap_of_grad):
         found = jax.jit(mode(functools.partial(loss, spill)))(H, XS)
         expected = jax.jit(mode(functools.partial(loss, el.Chunked(2))))(H, XS)
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-        jax.tree.map(close, found, expected)
+        assert_close(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqloop as el
 
-from ..checkpointing.memory import temp_bytes
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..weights import normal
 
 DEPTH, WIDTH = 4, 64
@@ -51,11 +51,6 @@ def loss(layers, x):
 
 def gradient(layers, x):
     return eqx.filter_grad(lambda both: loss(*both))((layers, x))
-
-
-def assert_close(actual, expected):
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
 
 
 @pytest.mark.slow

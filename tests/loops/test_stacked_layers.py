@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 from ..weights import normal
 
@@ -56,12 +57,6 @@ def in_turn(layers, x, *args, key=None):
         x = layer(x, *args) if one is None else layer(x, *args, key=one)
         every_x.append(x)
     return x, every_x
-
-
-def assert_close(actual: Any, expected: Any, **tolerance: float) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, b, **{"rtol": 1e-4, "atol": 1e-5} | tolerance)
 
 
 def arrays(tree: Any) -> Any:
@@ -193,8 +188,7 @@ def test_the_schedule_bounds_what_is_stored():
             apply = eqx.combine(params, static)
             return jnp.sum(jax.vmap(apply)(x))
 
-        compiled = jax.jit(jax.grad(loss)).lower(params, x).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return temp_bytes(jax.grad(loss), params, x)
 
     assert temp_bytes(el.Recursive(4)) < temp_bytes(None) / 3
 

@@ -11,6 +11,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow, slow_if
 from ..weights import without_key
 
@@ -114,11 +116,6 @@ MODES = {
         (0, 1),
     )(W, X),
 }
-
-
-def assert_close(actual, expected):
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5)
-    jax.tree.map(close, actual, expected)
 
 
 @functools.cache
@@ -280,9 +277,7 @@ def temporary(derive, f, rows):
     """The bytes that a compiled derivative takes beside its inputs and outputs."""
     arrays, static = eqx.partition(MLP, eqx.is_array)
     program = derive(lambda arrays, x: jnp.sum(f(eqx.combine(arrays, static), x) ** 2))
-    x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
-    compiled = jax.jit(program).lower(arrays, x).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    return temp_bytes(program, arrays, (rows, 4))
 
 
 def chunked(mlp, x):

@@ -22,10 +22,11 @@ from eqloop.checkpointing.engine.orders._mixed import Mixed
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 
 from ....benchmarks.mixed_storage import rows_of_table
+from ....compiling import temp_bytes
 from ....marks import slow_if
 from ... import derivatives
 from ...derivatives import MODES, inputs
-from ...memory import gradient, temp_bytes
+from ...memory import gradient
 from ...steps import STEPS
 
 pytestmark = pytest.mark.sampled

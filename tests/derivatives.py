@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from .asserts import assert_close
+
 Loop = Callable[..., Any]
 Run = Callable[..., Any]
 
@@ -294,6 +296,7 @@ def pair(x: Any, axis: int = 0) -> Any:
 # Where a mode may stand
 
 
+@functools.cache
 def mapped(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative under `vmap`."""
 
@@ -304,6 +307,7 @@ def mapped(mode: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
+@functools.cache
 def looped(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative inside a loop."""
 
@@ -313,6 +317,7 @@ def looped(mode: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
+@functools.cache
 def rematerialised(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative inside `jax.checkpoint`, differentiated in turn."""
 
@@ -320,3 +325,43 @@ def rematerialised(mode: Callable[..., Any]) -> Callable[..., Any]:
         return gradient(jax.checkpoint(lambda *args: mode(run, *args)))(*args)
 
     return evaluate
+
+
+# Comparing loops
+
+
+def scan(schedule: Any, **settings: Any) -> Loop:
+    """`eqloop.Scan` as a loop."""
+
+    def loop(f: Any, init: Any, xs: Any, **more: Any) -> Any:
+        return el.Scan(f, schedule=schedule, **settings, **more)(init, xs)
+
+    return loop
+
+
+def evaluate(mode: Callable[..., Any], context: Callable[..., Any], loop: Loop) -> Any:
+    """A mode of a loop in a context, compiled."""
+    return jax.jit(functools.partial(mode, context(loop)))(*inputs())
+
+
+def assert_agrees(
+    mode: Callable[..., Any],
+    context: Callable[..., Any],
+    loop: Loop,
+    expected: Loop = lax.scan,
+    rtol: float = 2e-4,
+    atol: float = 2e-5,
+) -> None:
+    """A loop gives the numbers of another, that of JAX or one written by hand."""
+    actual = evaluate(mode, context, loop)
+    wanted = _evaluated_once(mode, context, expected, jax.config.jax_enable_x64)
+    assert_close(actual, wanted, rtol, atol)
+
+
+@functools.cache
+def _evaluated_once(mode: Any, context: Any, loop: Loop, is_wide: bool) -> Any:
+    del is_wide  # the numbers are other ones with 64 bits
+    return jax.tree.map(np.asarray, evaluate(mode, context, loop))
+
+
+name = lambda value: getattr(value, "__name__", str(value))
