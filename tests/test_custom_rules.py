@@ -83,7 +83,7 @@ REVERSE = (*FORWARD, backward, clips, inside)
 
 SCHEDULES = {
     "Recursive": el.Recursive(2),
-    "Chunked": el.Chunked(3, block=3),
+    "Chunked": el.Chunked(3, batch=3),
     "Binomial": el.Binomial(2),
     "blocks": el.Binomial(2, block=3),
     "Offload": el.Offload(el.Binomial(3)),

@@ -93,7 +93,7 @@ def branches(h: Any, xs: Any) -> Any:
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(2),
-    el.Chunked(2, block=2),
+    el.Chunked(2, batch=2),
     el.Binomial(2),
     el.Binomial(2, block=2),
     el.Budget("1MiB"),

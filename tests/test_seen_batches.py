@@ -84,7 +84,7 @@ NS = jnp.arange(12) * 5 % 7
 # Loops whose steps would be reversed together
 
 
-@pytest.mark.parametrize("schedule", [el.Chunked(4, block=4), el.Recursive(3, block=3)])
+@pytest.mark.parametrize("schedule", [el.Chunked(4, batch=4), el.Recursive(3, batch=3)])
 @pytest.mark.parametrize("name", [*FEW, "custom_vjp", "custom_jvp"])
 def test_steps_are_not_reversed_together(schedule, name):
     see = (SEEING | IN_RULES)[name]
@@ -121,7 +121,7 @@ def stacked(see: Any) -> tuple[Any, Any]:
     def run(weights: Any) -> Any:
         layers = el.StackedLayers(
             _Layer(jnp.stack([weights] * 12), jnp.arange(12) % 7, step),
-            schedule=el.Recursive(3, block=3),
+            schedule=el.Recursive(3, batch=3),
         )
         return jnp.sum(layers(init))
 

@@ -36,7 +36,7 @@ def stopped(loop: Any) -> Any:
 
 def weighted(w: Any, x: Any) -> Any:
     step = lambda h, y: (jnp.tanh(w @ h + y), None)
-    return jnp.sum(el.Scan(step, schedule=el.Recursive(4, block=4))(x, XS)[0])
+    return jnp.sum(el.Scan(step, schedule=el.Recursive(4, batch=4))(x, XS)[0])
 
 
 def history(x: Any) -> Any:
@@ -71,7 +71,7 @@ WORKS = {
     "a for loop": el.CheckpointedForLoop(jnp.sin),
     "a map": jax.grad(lambda x: jnp.sum(el.Map(jnp.sin)(x))),
     "a state": batched(el.Recursive(2)),
-    "a state together": batched(el.Recursive(2, block=2)),
+    "a state together": batched(el.Recursive(2, batch=2)),
     "a state in blocks": batched(el.Binomial(2, block=2)),
     "a bounded while loop": stopped(el.BoundedWhileLoop(COND, BODY, max_steps=4)),
     "a batch of whiles": jax.vmap(

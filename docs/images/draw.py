@@ -36,10 +36,10 @@ def main():
     mpl.use("Agg")
     for name, schedule in {
         "binomial": el.Binomial(8),
-        "recursive": el.Recursive(6, block=1),
+        "recursive": el.Recursive(6, batch=1),
     }.items():
         save(el.Scan(cell, schedule=schedule).plan(*inputs(216)).plot(), name)
-    scan = el.Scan(cell, schedule=el.Recursive(16, block=1))
+    scan = el.Scan(cell, schedule=el.Recursive(16, batch=1))
     save(el.frontier(scan, *inputs(4096)).plot(), "frontier")
 
 

@@ -16,7 +16,7 @@ import eqloop as el
 STEPS, WIDTH = 256, 64
 SCHEDULES = {
     "StoreAll()": (el.StoreAll(), "tab:red"),
-    "Recursive(16)": (el.Recursive(16, block=1), "tab:blue"),
+    "Recursive(16)": (el.Recursive(16, batch=1), "tab:blue"),
     "Binomial(8)": (el.Binomial(8), "tab:green"),
 }
 

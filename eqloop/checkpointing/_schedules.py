@@ -114,7 +114,7 @@ class Recursive(AbstractSchedule):
     Args:
         base: The number of segments at each level, at least 2. A smaller base takes
             less memory and more time.
-        block: The greatest number of steps to reverse together. They are linearised in
+        batch: The greatest number of steps to reverse together. They are linearised in
             one batch, and the cotangent of a parameter is a single product of matrices.
             This takes the memory of that many steps, and makes the gradient of a
             recurrent cell several times as fast. Steps that contain branches or effects
@@ -125,7 +125,7 @@ class Recursive(AbstractSchedule):
 
     Raises:
         TypeError: If either is not an int.
-        ValueError: If `base` is less than 2, or `block` less than 1.
+        ValueError: If `base` is less than 2, or `batch` less than 1.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -146,28 +146,28 @@ class Recursive(AbstractSchedule):
     """
 
     base: int = 16
-    block: int | None = dataclasses.field(default=None, kw_only=True)
+    batch: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
-        block = "" if self.block is None else f", block={self.block}"
-        return f"Recursive(base={self.base}{block})"
+        batch = "" if self.batch is None else f", batch={self.batch}"
+        return f"Recursive(base={self.base}{batch})"
 
     def __post_init__(self) -> None:
         make_count(self, "base", least=2)
-        if self.block is not None:
-            make_count(self, "block")
+        if self.batch is not None:
+            make_count(self, "batch")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
-        reversal = together(loop.problem.step, self.block or 1)
-        stores_residuals = loop.has_policy and self.block in (None, 1)
+        reversal = together(loop.problem.step, self.batch or 1)
+        stores_residuals = loop.has_policy and self.batch in (None, 1)
         block = min(self.base, length) if stores_residuals else 1
         # Slots that hold nothing take no memory, and save all recomputation.
         base = self.base if loop.has_slots else length
         order = Nested(nests(length, max(base, 2), block))
         layout = Layout(order, reversal=reversal)
-        if self.block is None and not loop.has_policy:
+        if self.batch is None and not loop.has_policy:
             return with_batches(loop, layout)
         return layout
 
@@ -187,7 +187,7 @@ class Chunked(AbstractSchedule):
     Args:
         chunk_size: The number of steps in a chunk. If it is at least the length of the
             loop, there is one chunk, and every carry is stored.
-        block: The greatest number of steps to reverse together. They are linearised in
+        batch: The greatest number of steps to reverse together. They are linearised in
             one batch, and the cotangent of a parameter is a single product of matrices.
             This takes the memory of that many steps, and makes the gradient of a
             recurrent cell several times as fast. Steps that contain branches or effects
@@ -215,23 +215,23 @@ class Chunked(AbstractSchedule):
     """
 
     chunk_size: int
-    block: int = dataclasses.field(default=1, kw_only=True)
+    batch: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         make_count(self, "chunk_size")
-        make_count(self, "block")
+        make_count(self, "batch")
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
         length = loop.length
         chunk = min(self.chunk_size, length)
         count, rest = divmod(length, chunk)
-        if not loop.has_policy or self.block > 1:
+        if not loop.has_policy or self.batch > 1:
             levels = (chunk,) if chunk == length else (count, chunk)
             parts = [Nest(levels)] + [Nest((rest,))] * (rest > 0)
         else:
             parts = [Nest((count,), chunk)] + [Nest((1,), rest)] * (rest > 0)
-        reversal = together(loop.problem.step, self.block)
+        reversal = together(loop.problem.step, self.batch)
         return Layout(Nested(tuple(parts)), reversal=reversal)
 
 

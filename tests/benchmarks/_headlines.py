@@ -81,7 +81,7 @@ OTHERS = (
         "cells",
         "Gradient of weights, h0 and xs: 4 LSTMs of width 512, 200 steps",
         "Chunked(200, 32)",
-        "Chunked(200, block=32)",
+        "Chunked(200, batch=32)",
     ),
     Headline(
         "a wave on a 256 x 256 grid, 256 steps",

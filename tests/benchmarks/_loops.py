@@ -54,9 +54,9 @@ def _spelled(schedule: Any) -> str:
     match schedule:
         case el.Budget(nbytes):
             settings = [nbytes if nbytes % 1024 else _binary(nbytes)]
-        case el.Binomial(first, block=1) | el.Chunked(first, block=1):
+        case el.Binomial(first, block=1) | el.Chunked(first, batch=1):
             settings = [first]
-        case el.Recursive(base, block=None):
+        case el.Recursive(base, batch=None):
             settings = [base]
     return f"{type(schedule).__name__}({', '.join(map(repr, settings))})"
 

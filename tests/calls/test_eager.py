@@ -86,7 +86,7 @@ MESH = jax.make_mesh((1,), ("i",))
 BOTH = {
     "Scan": scan_with(el.StoreAll()),
     "Recursive": scan_with(el.Recursive(2)),
-    "Together": scan_with(el.Recursive(2, block=2)),
+    "Together": scan_with(el.Recursive(2, batch=2)),
     "Chunked": scan_with(el.Chunked(2)),
     "Binomial": scan_with(el.Binomial(2)),
     "Budget": scan_with(el.Budget("1MiB")),

@@ -63,7 +63,7 @@ def shifted_writes_in_loops_read_what_was_there_before() -> Iterator[str]:
     the result, as that of one row of a stack, it reads its own output. That is so on
     the CPU, see the next one; so loops write elsewhere (`_shifted_writes.py`).
     """
-    schedules = el.StoreAll(), el.Recursive(4), el.Chunked(4, block=4), el.Binomial(3)
+    schedules = el.StoreAll(), el.Recursive(4), el.Chunked(4, batch=4), el.Binomial(3)
     for unroll in (1, 4):
         loops = {str(s): el.Scan(delay, schedule=s, unroll=unroll) for s in schedules}
         yield from delays(**loops)

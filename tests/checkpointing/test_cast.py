@@ -12,7 +12,7 @@ import eqloop as el
 from ..compiling import temp_bytes
 from ..marks import slow
 
-SCHEDULES = [el.Binomial(3), el.Recursive(3), el.Chunked(4, block=4)]
+SCHEDULES = [el.Binomial(3), el.Recursive(3), el.Chunked(4, batch=4)]
 
 
 def wave(carry, _):

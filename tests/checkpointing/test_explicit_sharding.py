@@ -226,7 +226,7 @@ def associative_reference(w: Any, h: Any, xs: Any) -> Any:
 LOOPS = {
     "store_all": (scan(schedule=el.StoreAll()), reference),
     "recursive": (scan(schedule=el.Recursive(2)), reference),
-    "together": (scan(schedule=el.Recursive(2, block=2)), reference),
+    "together": (scan(schedule=el.Recursive(2, batch=2)), reference),
     "policy": (scan(schedule=el.Recursive(2), policy="save_everything"), reference),
     "chunked": (scan(schedule=el.Chunked(3)), reference),
     "binomial": (scan(schedule=el.Binomial(2)), reference),
@@ -263,10 +263,10 @@ LOOPS = {
     "chunked_vmap_stored": (chunked_stored, for_loop_reference),
     "chunked_sum": (chunked_sum, sum_reference),
     "layers": (stacked_layers(el.Recursive(2)), stacked_reference),
-    "layers_together": (stacked_layers(el.Recursive(2, block=2)), stacked_reference),
+    "layers_together": (stacked_layers(el.Recursive(2, batch=2)), stacked_reference),
     "sliced_together": (
         lambda w, h, xs: el.SlicedScan(
-            step(w), start=1, step=2, schedule=el.Recursive(2, block=2)
+            step(w), start=1, step=2, schedule=el.Recursive(2, batch=2)
         )(h, xs),
         sliced_reference,
     ),
@@ -566,9 +566,9 @@ def six_rows(f: Callable[..., Any], x: Any) -> Any:
 SCHEDULES = {
     "store_all": el.StoreAll(),
     "recursive": el.Recursive(2),
-    "together": el.Recursive(2, block=2),
+    "together": el.Recursive(2, batch=2),
     "chunked": el.Chunked(3),
-    "chunked_together": el.Chunked(3, block=3),
+    "chunked_together": el.Chunked(3, batch=3),
     "binomial": el.Binomial(2),
     "budget": el.Budget("1MiB", measure=False),
     "cast": el.Cast(el.Recursive(2), jnp.float32),

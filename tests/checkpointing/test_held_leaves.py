@@ -145,9 +145,9 @@ SCHEDULES = (
     el.Binomial(1),
     el.Binomial(2, block=2),
     el.Recursive(2),
-    el.Recursive(2, block=3),
+    el.Recursive(2, batch=3),
     el.Chunked(3),
-    el.Chunked(1, block=4),
+    el.Chunked(1, batch=4),
     el.Offload(el.Binomial(2)),
 )
 SCANS = [lambda f, c, x, s=s: el.Scan(f, schedule=s)(c, x) for s in SCHEDULES] + [

@@ -25,7 +25,7 @@ from .abreast import Abreast
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(2),
-    el.Chunked(3, block=3),
+    el.Chunked(3, batch=3),
     el.Binomial(3),
     el.Binomial(2, block=2),
     Abreast(2, 2, size=4),

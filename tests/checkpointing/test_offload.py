@@ -17,7 +17,7 @@ from .steps import recurrent
 
 pytestmark = pytest.mark.sampled
 
-SCHEDULES = [el.Recursive(3), el.Chunked(4, block=4), el.Binomial(4)]
+SCHEDULES = [el.Recursive(3), el.Chunked(4, batch=4), el.Binomial(4)]
 MORE = [el.Binomial(4, block=3), slow(el.Budget("8KiB"), id="a budget")]
 
 
@@ -85,7 +85,7 @@ def through_vmaps(schedule):
 
 @pytest.mark.parametrize(
     "schedule",
-    [el.Recursive(2, block=1), el.Chunked(4, block=2), el.Binomial(3)],
+    [el.Recursive(2, batch=1), el.Chunked(4, batch=2), el.Binomial(3)],
     ids=repr,
 )
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def grad_of(schedule):
 
 SCHEDULES = (
     el.Recursive(4),
-    el.Recursive(4, block=4),
+    el.Recursive(4, batch=4),
     el.Chunked(8),
     el.Binomial(5, block=2),
     el.Offload(el.Binomial(3)),
@@ -198,7 +198,7 @@ def test_the_table():
     titles = "loop steps batch schedule stored evaluations memory"
     assert head.split() == titles.split()
     assert row.startswith(
-        "Scan  64     1      Chunked(chunk_size=8, block=1)  16 carries"
+        "Scan  64     1      Chunked(chunk_size=8, batch=1)  16 carries"
     )
     assert place.strip().startswith(__file__)
     assert total.startswith("at once: ")

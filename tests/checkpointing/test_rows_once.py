@@ -103,7 +103,7 @@ SCHEDULES = (
     el.Binomial(3),
     el.Binomial(2, block=2),
     el.Recursive(2),
-    el.Recursive(2, block=3),
+    el.Recursive(2, batch=3),
     el.Chunked(3),
     el.Offload(el.Binomial(2)),
 )

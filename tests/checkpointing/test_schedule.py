@@ -18,6 +18,7 @@ COUNTS = [
     (lambda n: el.Chunked(n), "chunk_size", 1),
     (lambda n: el.Binomial(n), "checkpoints", 1),
     (lambda n: el.Binomial(2, block=n), "block", 1),
+    (lambda n: el.Chunked(2, batch=n), "batch", 1),
 ]
 
 
@@ -42,6 +43,17 @@ def test_counts_are_checked(make, name, least):
     assert make(np.int32(4)) == make(4)
     assert hash(make(np.int32(4))) == hash(make(4))
     assert repr(make(np.int32(4))) == repr(make(4))
+
+
+def test_a_batch_is_no_block():
+    for schedule in (el.Recursive, el.Chunked):
+        assert schedule(4, batch=np.int32(2)).batch == 2
+        with pytest.raises(TypeError, match="unexpected keyword argument 'block'"):
+            schedule(4, block=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batch'"):
+        el.Binomial(4, batch=2)
+    with pytest.raises(ValueError, match="Recursive: `batch` must be at least 1"):
+        el.Recursive(4, batch=0)
 
 
 def test_schedules_are_frozen():

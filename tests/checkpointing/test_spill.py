@@ -108,7 +108,7 @@ MODES = [
 ]
 SCHEDULES = [
     el.Chunked(4),
-    *map(slow, (el.Binomial(3), el.Recursive(3), el.Chunked(4, block=4))),
+    *map(slow, (el.Binomial(3), el.Recursive(3), el.Chunked(4, batch=4))),
 ]
 
 

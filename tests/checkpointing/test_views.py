@@ -40,7 +40,7 @@ SCHEDULES = [
     el.Recursive(2),
     slow(el.Binomial(2)),
     slow(el.Chunked(3)),
-    slow(el.Chunked(4, block=2)),
+    slow(el.Chunked(4, batch=2)),
     slow(el.Budget("1MiB", measure=False)),
 ]
 

@@ -120,7 +120,7 @@ def test_memory_of_the_sweeps():
 
     def loops():
         step = jax.tree_util.Partial(lambda cell, h, x: (cell(x, h), None), cell)
-        for schedule in (el.StoreAll(), el.Recursive(16, block=1), el.Binomial(8)):
+        for schedule in (el.StoreAll(), el.Recursive(16, batch=1), el.Binomial(8)):
             yield el.Scan(step, schedule=schedule)
 
     plans = [loop.plan(h, xs).peak_bytes for loop in loops()]

@@ -12,8 +12,8 @@ import eqloop as el
 # Gradients whose slots are on the host. Each is a function of a matrix, three initial
 # carries and some `xs`.
 _SCHEDULES = {
-    "Recursive": el.Recursive(3, block=1),
-    "Chunked": el.Chunked(8, block=4),
+    "Recursive": el.Recursive(3, batch=1),
+    "Chunked": el.Chunked(8, batch=4),
     "Binomial": el.Binomial(5),
     "Binomial with blocks": el.Binomial(4, block=7),
     "Cast": el.Cast(el.Binomial(5), jnp.bfloat16),

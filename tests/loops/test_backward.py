@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sampled
 SCHEDULES = (
     None,
     el.Recursive(2),
-    el.Chunked(3, block=3),
+    el.Chunked(3, batch=3),
     slow(el.Binomial(2)),
     slow(el.Binomial(3, block=2)),
     slow(el.Offload(el.Chunked(2))),
@@ -463,7 +463,7 @@ WRONG = {
     "a schedule": (
         adding(backward=el.Chunked(3)),
         TypeError,
-        "another, not Chunked(chunk_size=3, block=1).",
+        "another, not Chunked(chunk_size=3, batch=1).",
     ),
     "in place of a schedule": (
         adding(schedule=el.Truncate(3)),

@@ -46,7 +46,7 @@ def by_hand(a):
 LOOPS = {
     "nested": scan_while(el.Recursive(2)),
     "binomial": scan_while(el.Binomial(2)),
-    "chunks": scan_while(el.Chunked(2, block=2)),
+    "chunks": scan_while(el.Chunked(2, batch=2)),
     "stored": scan_while(el.StoreAll()),
     "bounded": while_loop(el.BoundedWhileLoop, max_steps=4, base=2),
     "bound": while_loop(el.CheckpointedWhileLoop, checkpoints=2, max_steps=4),

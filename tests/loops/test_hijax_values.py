@@ -162,7 +162,7 @@ by_rows = mapped(lambda body: lambda rows: jnp.stack(list(map(body, rows))))
 LOOPS = {
     "store_all": (scanned(el.StoreAll()), by_steps),
     "recursive": (scanned(el.Recursive(2)), by_steps),
-    "together": (scanned(el.Recursive(2, block=2)), by_steps),
+    "together": (scanned(el.Recursive(2, batch=2)), by_steps),
     "chunked": (scanned(el.Chunked(3)), by_steps),
     "binomial": (scanned(el.Binomial(2)), by_steps),
     "budget": (scanned(el.Budget("1MiB", measure=False)), by_steps),

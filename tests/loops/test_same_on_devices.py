@@ -59,7 +59,7 @@ def ended_while(w, x):
 CASES = {
     "all stored": scanned(),
     "nested": scanned(schedule=el.Recursive(2)),
-    "together": scanned(schedule=el.Chunked(3, block=2)),
+    "together": scanned(schedule=el.Chunked(3, batch=2)),
     "a cotangent that is the same": scanned(backward=by_zero),
     "a cotangent of both kinds": clipped,
     "ends": ended,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sampled
 
 QUICK = (
     el.Recursive(3),
-    el.Chunked(4, block=2),
+    el.Chunked(4, batch=2),
     el.Binomial(2, block=3),
 )
 SLOW = (el.Budget("1 MiB"), el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))

@@ -199,7 +199,7 @@ def test_the_advice_of_that_error_helps():
 
 @pytest.mark.parametrize(
     "schedule",
-    [el.Binomial(3), slow(el.Recursive(2)), slow(el.Chunked(3, block=2))],
+    [el.Binomial(3), slow(el.Recursive(2)), slow(el.Chunked(3, batch=2))],
     ids=str,
 )
 def test_a_scan_ends_at_its_own_time_on_each_device(schedule):

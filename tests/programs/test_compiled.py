@@ -12,8 +12,8 @@ from eqloop._programs import temporary_bytes
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(4),
-    el.Recursive(8, block=8),
-    el.Chunked(128, block=16),
+    el.Recursive(8, batch=8),
+    el.Chunked(128, batch=16),
     el.Binomial(5, block=4),
 )
 

@@ -57,7 +57,7 @@ STEPS = {
 SCHEDULES = (
     el.Recursive(2),
     el.Chunked(2),
-    el.Chunked(4, block=4),
+    el.Chunked(4, batch=4),
     el.Binomial(3),
 )
 

@@ -26,9 +26,9 @@ def schedule(rng: random.Random, length: int, kind: str | None = None) -> Any:
     if kind == "StoreAll":
         return el.StoreAll()
     if kind == "Recursive":
-        return el.Recursive(rng.randint(2, 4), block=rng.choice([None, 1, 2, 3]))
+        return el.Recursive(rng.randint(2, 4), batch=rng.choice([None, 1, 2, 3]))
     if kind == "Chunked":
-        return el.Chunked(rng.randint(1, max(length, 1) + 1), block=rng.randint(1, 3))
+        return el.Chunked(rng.randint(1, max(length, 1) + 1), batch=rng.randint(1, 3))
     if kind == "Binomial":
         block = rng.randint(1, max(length, 1)) if rng.random() < 0.4 else 1
         return el.Binomial(rng.randint(1, 5), block=block)

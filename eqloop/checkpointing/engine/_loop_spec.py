@@ -75,7 +75,7 @@ class LoopSpec:
         segment first, each segment is run again from there, and reversed as its own
         schedule plans; a segment of one step is reversed at once. Equal segments that
         follow one another share one loop in the program. Steps are reversed together if
-        all schedules have the same `block`.
+        all schedules have the same `batch`.
 
         Args:
             segments: How many steps each segment has, and the schedule for it. With

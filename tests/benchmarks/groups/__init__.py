@@ -71,7 +71,7 @@ GROUPS: Mapping[str, Group] = {
     "cells": Group(
         "Recurrent cells",
         "Cells of Equinox, single and in batches. Their steps are reversed one by one, "
-        "or [together](how_it_works.md#steps-reversed-together) in blocks.",
+        "or [together](how_it_works.md#steps-reversed-together).",
         cells,
     ),
     "scaling": Group(

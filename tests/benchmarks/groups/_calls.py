@@ -107,7 +107,7 @@ def _families() -> Iterator[Family]:
     schedules = (
         el.StoreAll(),
         el.Recursive(4),
-        el.Recursive(4, block=4),
+        el.Recursive(4, batch=4),
         el.Chunked(8),
         el.Binomial(5),
         el.Budget("8KiB"),

@@ -12,7 +12,7 @@ from .._problems import gradient, gru, lstm, tanh_rnn
 
 
 def cells() -> Sequence[Comparison]:
-    """Each cell by `lax.scan`, step by step, in blocks, and within budgets."""
+    """Each cell by `lax.scan`, step by step, together, and within budgets."""
     return [
         _cell("GRU of width 128, 1000 steps", gru(1000, 128), (0.85, 1.0, 1.05)),
         _cell(
@@ -45,8 +45,8 @@ def _cell(title: str, args: tuple, bounds: tuple[float, float, float]) -> Compar
         dataclasses.replace(loops.ours(schedule), line=line)
         for line, schedule in (
             ("Recursive(16)", el.Recursive(16)),
-            ("Recursive, in blocks", el.Recursive(32, block=32)),
-            ("Chunked, in blocks", el.Chunked(length, block=32)),
+            ("Recursive, together", el.Recursive(32, batch=32)),
+            ("Chunked, together", el.Chunked(length, batch=32)),
         )
     )
     rows = [plain, loops.lax_scan_of_remat(), default, levels, every, half, quarter]

@@ -93,13 +93,13 @@ def _by_hand(length: int) -> list[loops.Loop]:
 def _schedules(length: int) -> list[Any]:
     root = math.isqrt(length)
     return [
-        el.Recursive(16, block=1),
-        el.Recursive(root, block=8),
-        el.Recursive(root, block=32),
-        el.Chunked(root, block=1),
-        el.Chunked(root, block=32),
-        el.Chunked(length, block=1),
-        el.Chunked(length, block=32),
+        el.Recursive(16, batch=1),
+        el.Recursive(root, batch=8),
+        el.Recursive(root, batch=32),
+        el.Chunked(root, batch=1),
+        el.Chunked(root, batch=32),
+        el.Chunked(length, batch=1),
+        el.Chunked(length, batch=32),
         el.Binomial(8),
         el.Binomial(root),
         el.Binomial(8, block=8),

@@ -25,15 +25,15 @@ SCHEDULES = (
     el.StoreAll(),
     el.Recursive(3),
     el.Chunked(5),
-    el.Chunked(5, block=5),
-    el.Recursive(3, block=2),
+    el.Chunked(5, batch=5),
+    el.Recursive(3, batch=2),
     el.Binomial(1),
     el.Binomial(4),
     el.Binomial(99),
     el.Binomial(3, block=4),
 )
 # They are like others, with other numbers.
-MORE = (el.Chunked(5), el.Recursive(3, block=2), el.Binomial(1), el.Binomial(99))
+MORE = (el.Chunked(5), el.Recursive(3, batch=2), el.Binomial(1), el.Binomial(99))
 
 
 def least(length: int, slots: int) -> int:

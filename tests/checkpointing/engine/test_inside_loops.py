@@ -25,7 +25,7 @@ SCHEDULES = [
     el.Chunked(1),
     el.Chunked(4),
     slow(el.Recursive(6)),
-    el.Recursive(6, block=6),
+    el.Recursive(6, batch=6),
     el.Binomial(9),
     el.Binomial(5, block=3),
     el.Offload(el.Chunked(4)),

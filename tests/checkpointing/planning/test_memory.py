@@ -57,7 +57,7 @@ XS_BYTES = 4 * 1024 * 16
 @pytest.mark.parametrize(
     ("schedule", "slots"),
     [
-        (el.Recursive(16, block=1), 3 * 16),
+        (el.Recursive(16, batch=1), 3 * 16),
         (el.Chunked(64), 2 * 64),
         (el.Binomial(30), 30),
         (el.Binomial(3), 3),
@@ -75,7 +75,7 @@ def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
     # Besides the products that are added to the cotangents of the weights, which are
     # used twice.
     args, weights = shapes(*size), 2 * 4 * size[1] ** 2
-    alone, default = el.Recursive(16, block=1), el.Recursive(16)
+    alone, default = el.Recursive(16, batch=1), el.Recursive(16)
     w, h, xs = (jnp.zeros(shape) for shape in args)
     scan = el.Scan(lambda h, x: (cell(w, h, x), None), schedule=alone)
     slots = scan.plan(h, xs).slots * h.nbytes
@@ -106,7 +106,7 @@ def test_by_default_recurrent_cells_keep_to_their_room(kind, width, length):
         run = jax.grad(lambda p, *rest: of(eqx.combine(p, static), *rest), (0, 1, 2))
         return temp_bytes(run, params, init, xs)
 
-    alone = el.Recursive(16, block=1)
+    alone = el.Recursive(16, batch=1)
     f = lambda carry, x: (cell(x, carry), None)
     plan = el.Scan(f, schedule=alone).plan(init, xs)
     slots = plan.slots * sum(leaf.nbytes for leaf in jax.tree.leaves(init))
@@ -216,8 +216,8 @@ def last_carry(c: Any) -> dict[str, jax.Array]:
     "schedule",
     [
         el.StoreAll(),
-        el.Chunked(6, block=1),
-        slow(el.Chunked(6, block=3)),
+        el.Chunked(6, batch=1),
+        slow(el.Chunked(6, batch=3)),
         el.Binomial(5),
         slow(el.Binomial(4, block=3)),
         el.Budget(100_000, measure=False),

@@ -108,7 +108,7 @@ def test_a_step_is_differentiated_once(counted: list[int]):
 
 SCHEDULES = (
     el.Recursive(4),
-    el.Recursive(4, block=4),
+    el.Recursive(4, batch=4),
     el.Binomial(4),
     el.Budget("8KiB", measure=False),
 )

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.sampled
 SCHEDULES = (
     el.StoreAll(),
     el.Recursive(2),
-    el.Recursive(2, block=2),
-    el.Chunked(3, block=2),
+    el.Recursive(2, batch=2),
+    el.Chunked(3, batch=2),
     el.Chunked(3),
     el.Binomial(3),
     el.Binomial(1),

@@ -44,7 +44,7 @@ def plain(w, h, x):
 
 
 STEPS = [network, two_in_one, read_twice, squared, accumulated]
-LEVELS = el.Recursive(4, block=4)
+LEVELS = el.Recursive(4, batch=4)
 
 
 def of_loop(step, schedule=None, **settings):

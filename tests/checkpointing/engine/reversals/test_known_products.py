@@ -44,7 +44,7 @@ def test_modes(step, mode):
 
 
 @pytest.mark.parametrize(
-    "schedule", [el.Chunked(4, block=5), slow(el.Binomial(3, block=3))], ids=str
+    "schedule", [el.Chunked(4, batch=5), slow(el.Binomial(3, block=3))], ids=str
 )
 def test_schedules(schedule):
     compared(network, schedule=schedule)

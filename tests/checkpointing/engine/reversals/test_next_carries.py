@@ -51,7 +51,7 @@ class InParts(el.AbstractSchedule):
     """Segments of another schedule, each of which stores all of its carries."""
 
     def layout(self, loop):
-        return loop.cut([(6, el.Chunked(6, block=3)), (7, el.Chunked(7, block=7))])
+        return loop.cut([(6, el.Chunked(6, batch=3)), (7, el.Chunked(7, batch=7))])
 
 
 def nested(*levels, size):
@@ -60,10 +60,10 @@ def nested(*levels, size):
 
 
 SCHEDULES = [
-    el.Chunked(13, block=13),
-    el.Chunked(13, block=4),
-    el.Chunked(4, block=4),
-    el.Recursive(4, block=4),
+    el.Chunked(13, batch=13),
+    el.Chunked(13, batch=4),
+    el.Chunked(4, batch=4),
+    el.Recursive(4, batch=4),
     el.Binomial(3, block=3),
     # All carries of some steps are stored, and others are run again.
     nested((2, 4), (5,), size=3),
@@ -91,7 +91,7 @@ def test_gradients(step, schedule):
 @pytest.mark.parametrize("step", [within, slow(accumulated)])
 def test_modes(step, mode):
     compared(step, mode)
-    compared(step, mode, el.Recursive(4, block=4))
+    compared(step, mode, el.Recursive(4, batch=4))
 
 
 @pytest.mark.parametrize(
@@ -116,21 +116,21 @@ def test_products_before_the_carry_are_not_computed_again(step, forward, backwar
     # An inner one is.
     linearised = forward - 1
     least = forward + linearised + backward
-    assert products(step, el.Chunked(12, block=4)) == least
+    assert products(step, el.Chunked(12, batch=4)) == least
     # Where steps are run again for several batches.
     assert products(step, nested((2, 6), size=3)) == least + forward
 
 
 def test_elsewhere_all_products_are_computed_again():
-    assert products(gated, el.Chunked(12, block=4)) == 1 + 1 + 2
+    assert products(gated, el.Chunked(12, batch=4)) == 1 + 1 + 2
     # Carries of lower precision are not what a step returns.
-    lower = el.Cast(el.Chunked(12, block=4), jnp.bfloat16)
+    lower = el.Cast(el.Chunked(12, batch=4), jnp.bfloat16)
     assert products(plain, lower) == 1 + 1 + 2
 
 
 @pytest.mark.parametrize(
     "schedule",
-    [el.Chunked(64, block=8), nested((4, 16), size=8)],
+    [el.Chunked(64, batch=8), nested((4, 16), size=8)],
     ids=["flat", "nested"],
 )
 def test_it_takes_no_more_than_a_carry(schedule):
@@ -174,7 +174,7 @@ def test_double_precision():
 
 def test_an_estimate_counts_them():
     def spared(step):
-        scan = el.Scan(functools.partial(step, W), schedule=el.Chunked(13, block=4))
+        scan = el.Scan(functools.partial(step, W), schedule=el.Chunked(13, batch=4))
         return scan.plan(HS, XS).cost.spared
 
     assert spared(gated) == 0

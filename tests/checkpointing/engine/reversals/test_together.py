@@ -59,7 +59,7 @@ def plain(h, x):
 
 
 def reversal(step):
-    plan = el.Scan(step, schedule=el.Recursive(4, block=3)).plan(
+    plan = el.Scan(step, schedule=el.Recursive(4, batch=3)).plan(
         jnp.ones(3), jnp.ones(40)
     )
     return plan.layout.reversal
@@ -81,7 +81,7 @@ def test_a_branch_that_was_not_taken_has_no_part_in_the_gradient():
         root = lambda: jnp.sqrt(jnp.abs(h - 1))
         return jax.lax.cond(h > 1, root, lambda: h) * x, None
 
-    scan = el.Scan(step, schedule=el.Chunked(8, block=4))
+    scan = el.Scan(step, schedule=el.Chunked(8, batch=4))
     xs = jnp.array([2.0, 0.5, 1.0, 3.0, 0.25, 1.0])
     loss = lambda scan: jax.jit(jax.grad(lambda h: scan(h, xs)[0]))
     expected = loss(lambda h, xs: jax.lax.scan(step, h, xs))(1.0)
@@ -107,30 +107,30 @@ def test_a_loop_in_the_step(mode):
         scan = el.Scan(step, schedule=schedule)
         return jax.jit(MODES[mode](lambda h: jnp.sum(scan(h, xs)[0] ** 2)))
 
-    found = derivative(el.Chunked(4, block=2))(jnp.ones(3))
+    found = derivative(el.Chunked(4, batch=2))(jnp.ones(3))
     expected = derivative(el.StoreAll())(jnp.ones(3))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("length", "block"), [(1, 4), slow(10, 2), slow(23, 3), (23, 7), slow(23, 50)]
+    ("length", "batch"), [(1, 4), slow(10, 2), slow(23, 3), (23, 7), slow(23, 50)]
 )
-def test_any_number_of_steps_at_once(length, block):
+def test_any_number_of_steps_at_once(length, batch):
     f, init, xs = gru(length, 4)
     xs = jnp.sin(jnp.arange(xs.size).reshape(xs.shape))
-    schedule = el.Chunked(10, block=block)
+    schedule = el.Chunked(10, batch=batch)
     found = jax.jit(gradient(schedule))(f, init, xs)
     expected = jax.jit(gradient(el.StoreAll()))(f, init, xs)
     assert_close(found, expected, atol=1e-6)
 
 
 def test_the_cotangents_of_a_weight_are_one_product():
-    width, block = 64, 32
+    width, batch = 64, 32
     args = recurrent(128, width)
-    found = temp_bytes(gradient(el.Chunked(128, block=block)), *args)
+    found = temp_bytes(gradient(el.Chunked(128, batch=batch)), *args)
     # One more set of cotangents, the carries, and some 10 vectors for each step at
     # once; not a matrix for each.
-    assert found < 4 * width * (2 * width + 128 + 14 * block) < 4 * block * width**2
+    assert found < 4 * width * (2 * width + 128 + 14 * batch) < 4 * batch * width**2
 
 
 class Mixed(eqx.Module):
@@ -179,7 +179,7 @@ MODES_OF_GRADIENTS = {
 def test_large_products_are_added_part_by_part(mode):
     args = mixed()
     of = MODES_OF_GRADIENTS[mode]
-    found = jax.jit(of(_of_mixed(el.Chunked(10, block=4))))(*args)
+    found = jax.jit(of(_of_mixed(el.Chunked(10, batch=4))))(*args)
     expected = jax.jit(of(_of_mixed(el.StoreAll())))(*args)
     assert_close(found, expected, atol=1e-4)
 
@@ -197,7 +197,7 @@ def test_loops_without_a_carry_are_reversed_together_by_default():
         return jax.grad(loss, (0, 1))
 
     default = grad(lambda row, xs: el.CheckpointedForLoop(row)(xs))
-    alone = el.Recursive(16, block=1)
+    alone = el.Recursive(16, batch=1)
     one_by_one = grad(lambda row, xs: el.CheckpointedForLoop(row, schedule=alone)(xs))
     (loop,) = el.plans(default)(cell, xs)
     assert isinstance(loop.plan.layout.reversal, Together)
@@ -215,28 +215,28 @@ def test_loops_without_a_carry_are_reversed_together_by_default():
 
 
 def test_products_of_several_weights_are_not_in_memory_at_once():
-    width, block = 256, 8
+    width, batch = 256, 8
     cell, init, xs = gru(64, width)
     products = 2 * 3 * width * width * 4
-    taken = temp_bytes(gradient(el.Chunked(64, block=block)), cell, init, xs)
+    taken = temp_bytes(gradient(el.Chunked(64, batch=batch)), cell, init, xs)
     # Half of the product of one of the two weights, carries, and the batch.
-    assert taken < products // 4 + 4 * width * (64 + 30 * block) < products // 2
+    assert taken < products // 4 + 4 * width * (64 + 30 * batch) < products // 2
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(256, 4), (512, 1), (1024, 2), (2048, 4)])
 def test_parts_of_a_product_are_large_enough_for_several_cores(rows, parts):
     weight, h = jnp.ones((rows, 256)), jnp.ones(256)
     step = lambda h, x: (jnp.tanh((weight @ h)[:256] + x), None)
-    plan = el.Scan(step, schedule=el.Chunked(8, block=8)).plan(h, jnp.ones((8, 256)))
+    plan = el.Scan(step, schedule=el.Chunked(8, batch=8)).plan(h, jnp.ones((8, 256)))
     assert plan.cost.products == weight.nbytes // parts
 
 
-@pytest.mark.parametrize("block", [10, 20])
-def test_what_a_batch_takes_is_counted(block):
+@pytest.mark.parametrize("batch", [10, 20])
+def test_what_a_batch_takes_is_counted(batch):
     cells = jax.vmap(eqx.nn.LSTMCell(64, 64, key=jax.random.key(0)))
     f = lambda carry, x: (cells(x, carry), None)
     init, xs = (jnp.zeros((16, 64)),) * 2, jnp.zeros((400, 16, 64))
-    scan = el.Scan(f, schedule=el.Recursive(20, block=block))
+    scan = el.Scan(f, schedule=el.Recursive(20, batch=batch))
     plan = scan.plan(init, xs)
 
     def loss(init, xs):
@@ -256,7 +256,7 @@ def test_what_a_batch_of_loops_takes_is_counted():
 
     def scan(weight):
         step_of = lambda h, x: step(weight, h, x)
-        return el.Scan(step_of, schedule=el.Chunked(256, block=64))
+        return el.Scan(step_of, schedule=el.Chunked(256, batch=64))
 
     def loss(weight, h):
         return jnp.sum(scan(weight)(h, xs)[0])
@@ -267,12 +267,12 @@ def test_what_a_batch_of_loops_takes_is_counted():
 
 
 def test_rows_of_a_table_are_not_made_dense_at_each_step():
-    table, block = jnp.ones((500, 8)), 16
+    table, batch = jnp.ones((500, 8)), 16
     ids = jnp.arange(64) % 7
 
     def loss(table, h):
         step = lambda h, i: (jnp.tanh(h + table[i]), None)
-        return jnp.sum(el.Scan(step, schedule=el.Chunked(64, block=block))(h, ids)[0])
+        return jnp.sum(el.Scan(step, schedule=el.Chunked(64, batch=batch))(h, ids)[0])
 
     found = temp_bytes(jax.grad(loss), table, jnp.ones(8))
     assert found < 3 * table.nbytes
@@ -280,7 +280,7 @@ def test_rows_of_a_table_are_not_made_dense_at_each_step():
 
 def test_a_plan_knows_what_it_takes():
     f, init, xs = gru(200)
-    schedule = el.Chunked(200, block=20)
+    schedule = el.Chunked(200, batch=20)
     plan = el.Scan(f, schedule=schedule).plan(init, xs)
     measured = temp_bytes(gradient(schedule), f, init, xs)
     assert measured <= plan.peak_bytes <= 1.2 * measured + 4096
