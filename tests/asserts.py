@@ -44,18 +44,19 @@ def has_16_bits(tree: Any) -> bool:
     return any(map(_of_16_bits, jax.tree.leaves(tree)))
 
 
-def assert_raises(call: Callable[[], Any], error: type[Exception], *named: str) -> str:
-    """A call raises an error whose message names each of these; returns the message.
+def assert_raises(call: Callable[[], Any], error: type[Exception], said: str) -> str:
+    """A call raises an error that names what it has to; returns the message.
 
-    They stand in the message in this order, so that each is said of the one before it:
-    a path, then what is there, what was expected, and what to do instead.
+    What it has to name are the parts of `said` between ` … `, one after the other, so
+    that each is said of the one before: a path, what is there, what was expected, and
+    what to do instead. The words between them may change.
     """
     with pytest.raises(error) as caught:
         call()
     message, at = str(caught.value), 0
-    for part in named:
+    for part in said.split(" … "):
         found = message.find(part, at)
-        assert found >= 0, f"{part!r} is not said, or not in this place:\n{message}"
+        assert found >= 0, f"{part!r} is not said, or not in its place:\n{message}"
         at = found + len(part)
     return message
 

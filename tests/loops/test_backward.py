@@ -1,7 +1,6 @@
 """`backward=`: cuts and clipped cotangents, against the same written by hand."""
 
 import functools
-import re
 
 import equinox as eqx
 import jax
@@ -14,7 +13,7 @@ from jax.experimental import checkify
 import eqloop as el
 
 from .. import derivatives
-from ..asserts import assert_close
+from ..asserts import assert_close, assert_raises
 from ..compiling import temp_bytes
 from ..derivatives import MODES, assert_agrees, mapped, name, scan
 from ..marks import slow, slow_if
@@ -440,62 +439,60 @@ WRONG = {
     "no function": (
         adding(backward=3),
         TypeError,
-        "Scan: `backward` must be `el.Truncate(every)`, `el.ClipCotangent(max_norm)`, "
-        "or a function from the cotangent of the carry to another, not 3.",
+        "Scan: `backward` … `el.Truncate(every)`, `el.ClipCotangent(max_norm)` … "
+        "another … 3",
     ),
     "of a ScanWhile": (
         lambda: el.ScanWhile(lambda c: c < 1, add, max_steps=3, backward="clip"),
         TypeError,
-        "ScanWhile: `backward` must be `el.Truncate(every)`",
+        "ScanWhile: `backward` … `el.Truncate(every)`",
     ),
     "a class": (
         adding(backward=el.Truncate),
         TypeError,
-        "not <class 'eqloop.loops._backward.Truncate'>.",
+        "`backward` … not <class 'eqloop.loops._backward.Truncate'>",
     ),
     "a class of functions": (
         lambda: el.ScanWhile(
             lambda c: c < 1, add, max_steps=3, backward=el.ClipCotangent
         ),
         TypeError,
-        "not <class 'eqloop.loops._backward.ClipCotangent'>.",
+        "`backward` … not <class 'eqloop.loops._backward.ClipCotangent'>",
     ),
     "a schedule": (
         adding(backward=el.Chunked(3)),
         TypeError,
-        "another, not Chunked(chunk_size=3, batch=1).",
+        "`backward` … not Chunked(chunk_size=3",
     ),
     "in place of a schedule": (
         adding(schedule=el.Truncate(3)),
         TypeError,
-        "Scan: `schedule` must be a schedule, such as `el.Recursive(16)`, not Truncate",
+        "Scan: `schedule` … schedule … `el.Recursive(16)` … Truncate",
     ),
     "traced number": (
         lambda: jax.jit(lambda n: el.Truncate(n).every)(4),
         TypeError,
-        "Truncate: `every` must be an int, the number of steps between two cuts, but",
+        "Truncate: `every` … int … number",
     ),
     "negative norm": (
         lambda: el.ClipCotangent(-1.0),
         ValueError,
-        "ClipCotangent: `max_norm` must be more than 0, but it is -1.0.",
+        "ClipCotangent: `max_norm` … more … 0 … -1.0",
     ),
     "structure": (
         adding(backward=lambda ct: (ct, ct)),
         TypeError,
-        "Scan: `backward` must return a cotangent of the same structure, shapes and "
-        "dtypes as it was given, but it changed them:\n"
-        "  cotangent: float32[] came in, tuple of 2 came out",
+        "Scan: `backward` … structure … cotangent: float32[] … tuple … 2",
     ),
     "nothing": (
         adding(backward=lambda ct: None),
         TypeError,
-        "cotangent: float32[] came in, None came out",
+        "cotangent: float32[] … None",
     ),
     "shape": (
         adding(backward=lambda ct: ct[None], schedule=el.Recursive(2)),
         TypeError,
-        "cotangent: float32[] came in, float32[1] came out",
+        "cotangent: float32[] … float32[1]",
     ),
     "dtype": (
         lambda: el.CheckpointedScan(
@@ -503,50 +500,49 @@ WRONG = {
             backward=lambda ct: {"h": ct["h"].astype("bfloat16")},
         )({"h": jnp.ones(2)}, jnp.ones(3)),
         TypeError,
-        "cotangent['h']: float32[2] came in, bfloat16[2] came out",
+        "cotangent['h']: float32[2] … bfloat16[2]",
     ),
     "of a loop without a carry": (
         lambda: el.ForLoop(jnp.sin, backward=el.Truncate(2)),
         TypeError,
-        "ForLoop has no setting 'backward'",
+        "ForLoop … no setting 'backward'",
     ),
     "every": (
         lambda: el.Truncate(2.5),
         TypeError,
-        "Truncate: `every` must be an int, the number of steps between two cuts, but",
+        "Truncate: `every` … int … number",
     ),
     "no steps": (
         lambda: el.Truncate(0),
         ValueError,
-        "Truncate: `every` must be at least 1, but it is 0.",
+        "Truncate: `every` … least 1 … 0",
     ),
     "norm": (
         lambda: el.ClipCotangent("1"),
         TypeError,
-        "ClipCotangent: `max_norm` must be a number that is known when tracing, not",
+        "ClipCotangent: `max_norm` … number",
     ),
     "traced norm": (
         lambda: jax.jit(lambda n: el.ClipCotangent(n)(n))(1.0),
         TypeError,
-        "ClipCotangent: `max_norm` must be a number that is known when tracing",
+        "ClipCotangent: `max_norm` … number",
     ),
     "no norm": (
         lambda: el.ClipCotangent(0),
         ValueError,
-        "ClipCotangent: `max_norm` must be more than 0, but it is 0.",
+        "ClipCotangent: `max_norm` … more … 0 … 0",
     ),
     "no number": (
         lambda: el.ClipCotangent(float("nan")),
         ValueError,
-        "ClipCotangent: `max_norm` must be more than 0, but it is nan.",
+        "ClipCotangent: `max_norm` … more … 0",
     ),
 }
 
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_calls(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls(name):
+    assert_raises(*WRONG[name])
 
 
 def test_an_inverse_does_not_undo_cuts():
