@@ -51,13 +51,12 @@ WRONG = {
     # The carry
     "shape": (
         lambda: scan(becomes(State(jnp.zeros(4))), State(ZEROS)),
-        TypeError,
-        "CheckpointedScan: … carry.h: float32[3] … float32[4] … Return … structure",
+        "TypeError: CheckpointedScan: … carry.h: float32[3] … float32[4] … Return … "
+        "structure",
     ),
     "dtype": (
         lambda: scan(maps(lambda n: n / 2), jnp.zeros((), jnp.int32)),
-        TypeError,
-        "CheckpointedScan: … carry: int32[] … float32[] … "
+        "TypeError: CheckpointedScan: … carry: int32[] … float32[] … "
         "(cast it with .astype, or start from a float32)",
     ),
     "every leaf that differs": (
@@ -65,326 +64,257 @@ WRONG = {
             becomes({"a": [ZEROS, jnp.ones(2)], "b": jnp.ones(3, int)}),
             {"a": [ZEROS, ZEROS], "b": ZEROS},
         ),
-        TypeError,
-        "CheckpointedScan: … carry['a'][1]: float32[3] … float32[2] … "
+        "TypeError: CheckpointedScan: … carry['a'][1]: float32[3] … float32[2] … "
         "carry['b']: float32[3] … int32[3] … "
         "(cast it with .astype, or start from an int32)",
     ),
     "a leaf more": (
         lambda: scan(becomes({"a": 0.0, "b": 0.0}), {"a": 0.0}),
-        TypeError,
-        "CheckpointedScan: … carry['b'] came out … not come in",
+        "TypeError: CheckpointedScan: … carry['b'] came out … not come in",
     ),
     "a leaf less": (
         lambda: scan(becomes({"a": 0.0}), {"a": 0.0, "b": ZEROS}),
-        TypeError,
-        "CheckpointedScan: … carry['b'] came in … not come out",
+        "TypeError: CheckpointedScan: … carry['b'] came in … not come out",
     ),
     "container": (
         lambda: scan(becomes({"a": [0.0, 0.0]}), {"a": (0.0, 0.0)}),
-        TypeError,
-        "CheckpointedScan: … carry['a']: tuple … 2 … list … 2",
+        "TypeError: CheckpointedScan: … carry['a']: tuple … 2 … list … 2",
     ),
     "an array for a tree": (
         lambda: scan(becomes((ZEROS,)), ZEROS),
-        TypeError,
-        "CheckpointedScan: … carry: float32[3] … tuple … 1",
+        "TypeError: CheckpointedScan: … carry: float32[3] … tuple … 1",
     ),
     "static field": (
         lambda: scan(
             becomes(eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 3))),
             eqx.nn.Lambda(without_key(eqx.nn.Linear, 2, 4)),
         ),
-        TypeError,
-        "CheckpointedScan: … carry.fn: … static fields … Linear … "
+        "TypeError: CheckpointedScan: … carry.fn: … static fields … Linear … "
         "carry.fn.out_features: 4 … 3",
     ),
     "None becomes an array": (
         lambda: scan(becomes(State(ZEROS, n=ZEROS)), State(ZEROS)),
-        TypeError,
-        "CheckpointedScan: … carry.n: None … float32[3]",
+        "TypeError: CheckpointedScan: … carry.n: None … float32[3]",
     ),
     "an array becomes None": (
         lambda: scan(becomes(State(None)), State(ZEROS)),
-        TypeError,
-        "CheckpointedScan: … carry.h: float32[3] … None",
+        "TypeError: CheckpointedScan: … carry.h: float32[3] … None",
     ),
     "a number becomes a vector": (
         lambda: scan(maps(lambda c: c + ZEROS), 0.0),
-        TypeError,
-        "CheckpointedScan: … carry: float32[] … float32[3]",
+        "TypeError: CheckpointedScan: … carry: float32[] … float32[3]",
     ),
     "a number becomes a string": (
         lambda: scan(becomes("a"), 0.0),
-        ValueError,
-        "carry: 0.0 … 'a'",
+        "ValueError: … carry: 0.0 … 'a'",
     ),
     "static leaf": (
         lambda: scan(becomes({"s": "b", "h": 0.0}), {"s": "a", "h": 0.0}),
-        ValueError,
-        "carry['s']: 'a' … 'b' … Return",
+        "ValueError: … carry['s']: 'a' … 'b' … Return",
     ),
     "key style": (
         lambda: scan(maps(jax.random.key_data), KEYS[0]),
-        TypeError,
-        "carry: key<fry>[] … uint32[2]",
+        "TypeError: … carry: key<fry>[] … uint32[2]",
     ),
     # What f returns, and takes
     "no pair": (
         lambda: scan(lambda carry, x: carry + x),
-        TypeError,
-        "pair `(carry, y)` … f32[] … nothing … `(carry, None)`",
+        "TypeError: … pair `(carry, y)` … f32[] … nothing … `(carry, None)`",
     ),
     "three results": (
         lambda: scan(lambda carry, x: (carry, x, x)),
-        TypeError,
-        "pair `(carry, y)` … tuple … 3, (0.0, f32[], f32[]) … `(carry, (a, b))`",
+        "TypeError: … pair `(carry, y)` … tuple … 3, (0.0, f32[], f32[]) … "
+        "`(carry, (a, b))`",
     ),
     "None returned": (
         lambda: scan(lambda carry, x: None),
-        TypeError,
-        "pair `(carry, y)` … None",
+        "TypeError: … pair `(carry, y)` … None",
     ),
     "arity": (
         lambda: scan(lambda carry: (carry, None)),
-        TypeError,
-        "1 positional argument … 2",
+        "TypeError: … 1 positional argument … 2",
     ),
     "f takes no key": (
         lambda: scan(key=KEYS[0]),
-        TypeError,
-        "unexpected keyword argument 'key'",
+        "TypeError: … unexpected keyword argument 'key'",
     ),
     "f wants a key": (
         lambda: scan(lambda carry, x, *, key: (carry, x)),
-        TypeError,
-        "missing 1 … argument: 'key'",
+        "TypeError: … missing 1 … argument: 'key'",
     ),
     # Lengths
     "lengths disagree": (
         lambda: scan(xs={"a": XS, "b": (jnp.ones(5), "static")}),
-        ValueError,
-        "CheckpointedScan: … xs['a']: 4 … xs['b'][0]: 5 … Check … axes … leaf … axis … "
-        "None … whole",
+        "ValueError: CheckpointedScan: … xs['a']: 4 … xs['b'][0]: 5 … Check … axes … "
+        "leaf … axis … None … whole",
     ),
     "length disagrees": (
         lambda: scan(length=3),
-        ValueError,
-        "length: 3 … xs: 4 … Check … axes … `length` … leaf … axis … None … whole",
+        "ValueError: … length: 3 … xs: 4 … Check … axes … `length` … leaf … axis … "
+        "None … whole",
     ),
     "layers disagree with xs": (
         lambda: scan(
             eqx.Partial(lambda w, c, x: (c, w), ZEROS), f_axes=eqx.if_array(0)
         ),
-        ValueError,
-        "f.args[0]: 3 … xs: 4",
+        "ValueError: … f.args[0]: 3 … xs: 4",
     ),
     "no length": (
         lambda: scan(xs=None),
-        ValueError,
-        "no leaf … number … unknown: … `length=`",
+        "ValueError: … no leaf … number … unknown: … `length=`",
     ),
     "an iterator": (
         lambda: scan(xs={"rows": iter([1.0, 2.0])}, length=2),
-        TypeError,
-        "`xs` … iterator: … xs['rows']: <list_iterator",
+        "TypeError: … `xs` … iterator: … xs['rows']: <list_iterator",
     ),
     "negative length": (
         lambda: scan(xs=None, length=-1),
-        ValueError,
-        "`length` … least 0 … -1",
+        "ValueError: … `length` … least 0 … -1",
     ),
     "boolean length": (
         lambda: scan(xs=None, length=True),
-        TypeError,
-        "`length` … int … bool True",
+        "TypeError: … `length` … int … bool True",
     ),
     "length in a string": (
         lambda: scan(xs=None, length="3"),
-        TypeError,
-        "'length' … '3'",
+        "TypeError: … 'length' … '3'",
     ),
     "traced length": (
         lambda: jax.jit(lambda n: scan(xs=None, length=n))(3),
-        TypeError,
-        "`length` … int … int32[]",
+        "TypeError: … `length` … int … int32[]",
     ),
     # Axes
     "axis out of range": (
         lambda: scan(xs={"a": jnp.ones((4, 2))}, in_axes={"a": 2}),
-        ValueError,
-        "in_axes['a'] … axis 2 … xs['a'] … float32[4,2] … axes -2 … 1. Give … axis … "
-        "None",
+        "ValueError: … in_axes['a'] … axis 2 … xs['a'] … float32[4,2] … axes -2 … "
+        "1. Give … axis … None",
     ),
     "axis of a number": (
         lambda: scan(xs=jnp.ones(())),
-        ValueError,
-        "in_axes … axis 0 … float32[] … no axis",
+        "ValueError: … in_axes … axis 0 … float32[] … no axis",
     ),
     "axis out of range in ys": (
         lambda: scan(out_axes=-2),
-        ValueError,
-        "out_axes … axis -2 … float32[] … axes -1 … 0",
+        "ValueError: … out_axes … axis -2 … float32[] … axes -1 … 0",
     ),
     "axis out of range in f": (
         lambda: scan(without_key(eqx.nn.Linear, 2, 2), f_axes=3),
-        ValueError,
-        "f_axes … axis 3 … f.weight … float32[2,2]",
+        "ValueError: … f_axes … axis 3 … f.weight … float32[2,2]",
     ),
     "no prefix of xs": (
         lambda: scan(xs=(XS, XS), in_axes=[0, 0]),
-        ValueError,
-        "in_axes=[0, 0] … prefix",
+        "ValueError: … in_axes=[0, 0] … prefix",
     ),
     "no prefix of ys": (
         lambda: scan(out_axes=(0, 0)),
-        ValueError,
-        "out_axes=(0, 0) … prefix",
+        "ValueError: … out_axes=(0, 0) … prefix",
     ),
     "no axis": (
         lambda: scan(in_axes="0"),
-        TypeError,
-        "in_axes … int, None … callable … leaf … '0'",
+        "TypeError: … in_axes … int, None … callable … leaf … '0'",
     ),
     "outputs that vary are not stacked": (
         lambda: scan(
             lambda c, x: (c, {"a": x, "b": jnp.ones(2), "c": [c + 1]}), out_axes=None
         ),
-        ValueError,
-        "out_axes … None … depend … key … differ … ys['a'] … Give … int … axis",
+        "ValueError: … out_axes … None … depend … key … differ … ys['a'] … Give … "
+        "int … axis",
     ),
     "outputs that vary with the key": (
         lambda: scan(
             lambda c, x, key: (c, jax.random.normal(key)), out_axes=None, key=KEYS[0]
         ),
-        ValueError,
-        "out_axes … differ … ys",
+        "ValueError: … out_axes … differ … ys",
     ),
     # Keys
     "many keys": (
         lambda: scan(key=KEYS),
-        ValueError,
-        "`key` … key … key<fry>[3] … key … keys … `xs`",
+        "ValueError: … `key` … key … key<fry>[3] … key … keys … `xs`",
     ),
     "many keys of the old style": (
         lambda: scan(key=jax.random.key_data(KEYS)),
-        ValueError,
-        "`key` … key … uint32[3,2]",
+        "ValueError: … `key` … key … uint32[3,2]",
     ),
-    "no key": (
-        lambda: scan(key=0),
-        TypeError,
-        "'key' … 0",
-    ),
-    "a key of floats": (
-        lambda: scan(key=ZEROS),
-        TypeError,
-        "'key' … f32[3]",
-    ),
+    "no key": (lambda: scan(key=0), "TypeError: … 'key' … 0"),
+    "a key of floats": (lambda: scan(key=ZEROS), "TypeError: … 'key' … f32[3]"),
     "the type of a key of floats": (
         lambda: el.Scan(keep).plan(
             0.0, XS, key=jax.ShapeDtypeStruct((3,), jnp.float32)
         ),
-        TypeError,
-        "Scan: `key` … PRNG key … `jax.random.key(0)` … float32[3]",
+        "TypeError: Scan: `key` … PRNG key … `jax.random.key(0)` … float32[3]",
     ),
     # Arguments
     "length by position": (
         lambda: el.Scan(keep)(0.0, XS, 4),
-        TypeError,
-        "Scan(init, xs=None, *, length=None, key=None): … positional",
+        "TypeError: Scan(init, xs=None, *, length=None, key=None): … positional",
     ),
     "no init": (
         lambda: el.Scan(keep)(xs=XS),
-        TypeError,
-        "length=None, key=None): missing … argument: 'init'",
+        "TypeError: … length=None, key=None): missing … argument: 'init'",
     ),
     "annotated f takes no key": (
         lambda: scan(annotated, key=KEYS[0]),
-        TypeError,
-        "annotated(carry, x): … unexpected keyword argument 'key'",
+        "TypeError: … annotated(carry, x): … unexpected keyword argument 'key'",
     ),
     # Settings
-    "f is no function": (
-        lambda: el.Scan(3),
-        TypeError,
-        "Scan: `f` … callable … 3",
-    ),
+    "f is no function": (lambda: el.Scan(3), "TypeError: Scan: `f` … callable … 3"),
     "f is forgotten": (
         lambda: el.CheckpointedScan(16),
-        TypeError,
-        "(Settings … keyword; `@CheckpointedScan(...)` … `f`",
+        "TypeError: … (Settings … keyword; `@CheckpointedScan(...)` … `f`",
     ),
     "unknown setting": (
         lambda: el.Scan(keep, base=3),
-        TypeError,
-        "Scan … no setting 'base' … f_axes",
+        "TypeError: Scan … no setting 'base' … f_axes",
     ),
     "positional setting": (
         lambda: el.Scan(keep, 0.0, XS),
-        TypeError,
-        "Scan(f): … positional … Pass … keyword … `el.Scan(f)(init, xs)`",
+        "TypeError: Scan(f): … positional … Pass … keyword … `el.Scan(f)(init, xs)`",
     ),
     "unroll": (
         lambda: el.Scan(keep, unroll=0),
-        ValueError,
-        "Scan: `unroll` … least 1 … 0 … whole … `unroll=True`",
+        "ValueError: Scan: `unroll` … least 1 … 0 … whole … `unroll=True`",
     ),
     "unroll of no int": (
         lambda: el.Scan(keep, unroll=1.5),
-        TypeError,
-        "Scan: `unroll` … int … bool … 1.5",
+        "TypeError: Scan: `unroll` … int … bool … 1.5",
     ),
     "reverse": (
         lambda: el.Scan(keep, reverse="yes"),
-        TypeError,
-        "Scan: `reverse` … bool … 'yes'",
+        "TypeError: Scan: `reverse` … bool … 'yes'",
     ),
     "split_keys": (
         lambda: el.Scan(keep, split_keys=2),
-        TypeError,
-        "Scan: `split_keys` … bool … 2",
+        "TypeError: Scan: `split_keys` … bool … 2",
     ),
     "f_transform": (
         lambda: el.Scan(keep, f_transform=3),
-        TypeError,
-        "Scan: `f_transform` … None … 3",
+        "TypeError: Scan: `f_transform` … None … 3",
     ),
     "schedule": (
         lambda: el.Scan(keep, schedule=16),
-        TypeError,
-        "Scan: `schedule` … schedule … `el.Recursive(16)` … 16",
+        "TypeError: Scan: `schedule` … schedule … `el.Recursive(16)` … 16",
     ),
     "schedule of bytes": (
         lambda: el.Scan(keep, schedule="512MB"),
-        TypeError,
-        "Scan: `schedule` … schedule … `el.Budget('512MB')` … '512MB'",
+        "TypeError: Scan: `schedule` … schedule … `el.Budget('512MB')` … '512MB'",
     ),
     "schedule not called": (
         lambda: el.Scan(keep, schedule=el.Recursive),
-        TypeError,
-        "`schedule` … schedule … `el.Recursive(16)` … <class",
+        "TypeError: … `schedule` … schedule … `el.Recursive(16)` … <class",
     ),
     "base": (
         lambda: el.CheckpointedScan(keep, base=1),
-        ValueError,
-        "`base` … least 2",
+        "ValueError: … `base` … least 2",
     ),
     "base of no int": (
         lambda: el.CheckpointedScan(keep, base="16"),
-        TypeError,
-        "`base` … int",
+        "TypeError: … `base` … int",
     ),
     "plan": (
         lambda: el.Scan(keep).plan(0.0, {"a": XS, "b": jnp.ones(5)}),
-        ValueError,
-        "Scan: … xs['a']: 4 … xs['b']: 5",
+        "ValueError: Scan: … xs['a']: 4 … xs['b']: 5",
     ),
-    "policy": (
-        lambda: el.Scan(keep, policy="save_dot"),
-        ValueError,
-        "save_dot",
-    ),
+    "policy": (lambda: el.Scan(keep, policy="save_dot"), "ValueError: … save_dot"),
 }
 
 

@@ -55,170 +55,149 @@ WRONG = {
     # Layers that do not match
     "shape": (
         lambda: from_layers(Layer([X]), Layer([X]), Layer([jnp.ones(4)])),
-        TypeError,
-        "StackedLayers.from_layers: … layers[2].weight[0]: float32[4] … float32[3] … "
-        "layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[2].weight[0]: float32[4] … "
+        "float32[3] … layers[0]",
     ),
     "dtype": (
         lambda: from_layers(Layer(X), Layer(X.astype(int))),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1].weight: int32[3] … float32[3] … "
-        "layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight: int32[3] … "
+        "float32[3] … layers[0]",
     ),
     "no array": (
         lambda: from_layers(Layer(X), Layer(1.0)),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1].weight: 1.0 … float32[3] … layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight: 1.0 … "
+        "float32[3] … layers[0]",
     ),
     "None": (
         lambda: from_layers(Layer(X), Layer(X, option=X)),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1].option: float32[3] … None … layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].option: float32[3] … "
+        "None … layers[0]",
     ),
     "structure": (
         lambda: from_layers(Layer({"a": X}), Layer({"b": X})),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1].weight['a']: nothing … float32[3] … "
-        "layers[0] … layers[1].weight['b']: float32[3] … nothing … layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight['a']: nothing … "
+        "float32[3] … layers[0] … layers[1].weight['b']: float32[3] … nothing … "
+        "layers[0]",
     ),
     "class": (
         lambda: from_layers(Layer(X), eqx.nn.PReLU()),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1]: PReLU … Layer … layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1]: PReLU … Layer … layers[0]",
     ),
     "static field": (
         lambda: from_layers(Layer(X), Layer(X, size=1)),
-        TypeError,
-        "StackedLayers.from_layers: … layers[1]: … static fields … Layer differ … "
-        "layers[0] … layers[1].size: 1 … 0 … layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1]: … static fields … "
+        "Layer differ … layers[0] … layers[1].size: 1 … 0 … layers[0]",
     ),
     "static leaf": (
         lambda: from_layers(Layer(X, option="a"), Layer(X, option="b")),
-        ValueError,
-        "StackedLayers.from_layers: … layers[1].option: 'b' … 'a' … layers[0] … Make",
+        "ValueError: StackedLayers.from_layers: … layers[1].option: 'b' … 'a' … "
+        "layers[0] … Make",
     ),
     "number": (
         lambda: from_layers(Layer(X, 0.1), Layer(X, 0.1), Layer(X, 0.2)),
-        ValueError,
-        "StackedLayers.from_layers: … layers[2].option: 0.2 … 0.1 … layers[0]",
+        "ValueError: StackedLayers.from_layers: … layers[2].option: 0.2 … 0.1 … "
+        "layers[0]",
     ),
     "none at all": (
         lambda: from_layers(),
-        ValueError,
-        "StackedLayers.from_layers: … no layer",
+        "ValueError: StackedLayers.from_layers: … no layer",
     ),
     "no list": (
         lambda: el.StackedLayers.from_layers(Layer(X)),
-        TypeError,
-        "StackedLayers.from_layers: `layers` … list … tuple … layers … Layer(",
+        "TypeError: StackedLayers.from_layers: `layers` … list … tuple … layers … "
+        "Layer(",
     ),
     # Construction
     "a list": (
         lambda: el.StackedLayers([Layer(X), Layer(X)]),
-        TypeError,
-        "list … layers … `StackedLayers.from_layers`",
+        "TypeError: … list … layers … `StackedLayers.from_layers`",
     ),
     "no leading axis": (
         lambda: el.StackedLayers(Layer((X, jnp.ones(())))),
-        ValueError,
-        "StackedLayers: … leading axis … layer … no axis: … "
+        "ValueError: StackedLayers: … leading axis … layer … no axis: … "
         "layers.weight[1]: float32[] … `StackedLayers.init` … "
         "`StackedLayers.from_layers`",
     ),
     "leading axes differ": (
         lambda: el.StackedLayers(Layer((X, jnp.ones((2, 3))))),
-        ValueError,
-        "axes differ: … layers.weight[0]: float32[3] … layers.weight[1]: float32[2,3]",
+        "ValueError: … axes differ: … layers.weight[0]: float32[3] … "
+        "layers.weight[1]: float32[2,3]",
     ),
     "no arrays": (
         lambda: el.StackedLayers.init(lambda key: eqx.nn.Lambda(jnp.tanh), 2, key=KEY),
-        ValueError,
-        "StackedLayers: … layers … no … unknown … layers … Call … `el.Scan` … "
-        "`length=`",
+        "ValueError: StackedLayers: … layers … no … unknown … layers … Call … "
+        "`el.Scan` … `length=`",
     ),
     "depth": (
         lambda: el.StackedLayers.init(Counting, 2.0, key=KEY),
-        TypeError,
-        "StackedLayers.init: `depth` … int … number … layers … 2.0",
+        "TypeError: StackedLayers.init: `depth` … int … number … layers … 2.0",
     ),
     "negative depth": (
         lambda: el.StackedLayers.init(Counting, -1, key=KEY),
-        ValueError,
-        "StackedLayers.init: `depth` … least 0 … -1",
+        "ValueError: StackedLayers.init: `depth` … least 0 … -1",
     ),
     "schedule": (
         lambda: el.StackedLayers(Layer(X), schedule=16),
-        TypeError,
-        "StackedLayers: `schedule` … schedule … `el.Recursive(16)` … 16",
+        "TypeError: StackedLayers: `schedule` … schedule … `el.Recursive(16)` … 16",
     ),
     "unroll": (
         lambda: el.StackedLayers(Layer(X), unroll=0),
-        ValueError,
-        "StackedLayers: `unroll` … least 1 … 0",
+        "ValueError: StackedLayers: `unroll` … least 1 … 0",
     ),
     "policy": (
         lambda: el.StackedLayers(Layer(X), policy="save_dot"),
-        ValueError,
-        "save_dot",
+        "ValueError: … save_dot",
     ),
     # Indexing
     "out of range": (
         lambda: el.StackedLayers(Layer(X))[3],
-        IndexError,
-        "StackedLayers: … no layer 3 … 3 layers … 0",
+        "IndexError: StackedLayers: … no layer 3 … 3 layers … 0",
     ),
     "index": (
         lambda: el.StackedLayers(Layer(X))["a"],
-        TypeError,
-        "StackedLayers: … int … slice … 'a'",
+        "TypeError: StackedLayers: … int … slice … 'a'",
     ),
     # The call
     "a layer widens": (
         lambda: call(lambda scale, x: jnp.concatenate([x, scale])),
-        TypeError,
-        "StackedLayers: … layer … layer … layer … x: float32[3] … float32[6]",
+        "TypeError: StackedLayers: … layer … layer … layer … x: float32[3] … "
+        "float32[6]",
     ),
     "a layer changes the dtype": (
         lambda: call(lambda scale, x: {"h": scale}, {"h": jnp.ones(3, jnp.bfloat16)}),
-        TypeError,
-        "StackedLayers: … layer … layer … layer … x['h']: bfloat16[3] … float32[3]",
+        "TypeError: StackedLayers: … layer … layer … layer … x['h']: bfloat16[3] … "
+        "float32[3]",
     ),
     "a layer changes a static leaf": (
         lambda: call(lambda scale, x: ("b", scale), ("a", X)),
-        ValueError,
-        "StackedLayers: … layer … layer … layer … x[0]: 'a' … 'b'",
+        "ValueError: StackedLayers: … layer … layer … layer … x[0]: 'a' … 'b'",
     ),
     "a key that layers do not take": (
         lambda: call(lambda scale, x: x, key=KEY),
-        TypeError,
-        "unexpected keyword argument 'key'",
+        "TypeError: … unexpected keyword argument 'key'",
     ),
     "many keys": (
         lambda: call(lambda scale, x, key: x, key=jax.random.split(KEY)),
-        ValueError,
-        "StackedLayers: `key` … key",
+        "ValueError: StackedLayers: `key` … key",
     ),
     # State
     "no state is returned": (
         lambda: call(lambda scale, x, state: x, X, counting(2)[1]),
-        TypeError,
-        "StackedLayers: … layer … state … `(x, state)` … f32[3]",
+        "TypeError: StackedLayers: … layer … state … `(x, state)` … f32[3]",
     ),
     "two states": (
         lambda: counting(2)[0](X, counting(2)[1], counting(2)[1]),
-        ValueError,
-        "StackedLayers: … state … 2",
+        "ValueError: StackedLayers: … state … 2",
     ),
     "the state of another model": (
         lambda: counting(2)[0](X, eqx.nn.State(eqx.nn.PReLU())),
-        ValueError,
-        "StackedLayers: … state … nothing … 'StackedLayers.layers.calls' … "
-        "layers. Pass … state … `eqx.nn.make_with_state`",
+        "ValueError: StackedLayers: … state … nothing … "
+        "'StackedLayers.layers.calls' … layers. Pass … state … "
+        "`eqx.nn.make_with_state`",
     ),
     "the state of more layers": (
         lambda: counting(3)[0][:2](X, counting(3)[1]),
-        ValueError,
-        "StackedLayers: … state … 2 layers … leading axis … State(",
+        "ValueError: StackedLayers: … state … 2 layers … leading axis … State(",
     ),
 }
 
