@@ -35,9 +35,8 @@ def temp_bytes(f: Callable[..., Any], *args: Any) -> int:
 
     Arguments may be types, or the shapes of arrays of 32 bits.
     """
-    is_shape = lambda x: isinstance(x, tuple) and all(type(n) is int for n in x)
-    typed = lambda x: jax.ShapeDtypeStruct(x, "float32") if is_shape(x) else x
-    types = jax.tree.map(typed, args, is_leaf=is_shape)
+    is_shape = lambda x: isinstance(x, tuple) and x and {*map(type, x)} == {int}
+    types = [jax.ShapeDtypeStruct(x, "float32") if is_shape(x) else x for x in args]
     # A function of its own, so that nothing remembers the program of another call.
     compiled = jax.jit(lambda *args: f(*args)).lower(*types).compile()
     return compiled.memory_analysis().temp_size_in_bytes

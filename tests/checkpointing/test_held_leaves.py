@@ -14,8 +14,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
-from ..marks import slow
-from .derivatives import (
+from ..derivatives import (
     LENGTH,
     MODES,
     WIDTH,
@@ -28,6 +27,7 @@ from .derivatives import (
     reverse_over_reverse,
     vjp,
 )
+from ..marks import slow
 
 pytestmark = pytest.mark.sampled
 

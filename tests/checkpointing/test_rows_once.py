@@ -17,8 +17,7 @@ import eqloop as el
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
-from ..marks import slow
-from .derivatives import (
+from ..derivatives import (
     LENGTH,
     MODES,
     forward_over_reverse,
@@ -26,6 +25,7 @@ from .derivatives import (
     inputs,
     mapped,
 )
+from ..marks import slow
 
 
 def dynamic(rows, h, i):

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 import eqloop as el
 
 from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 from ..weights import normal
 
@@ -178,7 +179,7 @@ def test_the_program_does_not_grow_with_the_depth():
 
 
 def test_the_schedule_bounds_what_is_stored():
-    def temp_bytes(schedule):
+    def taken(schedule):
         params, static = eqx.partition(
             make(64, schedule=schedule), eqx.is_inexact_array
         )
@@ -190,7 +191,7 @@ def test_the_schedule_bounds_what_is_stored():
 
         return temp_bytes(jax.grad(loss), params, x)
 
-    assert temp_bytes(el.Recursive(4)) < temp_bytes(None) / 3
+    assert taken(el.Recursive(4)) < taken(None) / 3
 
 
 def test_plan():
