@@ -67,7 +67,7 @@ def residuals(events: list[Event]) -> Iterator[Span]:
 
 def draw_plan(ax: Axes, plan: el.Plan, width: int) -> None:
     """The space-time diagram of one plan."""
-    events = list(plan.layout.order.history())
+    events = list(plan._layout.order.history())
     spans = carries(events) if plan.slots else residuals(events)
     lines = [[(first, at), (last, at)] for at, first, last in spans]
     ax.add_collection(LineCollection(lines, label="stored", **STORED))
@@ -124,7 +124,7 @@ def main() -> None:
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "eqloop"
     plans = {name: plan_of(schedule) for name, schedule in SCHEDULES.items()}
-    width = max(len(list(plan.layout.order.history())) for plan in plans.values())
+    width = max(len(list(plan._layout.order.history())) for plan in plans.values())
     for name, plan in plans.items():
         figure, ax = pyplot.subplots(figsize=(7.2, 2.6), layout="constrained")
         draw_plan(ax, plan, width)

@@ -45,12 +45,13 @@ class OpenedCall(Generic[_Arrays, _Kept]):
 
     Attributes:
         has_returned: Whether the user's function has been called and has returned.
+        has_kept: Whether `kept` is there: once JAX has traced `on_arrays`, so that
+            `call.kept.join(run(arrays))` reads it too early.
         kept: What it returned besides arrays.
     """
 
-    # `kept` is only there once JAX has traced `on_arrays`, so
-    # `call.kept.join(run(arrays))` reads it too early.
     has_returned: bool = False
+    has_kept: bool = False
     kept: _Kept
 
     def __init__(
@@ -75,6 +76,7 @@ class OpenedCall(Generic[_Arrays, _Kept]):
         out = self._f(*self._join(*arrays))
         self.has_returned = True
         taken, self.kept = self._take(out)
+        self.has_kept = True
         return taken
 
 

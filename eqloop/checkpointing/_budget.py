@@ -1,11 +1,10 @@
 """`Budget`: the schedule that finds the fastest plan within so much memory."""
 
-import copy
 import dataclasses
 import functools
 import itertools
 import os
-from typing import NoReturn, Self, TypeGuard, final
+from typing import NoReturn, TypeGuard, final
 
 from .._arrays import refuse_symbolic
 from .._calls import format_bytes, parse_bytes
@@ -124,8 +123,6 @@ class Budget(AbstractSchedule):
     _second: SecondPlace | None = dataclasses.field(
         init=False, repr=False, compare=False
     )
-    # Set by a loop with `policy="auto"`.
-    _chooses_policy: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __init__(
         self,
@@ -150,29 +147,37 @@ class Budget(AbstractSchedule):
         put("_second", _second_place(self))
 
     @property
-    def with_policy(self) -> Self:
-        """The same budget, which chooses the policy of the loop as well."""
-        chooses = copy.copy(self)
-        object.__setattr__(chooses, "_chooses_policy", True)
-        return chooses
+    def budgeted_bytes(self) -> int:
+        """The budget: `nbytes`."""
+        return self.nbytes
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether it measures: its setting."""
+        return self.measure
+
+    @property
+    def can_choose_policy(self) -> bool:
+        """Whether it can choose the policy of a loop, which a budget always can."""
+        return True
 
     def __repr__(self) -> str:
-        names = ("host", "disk", "directory")
-        given = [(name, getattr(self, name)) for name in names]
-        settings = [("nbytes", self.nbytes), *(g for g in given if g[1] is not None)]
-        settings += [("measure", False)] * (not self.measure)
-        return f"Budget({', '.join(f'{name}={value!r}' for name, value in settings)})"
+        settings = dict(nbytes=self.nbytes, host=self.host, disk=self.disk)
+        settings |= dict(directory=self.directory)
+        settings |= {} if self.measure else dict(measure=False)
+        given = (f"{k}={v!r}" for k, v in settings.items() if v is not None)
+        return f"Budget({', '.join(given)})"
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The fastest layout that fits."""
-        problem, active = loop.problem, loop.active
+        problem, active = loop._problem, loop._active
         _refuse_symbolic_sizes(loop)
         # Steps that print alike share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
-        problem = problem if self._chooses_policy else alike(problem, active)
+        problem = problem if problem.chooses_policy else alike(problem, active)
         # With a second place, plans count that do not fit into the first one alone.
         within = self.nbytes if self._second is None else None
-        times = paces(problem, active, self.measure, self._chooses_policy, within)
+        times = paces(problem, active, self.measure, within)
         candidates = [best(problem, active, self.nbytes, times)]
         if self._second is not None:
             places = self.nbytes, self._second
@@ -193,7 +198,7 @@ class Budget(AbstractSchedule):
         """
         problem = dataclasses.replace(problem, still=())
         active = all_active(problem.step)
-        times = paces(problem, active, self.measure, self._chooses_policy, within)
+        times = paces(problem, active, self.measure, within)
         return best(problem, active, self.nbytes, times)
 
     def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
@@ -206,9 +211,8 @@ class Budget(AbstractSchedule):
         takes = functools.partial(device_bytes, problem, active)
         smaller = min(layouts, key=takes)
         size = takes(smaller)
-        least = plan_of(problem, active, smaller, times.of(smaller))
         needed = dataclasses.replace(self, nbytes=size)
-        least = dataclasses.replace(least, schedule=needed)
+        least = plan_of(needed, problem, active, smaller, times.of(smaller))
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "
@@ -260,7 +264,7 @@ def _second_place(budget: Budget) -> SecondPlace | None:
 
 def _refuse_symbolic_sizes(loop: LoopSpec) -> None:
     """Checks that no size in a loop is symbolic, so that its bytes are known."""
-    jaxpr = loop.problem.step.jaxpr
+    jaxpr = loop._problem.step.jaxpr
     shapes = [aval.shape for aval in (*jaxpr.in_avals, *jaxpr.out_avals)]
     instead = "Use a schedule that does not ask for bytes, such as Recursive"
     for size in (loop.length, *itertools.chain(*shapes)):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, overload
 
 from ._budget import Budget
 from ._plan import Plan, plan, plan_of, planned
-from ._schedules import AbstractSchedule, chooses_policy
-from .engine._forward import Saveable
+from ._policies import LoopPolicy
+from ._schedules import AbstractSchedule
 from .engine._loop import Loop
 from .engine._step import Step
 from .planning._alike import alike
@@ -66,7 +66,7 @@ class Frontier(Sequence[Plan]):
 
 
 def frontier_of(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: Saveable = None
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy = None
 ) -> Frontier:
     """The frontier of a loop, with the plan of its schedule."""
     if not loop.length:
@@ -74,16 +74,12 @@ def frontier_of(
         return Frontier((only,), only)
     problem, active, layout = planned(step, loop, schedule, policy)
     # As `Budget` does it: the plans are to be those that it would find.
-    chooses = chooses_policy(schedule)
-    known = problem if chooses else alike(problem, active)
-    times = paces(known, active, measure=True, chooses=chooses)
+    known = problem if problem.chooses_policy else alike(problem, active)
+    times = paces(known, active, measure=True)
     how_long = times.base
-    chosen = plan_of(problem, active, layout, how_long)
-    budget = lambda size: Budget(size).with_policy if chooses else Budget(size)
+    chosen = plan_of(schedule, problem, active, layout, how_long)
     plans = (
-        dataclasses.replace(
-            plan_of(problem, active, layout, how_long, size), schedule=budget(size)
-        )
+        plan_of(Budget(size), problem, active, layout, how_long, size)
         for layout, size in pareto(known, active, times)
     )
     return Frontier(_unbeaten(plans), chosen)

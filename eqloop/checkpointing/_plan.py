@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
-from ._schedules import Pinned, limit_of, measures
+from ._policies import AUTO, LoopPolicy
+from ._schedules import AbstractSchedule, Pinned
 from .engine._costs import AbstractPace, StepCost
-from .engine._forward import Active, Saveable
+from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._problem import Planner, Problem, all_active, needs_of_gradient
+from .engine._problem import Problem, all_active, needs_of_gradient
 from .engine._repetition import Counted
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
@@ -40,8 +41,6 @@ class Plan:
 
     Attributes:
         schedule: The schedule that decided.
-        layout: The order, the slots and the reversal that it chose.
-        cost: What a step costs.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs. It should be no less than the temporary memory that XLA reports,
             and is seldom more than a few per cent above it.
@@ -75,11 +74,12 @@ class Plan:
           time               ... x storing everything, estimated
     """
 
-    schedule: Planner
-    layout: Layout = dataclasses.field(repr=False)
-    cost: StepCost = dataclasses.field(repr=False)
+    schedule: AbstractSchedule
     peak_bytes: int
     relative_time: float
+    # The order, the slots and the reversal, and what a step costs.
+    _layout: Layout = dataclasses.field(repr=False)
+    _cost: StepCost = dataclasses.field(repr=False)
     is_measured: bool = False
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
@@ -93,27 +93,32 @@ class Plan:
         What a [`Budget`][eqloop.Budget] finds depends on the machine. Pinned, a plan
         can be used again, compared, and passed to other processes.
         """
-        return Pinned(self.layout)
+        return Pinned(self._layout)
 
     @property
     def length(self) -> int:
         """How many steps the loop has."""
-        return self.layout.order.length
+        return self._layout.order.length
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has: a tuple for each nest in turn."""
-        return self.layout.order.levels
+        return self._layout.order.levels
 
     @property
     def slots(self) -> int:
         """How many carries are stored at once, at the most."""
-        return self.layout.order.slots
+        return self._layout.order.slots
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of a stored carry: of those of its leaves that are read again."""
+        return self._cost.held
 
     @property
     def block(self) -> int:
         """How many consecutive steps have their residuals stored together."""
-        return self.layout.order.block
+        return self._layout.order.block
 
     @property
     def kept(self) -> tuple[str, ...] | None:
@@ -123,7 +128,7 @@ class Plan:
         [`eqloop.name`][], and dots, such as `"dot 2 at model.py:31"`. The rest is
         computed again. `None` if the policy was not chosen, or everything is kept.
         """
-        return self.layout.kept
+        return self._layout.kept
 
     @property
     def evaluations(self) -> int:
@@ -132,13 +137,13 @@ class Plan:
         Under a policy, a step counts once more if its reversal computes some of its
         residuals again.
         """
-        return self.layout.evaluations + self.computed_again
+        return self._layout.evaluations + self.computed_again
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
         stored = f"{self.slots} carries"
-        if self.layout.stores_residuals:
+        if self._layout.stores_residuals:
             stored = "residuals"
         elif self.block > 1:
             stored += f", blocks of {self.block}"
@@ -149,11 +154,11 @@ class Plan:
         if self.levels:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
-        rows += self.layout.order.described(self.cost)
+        rows += self._layout.order.described(self._cost)
         if self.bytes_elsewhere:
-            place = self.layout.slots.place
+            place = self._layout.slots.place
             rows.append(("elsewhere", f"{format_bytes(self.bytes_elsewhere)} {place}"))
-        rows += self.layout.reversal.described(self.block)
+        rows += self._layout.reversal.described(self.block)
         if self.kept is not None:
             rows.append(("each step keeps", ", ".join(self.kept) or "nothing"))
         if self.slots and not all(held for _, held in self.holds):
@@ -194,27 +199,40 @@ class Plan:
         return plot_plan(self, ax)
 
 
-def plan(step: Step, loop: Loop, schedule: Planner, policy: Saveable = None) -> Plan:
+def plan(
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy = None
+) -> Plan:
     """The plan of a loop all of whose inputs are differentiated."""
     problem, active, layout = planned(step, loop, schedule, policy)
-    how_long = pace(problem, active, measures(schedule), pieces=lambda: [layout.piece])
-    return plan_of(problem, active, layout, how_long)
+    return estimated_plan(schedule, problem, active, layout)
 
 
 def planned(
-    step: Step, loop: Loop, schedule: Planner, policy: Saveable
+    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy
 ) -> tuple[Problem, Active, Layout]:
     """A loop all of whose inputs are differentiated, and its layout.
 
     A loop that may end early is planned as if it ran all of its steps.
     """
     repetition = Ending() if loop.stops else Counted()
-    problem = in_lockstep(Problem(step, loop, policy, schedule, repetition))
+    chooses, policy = policy == AUTO, None if policy == AUTO else policy
+    problem = Problem(step, loop, policy, schedule, repetition, chooses_policy=chooses)
+    problem = in_lockstep(problem)
     active = all_active(problem.step)
     return problem.planned, active, problem.layout(active)
 
 
+def estimated_plan(
+    schedule: AbstractSchedule, problem: Problem, active: Active, layout: Layout
+) -> Plan:
+    """The plan of a layout, whose time is measured if the schedule decides by that."""
+    measure = schedule.measures_steps
+    how_long = pace(problem, active, measure, pieces=lambda: [layout.piece])
+    return plan_of(schedule, problem, active, layout, how_long)
+
+
 def plan_of(
+    schedule: AbstractSchedule,
     problem: Problem,
     active: Active,
     layout: Layout,
@@ -224,6 +242,7 @@ def plan_of(
     """The plan of a layout.
 
     Args:
+        schedule: What has decided on it.
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: The layout.
@@ -238,13 +257,13 @@ def plan_of(
     how_long = pace_for(problem, active, layout, how_long)
     cost = layout.stored_cost(how_long.cost)
     if size is None:
-        size = peak_bytes(problem, active, layout, limit_of(problem.planner))
+        size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
     if seen is None:
         seen = layout.duration(how_long) / everything if everything else 1.0
     return Plan(
-        schedule=problem.planner,
-        layout=layout,
-        cost=cost,
+        schedule=schedule,
+        _layout=layout,
+        _cost=cost,
         peak_bytes=size,
         relative_time=seen,
         is_measured=how_long.is_measured,

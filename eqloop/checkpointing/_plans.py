@@ -14,6 +14,7 @@ from .._calls import format_bytes
 from .._programs import (
     Formula,
     Place,
+    Selected,
     Vmapped,
     equations,
     folders_of,
@@ -23,8 +24,8 @@ from .._programs import (
     programs_in,
 )
 from .._types import AnyJaxpr, PyTree, Value
-from ._plan import Plan, plan_of
-from ._schedules import measures
+from ._plan import Plan, estimated_plan
+from ._schedules import AbstractSchedule
 from ._while_plan import WhilePlan, while_plan_of
 from .engine._forward import Active
 from .engine._layout import AbstractLayout, Layout
@@ -32,7 +33,6 @@ from .engine._listing import Decided, listing, unlisted
 from .engine._primitive import PlannedLoop
 from .engine._problem import Problem, activity, all_active
 from .engine._reverse_primitive import Reverse
-from .planning._measured_pace import pace
 from .planning._memory import Maps
 from .whiles._while_layout import AbstractWhileLayout
 
@@ -175,7 +175,7 @@ class _Finder:
             depth: How many loops it is inside of.
             around: The place where it is called.
         """
-        jaxpr = getattr(program, "jaxpr", program)
+        jaxpr = program.jaxpr if isinstance(program, jex.ClosedJaxpr) else program
         loops: list[LoopPlan] = []
         live: list[tuple[int, int, int]] = []  # from one equation to another, and bytes
         inner: list[int] = []
@@ -203,7 +203,8 @@ class _Finder:
             if id(loop.saves.layout) not in self.reversed:
                 return [], 0, None
             saved = len(loop.out_aval[2])
-            shown = getattr(formula, "shown", (True,) * saved)
+            is_part = isinstance(formula, Selected)
+            shown = formula.shown if is_part else (True,) * saved
             count = sum(shown[len(shown) - saved :])
             slots = list(eqn.outvars)[len(eqn.outvars) - count :]
             plan, batch = self._plan(loop, maps)
@@ -243,10 +244,10 @@ class _Finder:
 def _unwrapped(formula: Formula) -> tuple[Formula, Maps]:
     """The formula within selections and `vmap`s, and these `vmap`s."""
     maps: Maps = ()
-    while (inner := getattr(formula, "formula", None)) is not None:
+    while isinstance(formula, Selected | Vmapped):
         if isinstance(formula, Vmapped):
             maps = ((formula.axis_data, formula.dims), *maps)
-        formula = inner
+        formula = formula.formula
     return formula, maps
 
 
@@ -255,12 +256,12 @@ def _plan_of(
 ) -> Plan | WhilePlan:
     if isinstance(layout, AbstractWhileLayout):
         return while_plan_of(problem, active, layout, maps)
+    schedule = problem.planner
     assert isinstance(layout, Layout)
+    assert isinstance(schedule, AbstractSchedule)
     counted = problem.planned
     layout = layout.by_carries() if problem.loop.stops else layout
-    measured = measures(problem.planner)
-    how_long = pace(counted, active, measured, pieces=lambda: [layout.piece])
-    return plan_of(counted, active, layout, how_long)
+    return estimated_plan(schedule, counted, active, layout)
 
 
 def _fitting(active: Active, problem: Problem) -> Active:
@@ -305,7 +306,7 @@ def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:
 
 def _reversed_in(program: AnyJaxpr) -> Iterator[int]:
     """The identities of the layouts by which loops are reversed in a program."""
-    for eqn in equations(getattr(program, "jaxpr", program)):
+    for eqn in equations(program):
         if (formula := formula_of(eqn)) is not None:
             inner, _ = _unwrapped(formula)
             if isinstance(inner, Reverse):

@@ -21,7 +21,7 @@ _LABELS = {"primal": "primal", "again": "run again", "reversal": "reversed"}
 
 def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
     """Draws the bytes in use during a gradient, and which step is run."""
-    events = list(itertools.islice(plan.layout.order.history(), _MOST_EVENTS + 1))
+    events = list(itertools.islice(plan._layout.order.history(), _MOST_EVENTS + 1))
     if not 0 < len(events) <= _MOST_EVENTS:
         raise ValueError(
             f"Plan.plot: only gradients of 1 to {_MOST_EVENTS} evaluations of the step "
@@ -29,7 +29,7 @@ def plot_plan(plan: "Plan", ax: "Axes | None") -> "Axes":
             f"shorter loop."
         )
     ax = _axes_to_draw_on(ax)
-    layout, cost = plan.layout, plan.cost
+    layout, cost = plan._layout, plan._cost
     stored = [layout.order.event_bytes(cost, event) for event in events]
     far = [layout.order.stored_by_primal(event) * cost.held for event in events]
     far = far if layout.is_elsewhere else []

@@ -9,7 +9,7 @@ policy can be the setting of a module under `jax.jit` without causing a recompil
 
 import difflib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 import equinox as eqx
 import jax
@@ -319,7 +319,9 @@ def _keeps_everything(policy: Any) -> bool:
     return policy == save_everything or of_either
 
 
-AUTO = "auto"
+AUTO: Final = "auto"
+# The policy of a loop, once it is one that JAX takes.
+LoopPolicy: TypeAlias = Callable[..., Any] | Literal["auto"] | None
 
 
 def as_loop_policy(

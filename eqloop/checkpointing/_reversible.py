@@ -85,7 +85,7 @@ class Reversible(AbstractSchedule):
                 f"Reversible: `inverse` must be a function `(carry, x) -> carry`, not "
                 f"{self.inverse!r}."
             )
-        make_count(self, "checkpoints")
+        make_count(self, "checkpoints", self.checkpoints)
         check_bool("Reversible", "check", self.check)
 
     @property

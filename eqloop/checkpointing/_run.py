@@ -12,8 +12,9 @@ from .._arrays import Arrays, axes_of, stack_type, strongly_typed, vary, zero_ar
 from .._programs import CannotVaryError, has_checks, refuse_checks, varied
 from .._types import Value
 from ..progress import Guarded, Meter, counted, with_count
+from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule
-from .engine._forward import Saveable, stored
+from .engine._forward import stored
 from .engine._listing import is_listing
 from .engine._loop import Loop
 from .engine._normal_form import normal_form
@@ -43,7 +44,7 @@ def run_loop(
     *,
     loop: Loop,
     schedule: AbstractSchedule,
-    policy: Saveable = None,
+    policy: LoopPolicy = None,
 ) -> tuple[list[Value], list[Value]]:
     """Runs a step in a loop.
 
@@ -54,7 +55,8 @@ def run_loop(
         xs: The arrays of which each step gets one element, along `loop.x_axes`.
         loop: The length and the direction of the loop.
         schedule: How the loop is differentiated.
-        policy: Which residuals of a step may be stored, as for `jax.checkpoint`.
+        policy: Which residuals of a step may be stored, as for `jax.checkpoint`; or
+            `AUTO` if the schedule is to choose it.
 
     Returns:
         The final carry, and every `y` stacked along a new leading axis.
@@ -78,6 +80,7 @@ def run_loop(
     # Under `StoreAll`, a plain loop is a `lax.scan`: JAX differentiates it without this
     # library. Not if only some rows of `ys` are kept: to do that, a scan would have to
     # cut up its `xs`, and so copy them even if it is not differentiated.
+    chooses, policy = policy == AUTO, None if policy == AUTO else policy
     is_plain = loop.kept is None and not (loop.meter.is_shown or loop.stops)
     is_by_jax = schedule._by_jax and is_plain
     # While plans are listed, such a loop is a primitive as well, or it would have none.
@@ -87,7 +90,7 @@ def run_loop(
     # before it, see `_counting`.
     count_at = 3 if loop.meter.is_shown else 1
     repetition = Ending(count_at=count_at) if loop.stops else Counted()
-    problem = Problem(step, loop, policy, schedule, repetition)
+    problem = Problem(step, loop, policy, schedule, repetition, chooses_policy=chooses)
     return _run_planned(problem, consts, init, xs)
 
 

@@ -1,77 +1,17 @@
 """Schedules: how to trade memory for recomputation. One class is one idea."""
 
-import abc
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar, final
 
 from .._calls import int_of
-from .._types import PyTree
 from .engine._layout import Layout
-from .engine._loop_spec import LoopSpec
+from .engine._loop_spec import AbstractSchedule, LoopSpec
 from .engine.orders._all_at_once import AllAtOnce
 from .engine.orders._levels import Nest, nests
 from .engine.orders._nested import Nested
 from .engine.orders._revolved import Revolved
 from .engine.reversals._together import together
 from .planning._default_batches import with_batches
-
-
-class AbstractSchedule(abc.ABC):
-    """How to trade memory for recomputation: the base class of all schedules.
-
-    For a schedule of your own, write a frozen dataclass that subclasses this one, and
-    say in `layout` how a loop is cut into segments and by which schedule each segment
-    is reversed. It then works in every mode of differentiation, and has a plan.
-
-    Examples:
-        Two carries are stored, at the start and in the middle; the steps of each half
-        are then reversed from all of their carries.
-
-        >>> import dataclasses
-        >>> import jax.numpy as jnp
-        >>> import eqloop as el
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Halves(el.AbstractSchedule):
-        ...     def layout(self, loop):
-        ...         half = loop.length // 2
-        ...         every = el.Chunked(1)
-        ...         return loop.cut([(half, every), (loop.length - half, every)])
-        >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Halves())
-        >>> plan = scan.plan(0.0, jnp.ones(1000))
-        >>> plan.slots, plan.evaluations
-        (503, 2998)
-    """
-
-    # Whether a plain `lax.scan`, differentiated by JAX, does what the schedule asks.
-    _by_jax: ClassVar[bool] = False
-
-    @property
-    def undo(self) -> Callable[..., PyTree] | None:
-        """The function that undoes a step, `(carry, x) -> carry`, if one is used."""
-        return None
-
-    @property
-    def with_policy(self) -> "AbstractSchedule | None":
-        """The same, which also chooses the policy of the loop; `None` if it cannot."""
-        return None
-
-    @abc.abstractmethod
-    def layout(self, loop: LoopSpec) -> Layout:
-        """Decides how one loop is stored and reversed.
-
-        It is called when a gradient is taken, or a plan asked for, and must give the
-        same answer for the same loop.
-
-        Args:
-            loop: The loop: how long it is, and how to cut it.
-
-        Returns:
-            What `loop.cut` makes of segments, or what another schedule decides.
-
-        Raises:
-            ValueError: If the schedule has no answer for this loop.
-        """
 
 
 @final
@@ -94,7 +34,7 @@ class StoreAll(AbstractSchedule):
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Everything is stored, of a loop of any length, even of an unknown one."""
-        return Layout(AllAtOnce(loop.problem.loop.length))
+        return Layout(AllAtOnce(loop._problem.loop.length))
 
 
 @final
@@ -153,14 +93,14 @@ class Recursive(AbstractSchedule):
         return f"Recursive(base={self.base}{batch})"
 
     def __post_init__(self) -> None:
-        make_count(self, "base", least=2)
+        make_count(self, "base", self.base, least=2)
         if self.batch is not None:
-            make_count(self, "batch")
+            make_count(self, "batch", self.batch)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Nests of about equal levels; without a policy down to single steps."""
         length = loop.length
-        reversal = together(loop.problem.step, self.batch or 1)
+        reversal = together(loop._problem.step, self.batch or 1)
         stores_residuals = loop.has_policy and self.batch in (None, 1)
         block = min(self.base, length) if stores_residuals else 1
         # Slots that hold nothing take no memory, and save all recomputation.
@@ -218,8 +158,8 @@ class Chunked(AbstractSchedule):
     batch: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        make_count(self, "chunk_size")
-        make_count(self, "batch")
+        make_count(self, "chunk_size", self.chunk_size)
+        make_count(self, "batch", self.batch)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """Chunks of equal size, and one nest for what they leave over."""
@@ -231,7 +171,7 @@ class Chunked(AbstractSchedule):
             parts = [Nest(levels)] + [Nest((rest,))] * (rest > 0)
         else:
             parts = [Nest((count,), chunk)] + [Nest((1,), rest)] * (rest > 0)
-        reversal = together(loop.problem.step, self.batch)
+        reversal = together(loop._problem.step, self.batch)
         return Layout(Nested(tuple(parts)), reversal=reversal)
 
 
@@ -275,8 +215,8 @@ class Binomial(AbstractSchedule):
     block: int = dataclasses.field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        make_count(self, "checkpoints")
-        make_count(self, "block")
+        make_count(self, "checkpoints", self.checkpoints)
+        make_count(self, "block", self.block)
 
     def layout(self, loop: LoopSpec) -> Layout:
         """A chain of blocks, reversed in place."""
@@ -302,7 +242,7 @@ class Pinned(AbstractSchedule):
         >>> step = lambda h, x: (jnp.sin(h + x), None)
         >>> found = el.Scan(step, schedule=el.Budget("4KiB")).plan(0.0, jnp.ones(1000))
         >>> scan = el.Scan(step, schedule=found.pinned)
-        >>> scan.plan(0.0, jnp.ones(1000)).layout == found.layout
+        >>> scan.plan(0.0, jnp.ones(1000)).pinned == found.pinned
         True
     """
 
@@ -326,25 +266,9 @@ class Pinned(AbstractSchedule):
         return self.only
 
 
-def measures(schedule: object) -> bool:
-    """Whether a schedule decides by what it measures."""
-    return bool(getattr(schedule, "measure", False))
-
-
-def limit_of(schedule: object) -> int | None:
-    """The bytes to which a schedule keeps, if it has a budget."""
-    limit = getattr(schedule, "nbytes", None)
-    return limit if isinstance(limit, int) else None
-
-
-def chooses_policy(schedule: object) -> bool:
-    """Whether a schedule chooses what a step keeps."""
-    return bool(getattr(schedule, "_chooses_policy", False))
-
-
-def make_count(schedule: object, name: str, least: int = 1) -> None:
-    """Makes a field an int, if it is one of some kind, and not too small."""
-    owner, value = type(schedule).__name__, getattr(schedule, name)
+def make_count(schedule: object, name: str, value: object, least: int = 1) -> None:
+    """Makes a field an int, if its value is one of some kind, and not too small."""
+    owner = type(schedule).__name__
     if (count := int_of(value)) is None:
         raise TypeError(
             f"{owner}: `{name}` must be an int, not {value!r} of type "

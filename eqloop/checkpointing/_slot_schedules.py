@@ -5,13 +5,13 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any, Self, final
+from typing import Any, final
 
 import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
-from ._schedules import AbstractSchedule, StoreAll, chooses_policy, measures
+from ._schedules import AbstractSchedule, StoreAll
 from .engine._layout import Layout
 from .engine._loop_spec import LoopSpec
 from .engine.slots._file_slots import FileSlots
@@ -32,19 +32,19 @@ class AbstractStored(AbstractSchedule):
         return self.schedule.undo
 
     @property
-    def measure(self) -> bool:
+    def budgeted_bytes(self) -> int | None:
+        """The bytes of the budget within, if there is one."""
+        return self.schedule.budgeted_bytes
+
+    @property
+    def measures_steps(self) -> bool:
         """Whether the schedule decides by measured times."""
-        return measures(self.schedule)
+        return self.schedule.measures_steps
 
     @property
-    def with_policy(self) -> Self | None:
-        """The same around a budget that chooses the policy as well."""
-        chooses = self.schedule.with_policy
-        return chooses and dataclasses.replace(self, schedule=chooses)
-
-    @property
-    def _chooses_policy(self) -> bool:
-        return chooses_policy(self.schedule)
+    def can_choose_policy(self) -> bool:
+        """Whether there is a budget within, which can also choose the policy."""
+        return self.schedule.can_choose_policy
 
     def layout(self, loop: LoopSpec) -> Layout:
         """The layout of the schedule, with other slots."""

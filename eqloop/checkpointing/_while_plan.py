@@ -21,33 +21,33 @@ class WhilePlan:
     How many steps the loop runs is not known beforehand. Printed, it is a table.
 
     Attributes:
-        layout: Which carries are stored.
         peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
             outputs, however many steps are run.
     """
 
-    layout: AbstractWhileLayout = dataclasses.field(repr=False)
     peak_bytes: int
+    # Which carries are stored.
+    _layout: AbstractWhileLayout = dataclasses.field(repr=False)
 
     @property
     def length(self) -> int | None:
         """The most steps that the loop runs, if there is a bound."""
-        return self.layout.length
+        return self._layout.length
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """How many segments each nested level has: a tuple for each nest in turn."""
-        return self.layout.levels
+        return self._layout.levels
 
     @property
     def slots(self) -> int:
         """How many carries are stored at once, at the most."""
-        return self.layout.stored
+        return self._layout.stored
 
     @property
     def block(self) -> int:
         """How many consecutive steps have their residuals stored together."""
-        return self.layout.block
+        return self._layout.block
 
     @property
     def evaluations(self) -> int | None:
@@ -58,13 +58,13 @@ class WhilePlan:
         that is, for `slots * (slots + 3) / 2` steps. For more steps this is the least,
         and it may take a few per cent more. `None` if there is no bound on the steps.
         """
-        return self.layout.evaluations
+        return self._layout.evaluations
 
     @property
     def columns(self) -> tuple[str, str, str, str]:
         """Steps, schedule, what is stored, and evaluations, in a few words each."""
         steps = "any" if self.length is None else f"<= {self.length}"
-        setting, evaluations = self.layout.setting, self.layout.evaluations_described
+        setting, evaluations = self._layout.setting, self._layout.evaluations_described
         return steps, setting, f"{self.slots} carries", evaluations
 
     def __str__(self) -> str:
@@ -99,4 +99,4 @@ def while_plan_of(
         cost = step_cost(counted, active._replace(carry=active.carry[lead:]))
         size = batch * (layout.rows * cost.held + working_set(cost))
     size += batch * bytes_of_ends(problem)
-    return WhilePlan(layout, with_a_little_more(size))
+    return WhilePlan(with_a_little_more(size), layout)

@@ -133,8 +133,8 @@ class AbstractLoop(AbstractTransform[Function]):
         self._how()
         check_unroll(name, self.unroll)
         check_progress(name, self.progress)
-        for flag in ("reverse", "split_keys"):
-            check_bool(name, flag, getattr(self, flag))
+        check_bool(name, "reverse", self.reverse)
+        check_bool(name, "split_keys", self.split_keys)
         if self.f_transform is not None and not callable(self.f_transform):
             raise TypeError(
                 f"{name}: `f_transform` must be a function from f to f, or None, not "
@@ -161,14 +161,14 @@ def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str,
     """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
     policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
     if policy != AUTO:
-        return dict(schedule=schedule, policy=as_jax_policy(policy))
-    if (chooses := schedule.with_policy) is None:
+        policy = as_jax_policy(policy)
+    elif not schedule.can_choose_policy:
         raise ValueError(
             f"{owner}: with `policy='auto'` a budget chooses what each step "
             f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
             f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
         )
-    return dict(schedule=chooses, policy=None)
+    return dict(schedule=schedule, policy=policy)
 
 
 def check_unroll(owner: str, unroll: object) -> None:

@@ -80,8 +80,7 @@ class AbstractWhileLoop(eqx.Module, Generic[_Carry]):
         return opened.close(carry)
 
     def __check_init__(self) -> None:
-        for name in ("cond", "body"):
-            function = getattr(self, name)
+        for name, function in (("cond", self.cond), ("body", self.body)):
             if not callable(function):
                 raise TypeError(
                     f"{type(self).__name__}: `{name}` must be callable, but "
@@ -225,10 +224,11 @@ class CheckpointedWhileLoop(AbstractWhileLoop[_Carry]):
         return Online(max_steps, max(min(checkpoints, max_steps), 1))
 
     def __check_init__(self) -> None:
-        for name, at_least in (("checkpoints", 1), ("max_steps", 0)):
-            value = getattr(self, name)
-            if value is not None:
-                _check_static_count("CheckpointedWhileLoop", name, value, at_least)
+        owner = "CheckpointedWhileLoop"
+        if self.checkpoints is not None:
+            _check_static_count(owner, "checkpoints", self.checkpoints, 1)
+        if self.max_steps is not None:
+            _check_static_count(owner, "max_steps", self.max_steps, 0)
 
 
 def _slots_for(steps: int) -> int:

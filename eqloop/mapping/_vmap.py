@@ -110,7 +110,7 @@ class Vmap(AbstractAxesMap[P, R]):
 
     def _check_same(self, row: OpenedRow, arguments: AlongAxes) -> None:
         """Raises if there are results that differ and that must not: says which."""
-        if not hasattr(row, "kept"):
+        if not row.has_kept:
             return
         outputs, _ = row.kept
         varying = [

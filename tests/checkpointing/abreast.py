@@ -28,7 +28,7 @@ class Abreast(el.AbstractSchedule):
 
     def layout(self, loop: el.LoopSpec) -> Layout:
         # As a budget has it: a batch would run both sides of a branch.
-        joins = can_join(loop.problem.step)
+        joins = can_join(loop._problem.step)
         abreast, size = (self.abreast, self.size) if joins else (1, 1)
         count = loop.length // (self.each * self.outer)
         levels = *[self.outer] * (self.outer > 1), count, self.each

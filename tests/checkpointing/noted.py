@@ -17,5 +17,5 @@ class Noted(AbstractSchedule):
 
     def layout(self, loop):
         layout = self.schedule.layout(loop)
-        self.asked.append((loop.problem, loop.active, layout))
+        self.asked.append((loop._problem, loop._active, layout))
         return layout

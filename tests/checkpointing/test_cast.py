@@ -78,8 +78,8 @@ def test_half_the_memory_as_planned(schedule):
     xs = jnp.zeros(96)
     cast = el.Cast(schedule, jnp.bfloat16)
     full, half = (el.Scan(step, schedule=s).plan(init, xs) for s in (schedule, cast))
-    assert half.cost.held * 2 == full.cost.held == 2 * 4 * 4096
-    stored = full.slots * full.cost.held
+    assert half.slot_bytes * 2 == full.slot_bytes == 2 * 4 * 4096
+    stored = full.slots * full.slot_bytes
     assert 0.4 * stored < full.peak_bytes - half.peak_bytes < 0.7 * stored
     loss = lambda init, xs: energy_of(el.Scan(step, schedule=cast), init, xs)
     temp = temp_bytes(jax.grad(loss), init, xs)

@@ -285,7 +285,7 @@ def test_a_loop_that_is_linear_stores_nothing():
     step = lambda h, x: (0.5 * h + x, h)
     scan = el.Scan(step, schedule=el.Recursive(2))
     plan = scan.plan(jnp.ones(8), jnp.ones((32, 8)))
-    assert (plan.cost.held, plan.evaluations) == (0, 64)
+    assert (plan.slot_bytes, plan.evaluations) == (0, 64)
     loss = lambda loop: lambda h, xs: jnp.sum(jnp.sin(loop(h, xs)[1]))
     of = lambda loop: jax.jit(jax.grad(loss(loop), (0, 1)))
     args = jnp.arange(8.0), jnp.ones((32, 8))
@@ -378,7 +378,7 @@ def check_memory(name, schedule):
     temp = temp_bytes(jax.grad(loss, (0, 1), allow_int=True), init, xs)
     plan = el.Scan(f, schedule=schedule).plan(init, xs)
     # Where several steps are reversed at once, XLA copies the cotangent for each loop.
-    at_once = plan.layout.reversal.batch(plan.layout.block)
+    at_once = plan._layout.reversal.batch(plan._layout.block)
     copies = 2 if at_once == 1 else 5
     assert temp <= copies * 4 * LARGE + 6000
     # Of a loop that starts with a segment of its own, XLA need not copy the leaf first.

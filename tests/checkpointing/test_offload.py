@@ -150,7 +150,7 @@ def test_reverse_over_reverse_inside_a_scan(schedule):
 def test_slots_are_on_the_host(schedule):
     args = recurrent(31, width=8)
     plan = el.Scan(args[0], schedule=el.Offload(schedule)).plan(*args[1:])
-    rows = len(plan.layout.order.starts) + 1
+    rows = len(plan._layout.order.starts) + 1
     on_host = f"u32<host>[{rows},8]"
     assert on_host in str(jax.make_jaxpr(gradient(el.Offload(schedule)))(*args))
     assert "<host>" not in str(jax.make_jaxpr(gradient(schedule))(*args))

@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import strategies as st
@@ -30,6 +31,43 @@ class At(el.AbstractSchedule):
         inside = [p for p in sorted(set(self.positions)) if 0 < p < loop.length]
         edges = [0, *inside, loop.length]
         return loop.cut((b - a, self.within) for a, b in itertools.pairwise(edges))
+
+
+@dataclasses.dataclass(frozen=True)
+class AtMost(el.AbstractSchedule):
+    """The docs' own; its fields have the names of those of a `Budget`."""
+
+    nbytes: int
+    measure: bool = True
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        return loop.cut([(loop.length, el.Chunked(self.nbytes // loop.slot_bytes))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Around(el.AbstractSchedule):
+    """A schedule around another one, which may have a budget."""
+
+    within: el.AbstractSchedule
+    most: int | None = None
+
+    @property
+    def budgeted_bytes(self) -> int | None:
+        return self.most
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        return self.within.layout(loop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen(el.AbstractSchedule):
+    """Notes the loops that it is asked for."""
+
+    loops: list[el.LoopSpec] = dataclasses.field(compare=False)
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        self.loops.append(loop)
+        return el.Chunked(1).layout(loop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +156,60 @@ def test_the_plan_says_how_often_the_step_is_evaluated(length, positions, within
 def test_a_loop_of_no_steps():
     scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=At((2,)))
     assert el.Grad(lambda h: scan(h, jnp.zeros(0))[0])(0.5) == 1.0
+
+
+def test_the_name_of_a_field_makes_no_budget():
+    h, xs = jnp.ones(8), jnp.ones((4096, 8))
+    step = lambda h, x: (jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, h + x), None)
+    plan_by = lambda schedule: el.Scan(step, schedule=schedule).plan(h, xs)
+    usual = plan_by(Around(AtMost(10**6)))
+    # For a budget just below, a plan is compiled once more, and found to fit.
+    schedule = AtMost(usual.peak_bytes - 1)
+    found = plan_by(schedule)
+    assert (found.slots, found.peak_bytes) == (usual.slots, usual.peak_bytes)
+    assert not found.is_measured
+    budgeted = plan_by(Around(schedule, schedule.nbytes))
+    assert budgeted.peak_bytes < found.peak_bytes
+    for one in (schedule, el.Cast(schedule, "bfloat16")):
+        told = one.budgeted_bytes, one.measures_steps, one.can_choose_policy, one.undo
+        assert told == (None, False, False, None)
+        with pytest.raises(ValueError, match="a budget chooses what each step keeps"):
+            el.Scan(step, schedule=one, policy="auto")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, el.Offload, lambda s: el.Cast(s, "bfloat16")]
+)
+def test_a_schedule_around_a_budget_says_what_it_says(wrap):
+    budget = wrap(el.Budget("1MiB"))
+    assert budget.budgeted_bytes == 2**20
+    assert budget.measures_steps
+    assert budget.can_choose_policy
+    assert not wrap(el.Budget("1MiB", measure=False)).measures_steps
+    scan = el.Scan(lambda h, x: (jnp.sin(h), None), schedule=budget, policy="auto")
+    assert scan.plan(0.0, jnp.ones(8)).schedule == budget
+
+
+def test_the_parts_of_plans_are_not_public():
+    plan = el.Scan(lambda h, x: (h * x, None)).plan(0.5, jnp.ones(4))
+    loops = []
+    el.Scan(lambda h, x: (h * x, None), schedule=Seen(loops)).plan(0.5, jnp.ones(4))
+    public = {
+        kind: {name for name in dir(one) if not name.startswith("_")}
+        for kind, one in (("plan", plan), ("loop", loops[0]))
+    }
+    assert public == {
+        "plan": {
+            *("bytes_elsewhere", "block", "columns", "computed_again", "evaluations"),
+            *("holds", "is_measured", "kept", "length", "levels", "peak_bytes"),
+            *("pinned", "plot", "relative_time", "saved_once", "schedule"),
+            *("slot_bytes", "slots"),
+        },
+        "loop": {
+            *("carry_bytes", "cut", "has_inverse", "has_policy", "has_slots"),
+            *("length", "slot_bytes"),
+        },
+    }
 
 
 @pytest.mark.parametrize(

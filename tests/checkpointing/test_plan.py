@@ -139,7 +139,7 @@ def test_types_will_do_for_arrays():
     f, init, xs = recurrent(50)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (init, xs))
     scan = el.CheckpointedScan(f, base=5)
-    assert scan.plan(*types).layout == scan.plan(init, xs).layout
+    assert scan.plan(*types).pinned == scan.plan(init, xs).pinned
 
 
 def test_nothing_is_run():
@@ -186,7 +186,7 @@ def test_a_frontier_goes_from_least_memory_to_least_time():
     assert times == sorted(set(times), reverse=True)
     assert plans.chosen == el.Scan(f, schedule=el.Recursive(4)).plan(init, xs)
     again = el.Scan(f, schedule=plans[0].schedule).plan(init, xs)
-    assert again.layout == plans[0].layout
+    assert again.pinned == plans[0].pinned
     with pytest.raises(ValueError, match="does not fit"):
         el.Scan(f, schedule=el.Budget(sizes[0] - 1)).plan(init, xs)
 
@@ -208,7 +208,7 @@ def test_a_frontier_has_no_plan_that_another_one_beats(monkeypatch):
     assert sizes == sorted(set(sizes))
     assert times == sorted(set(times), reverse=True)
     assert 1 < len(plans) < len(usual)
-    assert plans[0].layout == usual[0].layout
+    assert plans[0].pinned == usual[0].pinned
 
 
 def test_pictures():
@@ -239,14 +239,14 @@ def test_a_picture_of_carries_elsewhere(order, tmp_path):
     matplotlib.use("Agg")
     f, init, xs = recurrent(40)
     spilled = el.Scan(f, schedule=el.Spill(el.Binomial(4), tmp_path)).plan(init, xs)
-    layout = dataclasses.replace(spilled.layout, order=order)
-    plan = dataclasses.replace(spilled, layout=layout, peak_bytes=10**5)
+    layout = dataclasses.replace(spilled._layout, order=order)
+    plan = dataclasses.replace(spilled, _layout=layout, peak_bytes=10**5)
     ax = plan.plot()
     device, far = (line.get_ydata() for line in ax.lines[:2])
     assert max(device) == plan.peak_bytes
-    assert max(far) == len(order.starts) * plan.cost.held
+    assert max(far) == len(order.starts) * plan.slot_bytes
     events = list(order.history())
-    total = [order.event_bytes(plan.cost, event) for event in events]
+    total = [order.event_bytes(plan._cost, event) for event in events]
     on_device = [size - there for size, there in zip(total, far, strict=True)]
     assert min(on_device) >= 0
     assert list(device - device.min()) == [n - min(on_device) for n in on_device]

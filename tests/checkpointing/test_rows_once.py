@@ -281,4 +281,4 @@ def test_memory_of_a_history(schedule):
     # JAX 0.10 copies the cotangent on the CPU.
     assert temp <= 3 * each + 100 * 260
     assert temp <= plan.peak_bytes
-    assert plan.cost.held == 4 + 4 * STATE
+    assert plan.slot_bytes == 4 + 4 * STATE

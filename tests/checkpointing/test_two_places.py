@@ -192,12 +192,12 @@ def test_a_budget_holds_in_both_places(budget):
     alone = el.Budget(budget.nbytes, measure=False)
     assert plan.evaluations < el.Scan(f, schedule=alone).plan(init, xs).evaluations
     pinned = el.Scan(f, schedule=plan.pinned).plan(init, xs)
-    assert pinned.layout == plan.layout
+    assert pinned.pinned == plan.pinned
 
 
 def test_the_plan_says_what_is_where():
     plan = el.Scan(ARGS[0], schedule=BUDGETS[0]).plan(*ARGS[1:])
-    far = len(plan.layout.order.starts)
+    far = len(plan._layout.order.starts)
     near = plan.slots - far
     text = str(plan)
     assert f"{near} on the device and {far} elsewhere, 16 KiB each" in text
@@ -234,7 +234,7 @@ def test_a_budget_of_files(tmp_path, measure):
 def test_a_second_place_that_holds_nothing_changes_nothing():
     plain = el.Scan(ARGS[0], schedule=el.Budget("160KiB", measure=False))
     small = el.Scan(ARGS[0], schedule=el.Budget("160KiB", host="20KiB", measure=False))
-    assert plain.plan(*ARGS[1:]).layout == small.plan(*ARGS[1:]).layout
+    assert plain.plan(*ARGS[1:]).pinned == small.plan(*ARGS[1:]).pinned
 
 
 @pytest.mark.slow

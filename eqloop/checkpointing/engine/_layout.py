@@ -76,6 +76,9 @@ class AbstractLayout(abc.ABC):
 class Layout(AbstractLayout):
     """How one loop is stored and reversed: what a schedule decides.
 
+    For a schedule of another project it is what `loop.cut` returns, as a whole. What it
+    consists of is for the schedules of this library, and may change with any version.
+
     Args:
         order: Which carries are stored, and in which order the steps are reversed.
         slots: Where the primal stores carries, and in which form.
@@ -88,11 +91,9 @@ class Layout(AbstractLayout):
         >>> import eqloop as el
         >>> step = lambda h, x: (jnp.sin(h + x), None)
         >>> scan = el.Scan(step, schedule=el.Offload(el.Binomial(8)))
-        >>> layout = scan.plan(0.0, jnp.ones(1000)).layout
-        >>> layout.order
-        Revolved(steps=1000, checkpoints=8, block_size=1)
-        >>> layout.slots
-        HostSlots(precision=None)
+        >>> layout = scan.plan(0.0, jnp.ones(1000)).pinned.only
+        >>> layout == scan.plan(1.0, jnp.zeros(1000)).pinned.only
+        True
     """
 
     order: AbstractOrder
@@ -102,7 +103,7 @@ class Layout(AbstractLayout):
 
     @property
     def block(self) -> int:
-        """How many steps are reversed at once, at the most."""
+        """How many consecutive steps have their residuals stored together."""
         return self.order.block
 
     @property

@@ -1,20 +1,91 @@
-"""The view of a loop that a schedule gets, and how it cuts the loop into segments.
+"""What a schedule is, and the view of a loop that it gets and cuts into segments.
 
-Schedules are written with this, including those of other projects. It shows a part of
-a `Problem`, which has everything that the engine knows about the loop.
+Schedules are written with this, including those of other projects. A `LoopSpec` shows a
+part of a `Problem`, which has everything that the engine knows about the loop.
 """
 
+import abc
 import dataclasses
 import itertools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from ..._arrays import Flags, pick, refuse_symbolic
+from ..._types import PyTree
+from ._forward import Active
 from ._layout import Layout
 from ._loop import nbytes
-from ._problem import Planner, activity, needs_of_gradient
+from ._problem import Problem, activity, needs_of_gradient
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals
+
+
+class AbstractSchedule(abc.ABC):
+    """How to trade memory for recomputation: the base class of all schedules.
+
+    For a schedule of your own, write a frozen dataclass that subclasses this one, and
+    say in `layout` how a loop is cut into segments and by which schedule each segment
+    is reversed. It then works in every mode of differentiation, and has a plan.
+
+    Examples:
+        Two carries are stored, at the start and in the middle; the steps of each half
+        are then reversed from all of their carries.
+
+        >>> import dataclasses
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Halves(el.AbstractSchedule):
+        ...     def layout(self, loop):
+        ...         half = loop.length // 2
+        ...         every = el.Chunked(1)
+        ...         return loop.cut([(half, every), (loop.length - half, every)])
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Halves())
+        >>> plan = scan.plan(0.0, jnp.ones(1000))
+        >>> plan.slots, plan.evaluations
+        (503, 2998)
+    """
+
+    # Whether a plain `lax.scan`, differentiated by JAX, does what the schedule asks.
+    _by_jax: ClassVar[bool] = False
+
+    # What else the library asks of a schedule. One around another schedule forwards it.
+    @property
+    def undo(self) -> Callable[..., PyTree] | None:
+        """The function that undoes a step, `(carry, x) -> carry`, if one is used."""
+        return None
+
+    @property
+    def budgeted_bytes(self) -> int | None:
+        """The `peak_bytes` within which its plans are to be, if it has a budget."""
+        return None
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether it decides by measured times: then those of its plans are, too."""
+        return False
+
+    @property
+    def can_choose_policy(self) -> bool:
+        """Whether a loop with this schedule may have `policy="auto"`."""
+        return False
+
+    @abc.abstractmethod
+    def layout(self, loop: "LoopSpec") -> Layout:
+        """Decides how one loop is stored and reversed.
+
+        It is called when a gradient is taken, or a plan asked for, and must give the
+        same answer for the same loop.
+
+        Args:
+            loop: The loop: how long it is, and how to cut it.
+
+        Returns:
+            What `loop.cut` makes of segments, or what another schedule decides.
+
+        Raises:
+            ValueError: If the schedule has no answer for this loop.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +93,6 @@ class LoopSpec:
     """A loop to plan, as a schedule sees it.
 
     The library makes it, and passes it to the `layout` of a schedule.
-
-    Args:
-        problem: The loop.
-        active: Which of its inputs are differentiated.
 
     Examples:
         >>> import dataclasses
@@ -43,32 +110,33 @@ class LoopSpec:
         26
     """
 
-    # Annotated with `Any`, since public types would otherwise lead into the engine.
-    problem: Any = dataclasses.field(repr=False)
-    active: Any = dataclasses.field(repr=False)
+    # The loop, and which of its inputs are differentiated: for the library's own
+    # schedules.
+    _problem: Problem = dataclasses.field(repr=False)
+    _active: Active = dataclasses.field(repr=False)
 
     @property
     def length(self) -> int:
         """How many steps the loop has."""
         refuse_symbolic(
-            type(self.problem.planner).__name__,
-            self.problem.loop.length,
+            type(self._problem.planner).__name__,
+            self._problem.loop.length,
             "planning the gradient of a loop",
             "Use `schedule=el.StoreAll()`, or export for each length by itself",
         )
-        return self.problem.loop.length
+        return self._problem.loop.length
 
     @property
     def carry_bytes(self) -> int:
         """The bytes of a carry."""
-        return nbytes(self.problem.step.carry_types)
+        return nbytes(self._problem.step.carry_types)
 
     @property
     def slot_bytes(self) -> int:
         """The bytes that a slot takes: those of the leaves that are read again."""
-        return nbytes(pick(self.problem.step.carry_types, self._held))
+        return nbytes(pick(self._problem.step.carry_types, self._held))
 
-    def cut(self, segments: Iterable[tuple[int, Planner]]) -> Layout:
+    def cut(self, segments: Iterable[tuple[int, AbstractSchedule]]) -> Layout:
         """The loop as segments, one after the other.
 
         The primal stores the carry at the start of each segment. On the way back, last
@@ -95,7 +163,7 @@ class LoopSpec:
         """
         layouts = [self._layout_of(count, schedule) for count, schedule in segments]
         orders = [layout.order.as_part() for layout in layouts]
-        owner = type(self.problem.planner).__name__
+        owner = type(self._problem.planner).__name__
         if sum(order.length for order in orders) != self.length:
             lengths = ", ".join(str(order.length) for order in orders)
             raise ValueError(
@@ -110,24 +178,24 @@ class LoopSpec:
         reversal = reversals.pop() if len(reversals) == 1 else ByResiduals()
         return Layout(Segmented(tuple(parts)), reversal=reversal)
 
-    def _layout_of(self, count: object, schedule: Any) -> Layout:
+    def _layout_of(self, count: object, schedule: object) -> Layout:
         """The layout that a segment's schedule decides on."""
-        owner = type(self.problem.planner).__name__
+        owner = type(self._problem.planner).__name__
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise TypeError(
                 f"{owner}: a segment that is passed to `loop.cut` must be a number of "
                 f"steps, an int of at least 1, and a schedule. Its number of steps is "
                 f"{count!r}."
             )
-        if not hasattr(schedule, "layout"):
+        if not isinstance(schedule, AbstractSchedule):
             raise TypeError(
                 f"{owner}: a segment that is passed to `loop.cut` must be a number of "
                 f"steps and a schedule, such as `el.Chunked(1)`. Its schedule is "
                 f"{schedule!r}."
             )
-        loop = self.problem.loop.part(count)
-        problem = dataclasses.replace(self.problem, loop=loop, planner=schedule)
-        layout: Layout = schedule.layout(LoopSpec(problem, self.active))
+        loop = self._problem.loop.part(count)
+        problem = dataclasses.replace(self._problem, loop=loop, planner=schedule)
+        layout = schedule.layout(LoopSpec(problem, self._active))
         if layout.slots != Layout(layout.order).slots:
             raise ValueError(
                 f"{owner}: the slots of a segment are on the device, and cannot be "
@@ -139,12 +207,12 @@ class LoopSpec:
     @property
     def has_policy(self) -> bool:
         """Whether residuals of the steps may be stored."""
-        return self.problem.policy is not None
+        return self._problem.policy is not None
 
     @property
     def has_inverse(self) -> bool:
         """Whether there is an inverse of the step."""
-        return self.problem.step.inverse is not None
+        return self._problem.step.inverse is not None
 
     @property
     def has_slots(self) -> bool:
@@ -154,7 +222,7 @@ class LoopSpec:
     @property
     def _held(self) -> Flags:
         """Which leaves of the carry slots hold, if steps are reversed one by one."""
-        step = self.problem.step
+        step = self._problem.step
         # `active` is closed already; this only finds the outputs that have a tangent.
-        _, y_active = activity(step, self.active)
-        return needs_of_gradient(self.problem, self.active, y_active).held
+        _, y_active = activity(step, self._active)
+        return needs_of_gradient(self._problem, self._active, y_active).held

@@ -65,6 +65,7 @@ class Problem:
             initial value is not differentiated. The sweep carries their cotangents, but
             the gradient does not return them. So XLA has no buffer of an output to keep
             them in, and the gradient takes that much more memory. Empty if none are.
+        chooses_policy: For planning only: whether the schedule also chooses the policy.
     """
 
     step: Step
@@ -73,6 +74,7 @@ class Problem:
     planner: Planner
     repetition: "AbstractRepetition[Any]"
     still: Flags = ()
+    chooses_policy: bool = False
 
     @property
     def planned(self) -> "Problem":

@@ -37,8 +37,9 @@ def alike(problem: Problem, active: Active) -> Problem:
         The same with a step that prints the same, and without who plans it. Its
         equations may be from other lines, and its leaves have other paths.
     """
+    step = _known_step(problem.step, active)
     return dataclasses.replace(
-        problem, step=_known_step(problem.step, active), planner=_Nobody()
+        problem, step=step, planner=_Nobody(), chooses_policy=False
     )
 
 

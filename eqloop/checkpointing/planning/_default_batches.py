@@ -37,7 +37,7 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
         64 KiB, besides the size of the parameters' cotangents; or the other one. Both
         are estimated.
     """
-    problem, active = loop.problem, loop.active
+    problem, active = loop._problem, loop._active
     consts = pick(problem.step.const_types, active.consts)
     sizes = [size for t in problem.step.jaxpr.in_avals for size in t.shape]
     if any(map(is_symbolic, sizes)):

@@ -61,7 +61,6 @@ def paces(
     problem: Problem,
     active: Active,
     measure: bool,
-    chooses: bool,
     nbytes: int | None = None,
 ) -> Paces:
     """How long the pieces of a gradient take.
@@ -70,7 +69,6 @@ def paces(
         problem: The loop.
         active: Which inputs are differentiated.
         measure: Whether to find out by running them.
-        chooses: Whether it is to be chosen what a step keeps.
         nbytes: How many bytes a gradient may take, if layouts that take more are not
             asked for.
     """
@@ -82,7 +80,8 @@ def paces(
     entries: list[tuple[Kept, AbstractPace]] = [(None, base)]
     # The derivative of a loop for which it was chosen has the policy already, and
     # `jax.checkpoint` takes no step with effects.
-    if chooses and problem.policy is None and not problem.step.jaxpr.effects:
+    is_free = problem.chooses_policy and problem.policy is None
+    if is_free and not problem.step.jaxpr.effects:
         (nothing, _, again), *others = costs_by_kept(problem, active)
         # Not from one that keeps everything: what it takes to store all residuals of a
         # step says little of what it takes to store a few.

@@ -130,4 +130,4 @@ def test_the_fastest_that_may_fit_is_compiled_first(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_choice, "_bytes_learned", learning)
     scan = el.Scan(Cell(jnp.eye(192)), schedule=el.Budget(300_000, measure=False))
     found = scan.plan(jnp.zeros((1, 192)), jnp.ones((128, 1, 192)))
-    assert tried == [found.layout]
+    assert tried == [found._layout]

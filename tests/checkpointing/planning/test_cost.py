@@ -27,7 +27,7 @@ F32 = 4
 
 
 def cost(args, policy=None):
-    return el.Scan(args[0], policy=policy).plan(*args[1:]).cost
+    return el.Scan(args[0], policy=policy).plan(*args[1:])._cost
 
 
 def test_a_recurrent_step():
@@ -79,7 +79,7 @@ def test_xs_are_no_residuals():
     # Those along another axis are moved for JAX's derivative of a block.
     step = lambda h, x: (h * x, None)
     scan = el.Scan(step, in_axes=1)
-    assert scan.plan(jnp.ones(4), jnp.ones((4, 10))).cost.residuals == 2 * 4 * F32
+    assert scan.plan(jnp.ones(4), jnp.ones((4, 10)))._cost.residuals == 2 * 4 * F32
 
 
 def test_a_policy_takes_residuals_away():
@@ -147,7 +147,7 @@ def test_a_batch_starts_most_operations_once():
 def test_steps_are_estimated_to_be_faster_together_where_they_are(args, nbytes, kind):
     schedule = el.Budget(nbytes, measure=False)
     plan = el.Scan(args[0], schedule=schedule).plan(*args[1:])
-    assert isinstance(plan.layout.reversal, kind)
+    assert isinstance(plan._layout.reversal, kind)
 
 
 def test_an_order_that_runs_more_takes_longer():

@@ -42,8 +42,8 @@ def loop_of(plan, *args) -> LoopSpec:
     with pytest.raises(Asked) as asked:
         plan(*args)
     (loop,) = asked.value.args
-    problem = dataclasses.replace(loop.problem, planner=el.StoreAll())
-    return LoopSpec(problem, loop.active)
+    problem = dataclasses.replace(loop._problem, planner=el.StoreAll())
+    return LoopSpec(problem, loop._active)
 
 
 def loop_of_layers(depth: int = 4) -> LoopSpec:
@@ -53,7 +53,7 @@ def loop_of_layers(depth: int = 4) -> LoopSpec:
 
 def test_the_values_of_a_transformer():
     loop = loop_of_layers()
-    names = kept_values(loop.problem, loop.active).names
+    names = kept_values(loop._problem, loop._active).names
     # A dot that the user has named has no other name, and no reversal reads the last.
     assert {"attention", "up"} <= set(names)
     assert sum(name.startswith("dot ") for name in names) == 4
@@ -62,11 +62,11 @@ def test_the_values_of_a_transformer():
 
 def test_bytes_and_time_are_those_of_the_step_as_it_is_differentiated():
     loop = loop_of_layers()
-    values = kept_values(loop.problem, loop.active)
-    none = step_cost(loop.problem.keeping(()), loop.active)
+    values = kept_values(loop._problem, loop._active)
+    none = step_cost(loop._problem.keeping(()), loop._active)
     sets = random.Random(0).sample(list(_subsets(values.names)), 8)
     for kept in [values.names, *sets]:
-        found = step_cost(loop.problem.keeping(kept), loop.active)
+        found = step_cost(loop._problem.keeping(kept), loop._active)
         size, work = values.cost(kept)
         assert found.residuals - none.residuals == size
         saved = values.cost(())[1] - work
@@ -75,8 +75,8 @@ def test_bytes_and_time_are_those_of_the_step_as_it_is_differentiated():
 
 def test_costs_are_told_from_that_of_keeping_nothing():
     loop = loop_of_layers()
-    for kept, cost, _ in costs_by_kept(loop.problem, loop.active):
-        found = step_cost(loop.problem.keeping(kept), loop.active)
+    for kept, cost, _ in costs_by_kept(loop._problem, loop._active):
+        found = step_cost(loop._problem.keeping(kept), loop._active)
         assert math.isclose(found.reversal, cost.reversal, rel_tol=1e-9)
         # What `reads` counts is only known of the step as it is traced. Of slots and of
         # batches nobody asks where values are kept, which is in blocks.
@@ -101,7 +101,7 @@ def test_dots_in_inner_calls_are_values_too():
     inner = jax.jit(lambda w, h: jnp.tanh(w @ h))
     scan = el.Scan(lambda h, w: (inner(w, h), None), schedule=Spy())
     loop = loop_of(scan.plan, jnp.ones(3), jnp.ones((5, 3, 3)))
-    values = kept_values(loop.problem, loop.active)
+    values = kept_values(loop._problem, loop._active)
     (name,) = values.names
     assert name.startswith("dot 1")
     assert values.cost((name,))[0] == 3 * 4
@@ -149,13 +149,14 @@ def test_no_other_set_is_better(seed, count, bound):
 def test_a_budget_beside_all_sets_of_values():
     """At five budgets, by the plan's own times, within the memory that was measured."""
     loop = loop_of_layers()
-    names = kept_values(loop.problem, loop.active).names
+    names = kept_values(loop._problem, loop._active).names
     layout = lambda kept: Layout(AllAtOnce(loop.length), kept=kept)
-    times = paces(loop.problem, loop.active, measure=False, chooses=True)
+    problem = dataclasses.replace(loop._problem, chooses_policy=True)
+    times = paces(problem, loop._active, measure=False)
     every = []
     for kept in _subsets(names):
-        size = peak_bytes(loop.problem, loop.active, layout(kept))
-        bare = step_cost(loop.problem.keeping(kept), loop.active)
+        size = peak_bytes(loop._problem, loop._active, layout(kept))
+        bare = step_cost(loop._problem.keeping(kept), loop._active)
         own = dataclasses.replace(times.base, cost=bare)
         every.append((size, layout(kept).duration(own)))
     smallest, largest = min(every)[0], max(every)[0]

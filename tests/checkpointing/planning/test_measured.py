@@ -76,14 +76,14 @@ def test_a_step_is_run_to_plan_it_and_only_once():
     ours = gradient(f, init).weight
     plain = jax.grad(lambda f: jnp.sum(jax.lax.scan(lambda h, x: f(h, x), init, xs)[0]))
     assert jnp.allclose(ours, plain(f).weight, rtol=1e-3, atol=1e-4)
-    assert scan.plan(init, xs).layout == found.layout
+    assert scan.plan(init, xs).pinned == found.pinned
 
 
 def test_what_was_measured_is_remembered(runs):
     first = plan()
     assert runs == [7]  # the step alone, everything, three blocks, two batches
     assert plan(el.Budget("1MiB")).is_measured
-    assert plan().layout == first.layout
+    assert plan().pinned == first.pinned
     assert runs == [7]
     plan(length=2 * LENGTH)
     assert len(runs) <= 2
@@ -141,7 +141,7 @@ def test_known_products_are_measured_where_they_may_pay(
 
     monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
     el.measurements(None)
-    found = plan().layout
+    found = plan()._layout
     assert runs == [7, 5]  # of blocks one of a single step alone, and both batches
     assert found.order.asks_for_products(found.reversal) == taken
     el.measurements(None)
@@ -165,7 +165,7 @@ def test_steps_are_run_side_by_side_where_it_may_pay(monkeypatch, milliseconds, 
     el.measurements(None)
     found = plan()
     assert runs == [7, 3]
-    assert (found.layout.order.abreast > 1) == taken
+    assert (found._layout.order.abreast > 1) == taken
     assert ("side by side" in str(found)) == taken
     el.measurements(None)
 
@@ -248,7 +248,7 @@ def test_several_processes_measure_nothing(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     el.measurements(None)
     el.measurements(tmp_path / "times.json")
-    assert plan().layout == alone.layout
+    assert plan().pinned == alone.pinned
     assert len(runs) == 1
 
 
@@ -293,7 +293,7 @@ def test_a_file_is_written_and_read(runs, tmp_path):
     assert len(written["nanoseconds"]) == 7
     el.measurements(None)
     el.measurements(str(path))
-    assert plan().layout == first.layout
+    assert plan().pinned == first.pinned
     assert plan().relative_time == first.relative_time
     assert runs == [7]
     assert [p.name for p in tmp_path.iterdir()] == ["times.json"]
@@ -313,7 +313,7 @@ def test_the_file_decides(runs, tmp_path):
         path.write_text(json.dumps({"eqloop measurements": 1, "nanoseconds": times}))
         el.measurements(None)
         el.measurements(path)
-        found[fast] = plan(el.Budget("96KiB")).layout.reversal
+        found[fast] = plan(el.Budget("96KiB"))._layout.reversal
     assert isinstance(found[ByResiduals], ByResiduals)
     assert isinstance(found[Together], Together)
     assert len(runs) == 1
@@ -351,7 +351,7 @@ def test_a_pinned_plan_is_that_plan():
     f, init, xs = recurrent(200)
     found = el.Scan(f, schedule=el.Budget("16KiB")).plan(init, xs)
     pinned = el.Scan(f, schedule=found.pinned)
-    assert pinned.plan(init, xs).layout == found.layout
+    assert pinned.plan(init, xs).pinned == found.pinned
     assert found.pinned == found.pinned
     loss = lambda f, scan: jnp.sum(scan(f)(init, xs)[0])
     ours = jax.grad(loss)(f, lambda f: el.Scan(f, schedule=found.pinned))

@@ -70,7 +70,7 @@ def test_steps_that_differ_in_a_derivative_rule_have_plans_of_their_own():
 
     rules = [lambda h, dot: dot, lambda h, dot: jnp.cos(h) * dot]
     straight, curved = map(planned, rules)
-    assert straight.cost.residuals < curved.cost.residuals
+    assert straight._cost.residuals < curved._cost.residuals
     assert planned(rules[0]) == straight
 
 

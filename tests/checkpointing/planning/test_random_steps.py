@@ -36,8 +36,9 @@ class Recorded(AbstractSchedule):
 
     def layout(self, loop: Any) -> Any:
         layout = self.schedule.layout(loop)
-        how_long = pace(loop.problem, loop.active, measure=False)
-        self.plans.append(plan_of(loop.problem, loop.active, layout, how_long))
+        how_long = pace(loop._problem, loop._active, measure=False)
+        plan = plan_of(self, loop._problem, loop._active, layout, how_long)
+        self.plans.append(plan)
         return layout
 
 
@@ -106,9 +107,9 @@ def check(seed: int) -> tuple[int, int]:
         plan = planned(case, schedule)
         run, args = gradient(case, schedule)
         taken = temp_bytes(run, *args)
-    assert taken <= plan.peak_bytes, (seed, schedule, plan.layout)
+    assert taken <= plan.peak_bytes, (seed, schedule, plan._layout)
     if isinstance(schedule, el.Budget):
-        assert plan.peak_bytes <= schedule.nbytes, (seed, schedule, plan.layout)
+        assert plan.peak_bytes <= schedule.nbytes, (seed, schedule, plan._layout)
     return plan.peak_bytes, taken
 
 

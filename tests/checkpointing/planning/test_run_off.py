@@ -64,8 +64,8 @@ def test_of_two_that_seem_equal_the_faster_is_taken(runs):
     # another kind, beside the steps alone.
     assert runs.calls[-2:] == [3, 2]
     other = again(runs, [6, 5, 6, 6, 6])
-    assert first.layout.kind != other.layout.kind
-    assert again(runs, [5, 6, 6, 6, 6]).layout == first.layout
+    assert first._layout.kind != other._layout.kind
+    assert again(runs, [5, 6, 6, 6, 6]).pinned == first.pinned
     for found in (first, other):
         assert found.is_measured
         assert found.relative_time == pytest.approx(0.5)
@@ -81,7 +81,7 @@ def test_more_are_run_if_it_takes_longer_than_it_seemed(runs):
 def test_each_is_run_once(runs):
     first = plan()
     count = len(runs.calls)
-    assert plan().layout == first.layout
+    assert plan().pinned == first.pinned
     assert len(runs.calls) == count
 
 

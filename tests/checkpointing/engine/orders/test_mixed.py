@@ -273,8 +273,8 @@ def test_budgets_find_it():
         init, xs
     )
     chosen = plan(34 * 8192)
-    assert chosen.cost.rows == 1
-    assert isinstance(chosen.layout.order, Mixed)
+    assert chosen._cost.rows == 1
+    assert isinstance(chosen._layout.order, Mixed)
     assert "stored residuals" in str(chosen)
     least = el.Scan(f, schedule=el.Binomial(chosen.slots)).plan(init, xs)
     assert chosen.evaluations < 0.9 * least.evaluations
@@ -290,4 +290,4 @@ def test_a_step_whose_residuals_have_other_types_has_none_in_slots():
         plan = el.Scan(step, schedule=el.Recursive()).plan(
             jnp.ones(4), jnp.ones((9, 4))
         )
-        assert plan.cost.rows is None
+        assert plan._cost.rows is None

@@ -175,7 +175,7 @@ def test_double_precision():
 def test_an_estimate_counts_them():
     def spared(step):
         scan = el.Scan(functools.partial(step, W), schedule=el.Chunked(13, batch=4))
-        return scan.plan(HS, XS).cost.spared
+        return scan.plan(HS, XS)._cost.spared
 
     assert spared(gated) == 0
     assert spared(plain) >= 2 * WIDTH**2 * rates().flop

@@ -127,7 +127,7 @@ def test_no_budget_has_them_for_a_loop_that_stops():
         asked = []
         make(Noted(el.Budget("64KiB", measure=False), asked)).plan(init, xs)
         problem, active, _ = asked[0]
-        times = paces(problem, active, measure=False, chooses=False)
+        times = paces(problem, active, measure=False)
         return any(one.order.abreast > 1 for _, one in _by_duration(problem, times))
 
     near = lambda h: h[0] < 9
@@ -177,7 +177,7 @@ def test_what_segments_take_is_counted(abreast):
     found = temp_bytes(gradient(plan.pinned), *args)
     one = el.Scan(args[0], schedule=Abreast(8, 1, size=8)).plan(*args[1:])
     alone = temp_bytes(gradient(one.pinned), *args)
-    carries = 4 * 64 * (plan.layout.order.slots - one.layout.order.slots)
+    carries = 4 * 64 * (plan._layout.order.slots - one._layout.order.slots)
     # The carries of all segments are there at once, with their `xs`, the carry that
     # each has reached, and what is carried back past the batch.
     assert carries <= found - alone <= 8 * carries

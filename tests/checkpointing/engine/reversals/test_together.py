@@ -62,7 +62,7 @@ def reversal(step):
     plan = el.Scan(step, schedule=el.Recursive(4, batch=3)).plan(
         jnp.ones(3), jnp.ones(40)
     )
-    return plan.layout.reversal
+    return plan._layout.reversal
 
 
 @pytest.mark.parametrize("step", [branch, branch_in_a_loop, inner_planned_loop, ruled])
@@ -73,7 +73,7 @@ def test_steps_with_branches_are_reversed_one_by_one(step):
 def test_other_steps_are_reversed_together():
     assert reversal(plain) == reversal(inner_loop) == Together(3)
     one_by_one = el.Scan(plain, schedule=el.Recursive(4))
-    assert one_by_one.plan(jnp.ones(3), jnp.ones(40)).layout.reversal == ByResiduals()
+    assert one_by_one.plan(jnp.ones(3), jnp.ones(40))._layout.reversal == ByResiduals()
 
 
 def test_a_branch_that_was_not_taken_has_no_part_in_the_gradient():
@@ -200,7 +200,7 @@ def test_loops_without_a_carry_are_reversed_together_by_default():
     alone = el.Recursive(16, batch=1)
     one_by_one = grad(lambda row, xs: el.CheckpointedForLoop(row, schedule=alone)(xs))
     (loop,) = el.plans(default)(cell, xs)
-    assert isinstance(loop.plan.layout.reversal, Together)
+    assert isinstance(loop.plan._layout.reversal, Together)
     assert loop.plan.evaluations == 2 * len(xs)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(cell))
     least = temp_bytes(one_by_one, cell, xs)
@@ -228,7 +228,7 @@ def test_parts_of_a_product_are_large_enough_for_several_cores(rows, parts):
     weight, h = jnp.ones((rows, 256)), jnp.ones(256)
     step = lambda h, x: (jnp.tanh((weight @ h)[:256] + x), None)
     plan = el.Scan(step, schedule=el.Chunked(8, batch=8)).plan(h, jnp.ones((8, 256)))
-    assert plan.cost.products == weight.nbytes // parts
+    assert plan._cost.products == weight.nbytes // parts
 
 
 @pytest.mark.parametrize("batch", [10, 20])
@@ -243,7 +243,7 @@ def test_what_a_batch_takes_is_counted(batch):
         return jnp.sum(scan(init, xs)[0][0])
 
     measured = temp_bytes(jax.grad(loss, (0, 1)), init, xs)
-    counted = plan.layout.stored_bytes(plan.cost)
+    counted = plan._layout.stored_bytes(plan._cost)
     assert 0.9 * measured < counted < 1.3 * measured
 
 
@@ -263,7 +263,7 @@ def test_what_a_batch_of_loops_takes_is_counted():
 
     plan = scan(weight).plan(h, xs)
     measured = temp_bytes(jax.grad(loss, (0, 1)), weight, h)
-    assert 0.9 * measured < plan.layout.stored_bytes(plan.cost) < 1.5 * measured
+    assert 0.9 * measured < plan._layout.stored_bytes(plan._cost) < 1.5 * measured
 
 
 def test_rows_of_a_table_are_not_made_dense_at_each_step():
