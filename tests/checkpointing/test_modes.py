@@ -20,16 +20,13 @@ from ..derivatives import (
     scan,
 )
 from ..marks import slow_if
+from ..schedules import BLOCKS, EVERY_KIND, NESTED, SLOTS
 from .abreast import Abreast
 
-SCHEDULES = (
-    el.StoreAll(),
-    el.Recursive(2),
-    el.Chunked(3, batch=3),
-    el.Binomial(3),
-    el.Binomial(2, block=2),
-    Abreast(2, 2, size=4),
-)
+SCHEDULES = (*EVERY_KIND, Abreast(2, 2, size=4))
+
+# Those that plan by cost, or store elsewhere.
+PLANNED = (el.Budget("3KiB"), el.Budget("64KiB"), el.Offload(SLOTS))
 
 # A mode that is like another one, under `vmap` or of a part of its arguments. The
 # contexts below have gradients.
@@ -46,13 +43,13 @@ LIKE_OTHERS = (
 
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
 def test_modes(mode):
-    assert_agrees(mode, derivatives.plain, scan(el.Binomial(3)))
+    assert_agrees(mode, derivatives.plain, scan(SLOTS))
 
 
 # The test above has `Binomial(3)` in this mode, and contexts have `Recursive(2)`.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if((el.Binomial(3), el.Recursive(2)).__contains__, SCHEDULES[1:]),
+    slow_if((SLOTS, NESTED).__contains__, SCHEDULES[1:]),
     ids=str,
 )
 def test_schedules(schedule):
@@ -62,7 +59,7 @@ def test_schedules(schedule):
 # One of blocks; an order of which every step is reversed by itself has nothing more.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if(lambda s: s != el.Binomial(2, block=2), SCHEDULES[1:]),
+    slow_if(lambda s: s != BLOCKS, SCHEDULES[1:]),
     ids=str,
 )
 def test_with_64_bits(schedule):
@@ -73,7 +70,7 @@ def test_with_64_bits(schedule):
 
 @pytest.mark.parametrize("mode", [derivatives.jvp, derivatives.vjp], ids=name)
 def test_without_jit(mode):
-    actual = mode(derivatives.plain(scan(el.Binomial(3))), *inputs())
+    actual = mode(derivatives.plain(scan(SLOTS)), *inputs())
     expected = evaluate(mode, derivatives.plain, jax.lax.scan)
     assert_close(actual, expected, rtol=2e-4, atol=2e-5)
 
@@ -115,7 +112,7 @@ PLACES = (mapped, looped, rematerialised)
 @pytest.mark.sampled
 def test_places(place):
     mode = derivatives.jvp if place is rematerialised else derivatives.vjp
-    assert_agrees(place(mode), derivatives.plain, scan(el.Binomial(3)))
+    assert_agrees(place(mode), derivatives.plain, scan(SLOTS))
 
 
 @pytest.mark.slow
@@ -125,3 +122,21 @@ def test_places(place):
 @pytest.mark.parametrize("context", [derivatives.plain, derivatives.vmap], ids=name)
 def test_modes_in_places(context, place, mode, schedule):
     assert_agrees(place(mode), context, scan(schedule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", PLANNED, ids=str)
+@pytest.mark.parametrize(
+    ("mode", "context"),
+    [
+        (derivatives.hessian, derivatives.plain),
+        (derivatives.reverse_over_reverse, derivatives.plain),
+        (mapped(derivatives.grad), derivatives.plain),
+        (derivatives.grad, derivatives.vmap),
+        (derivatives.grad, derivatives.in_checkpoint),
+        (derivatives.grad, derivatives.shard_map),
+    ],
+    ids=name,
+)
+def test_schedules_that_plan_or_store_elsewhere(mode, context, schedule):
+    assert_agrees(mode, context, scan(schedule))

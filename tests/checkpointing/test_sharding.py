@@ -16,11 +16,12 @@ import eqloop as el
 
 from ..compiling import temp_bytes
 from ..marks import slow
+from ..schedules import BLOCKS, NESTED
 
 DEVICES = 8
 LENGTH, WIDTH = 9, 16
 
-SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
+SCHEDULES = (NESTED, BLOCKS)
 
 # What moves data between devices; that plain `lax.scan` reduces gradients is known.
 MOVES = re.compile(r"(all-gather|all-to-all|collective-permute|collective-broadcast)")

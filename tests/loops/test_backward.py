@@ -17,15 +17,16 @@ from ..asserts import assert_close, assert_raises
 from ..compiling import temp_bytes
 from ..derivatives import MODES, assert_agrees, mapped, name, scan
 from ..marks import slow, slow_if
+from ..schedules import BLOCKS, CHUNKS, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
 
 SCHEDULES = (
     None,
-    el.Recursive(2),
-    el.Chunked(3, batch=3),
-    slow(el.Binomial(2)),
-    slow(el.Binomial(3, block=2)),
+    NESTED,
+    CHUNKS,
+    slow(SLOTS),
+    slow(BLOCKS),
     slow(el.Offload(el.Chunked(2))),
 )
 
@@ -81,7 +82,7 @@ LIKE_OTHERS = (
     "mode", slow_if(lambda m: name(m) in LIKE_OTHERS, MODES), ids=name
 )
 def test_cuts_in_all_modes(mode):
-    loop = scan(schedule=el.Recursive(2), backward=el.Truncate(3))
+    loop = scan(schedule=NESTED, backward=el.Truncate(3))
     assert_agrees(mode, derivatives.plain, loop, cut_by_hand(3))
 
 
@@ -325,7 +326,7 @@ def test_cotangents_under_all_schedules(schedule, backward):
     ids=BACKWARDS,
 )
 def test_cotangents_in_other_modes(mode, backward):
-    loop = scan(schedule=el.Recursive(2), backward=backward)
+    loop = scan(schedule=NESTED, backward=backward)
     by_hand = back_by_hand(lambda ct: jax.tree.leaves(backward((ct, None)))[0])
     assert_agrees(
         getattr(derivatives, mode), derivatives.plain, loop, by_hand, rtol=1e-3
@@ -336,13 +337,13 @@ def test_cotangents_in_other_modes(mode, backward):
 def test_each_example_is_clipped_by_itself():
     backward = BACKWARDS["clipped"]
     by_hand = back_by_hand(lambda ct: backward((ct, None))[0])
-    loop = scan(schedule=el.Recursive(2), backward=backward)
+    loop = scan(schedule=NESTED, backward=backward)
     assert_agrees(derivatives.grad, derivatives.vmap, loop, by_hand)
     assert_agrees(mapped(derivatives.grad), derivatives.plain, loop, by_hand)
 
 
 def test_forward_mode_is_that_of_a_custom_vjp():
-    scan = el.Scan(add, schedule=el.Recursive(2), backward=el.ClipCotangent(1.0))
+    scan = el.Scan(add, schedule=NESTED, backward=el.ClipCotangent(1.0))
     assert scan(0.0, jnp.ones(3))[0] == 3.0
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda c: scan(c, jnp.ones(3))[0], (0.0,), (1.0,))
@@ -480,7 +481,7 @@ WRONG = {
         "TypeError: … cotangent: float32[] … None",
     ),
     "shape": (
-        adding(backward=lambda ct: ct[None], schedule=el.Recursive(2)),
+        adding(backward=lambda ct: ct[None], schedule=NESTED),
         "TypeError: … cotangent: float32[] … float32[1]",
     ),
     "dtype": (

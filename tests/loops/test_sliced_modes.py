@@ -9,11 +9,12 @@ import eqloop as el
 
 from .. import derivatives
 from ..derivatives import CONTEXTS, MODES, assert_agrees, name
+from ..schedules import BLOCKS, NESTED, STORING
 
 # Of seven steps: the last is kept, so that the first is run by itself; and one that
 # leaves steps over at both ends.
 SLICES = (slice(None, None, 3), slice(1, 6, 2))
-SCHEDULES = (el.StoreAll(), el.Recursive(2), el.Binomial(2, block=2))
+SCHEDULES = (STORING, NESTED, BLOCKS)
 
 
 def ours(kept: slice, schedule: Any) -> Any:
