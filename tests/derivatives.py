@@ -67,7 +67,8 @@ def loss(run: Run) -> Callable[..., jax.Array]:
 
 
 def gradient(run: Run) -> Callable[..., Any]:
-    return jax.grad(loss(run), (0, 1, 2))
+    """In all arguments."""
+    return lambda *args: jax.grad(loss(run), tuple(range(len(args))))(*args)
 
 
 def primal(run: Run, *args: Any) -> Any:
@@ -94,7 +95,7 @@ def linear_transpose(run: Run, *args: Any) -> Any:
 
 
 def grad(run: Run, *args: Any) -> Any:
-    return jax.value_and_grad(loss(run), (0, 1, 2))(*args)
+    return jax.value_and_grad(loss(run), tuple(range(len(args))))(*args)
 
 
 def grad_of_parameters(run: Run, *args: Any) -> Any:
@@ -325,6 +326,35 @@ def rematerialised(mode: Callable[..., Any]) -> Callable[..., Any]:
         return gradient(jax.checkpoint(lambda *args: mode(run, *args)))(*args)
 
     return evaluate
+
+
+@functools.cache
+def batch_of(mode: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The derivatives of a batch, whose examples differ in one argument."""
+
+    def evaluate(run: Run, *args: Any) -> Any:
+        axes, args = _batched(args, at)
+        return jax.vmap(functools.partial(mode, run), axes)(*args)
+
+    evaluate.__name__ = f"batch_of_{mode.__name__}"
+    return evaluate
+
+
+@functools.cache
+def of_batch(mode: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The derivative of all results of a batch."""
+
+    def evaluate(run: Run, *args: Any) -> Any:
+        axes, args = _batched(args, at)
+        return mode(jax.vmap(run, axes), *args)
+
+    evaluate.__name__ = f"{mode.__name__}_of_batch"
+    return evaluate
+
+
+def _batched(args: tuple[Any, ...], at: int) -> tuple[Any, Any]:
+    axes = tuple(0 if i == at else None for i in range(len(args)))
+    return axes, [pair(x) if i == at else x for i, x in enumerate(args)]
 
 
 # Comparing loops
