@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import eqloop as el
 
 from .. import derivatives
+from ..asserts import assert_raises
 from ..derivatives import CONTEXTS, MODES, assert_agrees, name, scan
 from ..marks import slow_if
 from .counting import count_gradient
@@ -213,36 +214,24 @@ def test_the_parts_of_plans_are_not_public():
 
 
 @pytest.mark.parametrize(
-    ("segments", "error", "message"),
+    ("segments", "said"),
     [
         (
             [(3, el.Chunked(1)), (3, el.Chunked(1))],
-            ValueError,
-            "Cut: the segments that are passed to `loop.cut` must add up to the length "
-            "of the loop, 7, and they are: 3, 3.",
+            "ValueError: Cut: … `loop.cut` … length of the loop, 7, … 3, 3",
         ),
-        ([], ValueError, "the length of the loop, 7, and they are: none."),
+        ([], "ValueError: Cut: … length of the loop, 7, … none"),
         (
             [(0, el.Chunked(1)), (7, el.Chunked(1))],
-            TypeError,
-            "an int of at least 1, and a schedule. Its number of steps is 0.",
+            "TypeError: … int of at least 1, and a schedule … number of steps is 0",
         ),
-        (
-            [(7, 16)],
-            TypeError,
-            "a number of steps and a schedule, such as `el.Chunked(1)`. Its schedule "
-            "is 16.",
-        ),
+        ([(7, 16)], "TypeError: … schedule, such as `el.Chunked(1)` … schedule is 16"),
         (
             [(7, el.Offload(el.Binomial(2)))],
-            ValueError,
-            "Cut: the slots of a segment are on the device, and cannot be those of "
-            "Offload",
+            "ValueError: Cut: … on the device … Offload",
         ),
     ],
 )
-def test_wrong_segments(segments, error, message):
+def test_wrong_segments(segments, said):
     scan = el.Scan(lambda h, x: (jnp.sin(h + x), None), schedule=Cut(tuple(segments)))
-    with pytest.raises(error) as caught:
-        scan.plan(0.0, jnp.zeros(7))
-    assert message in str(caught.value)
+    assert_raises(lambda: scan.plan(0.0, jnp.zeros(7)), said)

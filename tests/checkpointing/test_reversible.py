@@ -174,7 +174,7 @@ def test_the_plan():
     assert held == dict.fromkeys(("carry[0]", "carry[1]"), True) | dict.fromkeys(
         ("carry[2]", "carry[3]"), False
     )
-    events = list(short.layout.order.history())
+    events = list(short._layout.order.history())
     assert len(events) == short.evaluations
     reversed_steps = [e.position for e in events if e.kind == "reversal"]
     assert reversed_steps == list(reversed(range(100)))
