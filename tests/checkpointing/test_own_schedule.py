@@ -42,7 +42,7 @@ class AtMost(el.AbstractSchedule):
     measure: bool = True
 
     def layout(self, loop: el.LoopSpec) -> el.Layout:
-        return loop.cut([(loop.length, el.Chunked(self.nbytes // loop.slot_bytes))])
+        return el.Chunked(self.nbytes // loop.slot_bytes).layout(loop)
 
 
 @dataclasses.dataclass(frozen=True)
