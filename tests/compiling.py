@@ -1,5 +1,9 @@
-"""How programs are compiled, and how many have been, by JAX's own account."""
+"""How programs are compiled, what they take, and how many have been compiled."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.monitoring
 
 # Options for programs whose bits matter: optimised as those of users are, and not as
@@ -24,3 +28,15 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 def programs_compiled() -> int:
     """How many there were so far, in this process."""
     return len(_events)
+
+
+def temp_bytes(f: Callable[..., Any], *args: Any) -> int:
+    """What XLA allocates for a function, beside its inputs and outputs.
+
+    Arguments may be types, or the shapes of arrays of 32 bits.
+    """
+    is_shape = lambda x: isinstance(x, tuple) and x and {*map(type, x)} == {int}
+    types = [jax.ShapeDtypeStruct(x, "float32") if is_shape(x) else x for x in args]
+    # A function of its own, so that nothing remembers the program of another call.
+    compiled = jax.jit(lambda *args: f(*args)).lower(*types).compile()
+    return compiled.memory_analysis().temp_size_in_bytes

@@ -15,6 +15,7 @@ import pytest
 import eqloop as el
 
 from .marks import slow, slow_if
+from .schedules import BLOCKS, CHUNKS, NESTED, SLOTS
 
 pytestmark = pytest.mark.sampled
 
@@ -82,11 +83,11 @@ FORWARD = (leaves, keeps, another)
 REVERSE = (*FORWARD, backward, clips, inside)
 
 SCHEDULES = {
-    "Recursive": el.Recursive(2),
-    "Chunked": el.Chunked(3, batch=3),
-    "Binomial": el.Binomial(2),
-    "blocks": el.Binomial(2, block=3),
-    "Offload": el.Offload(el.Binomial(3)),
+    "Recursive": NESTED,
+    "Chunked": CHUNKS,
+    "Binomial": SLOTS,
+    "blocks": BLOCKS,
+    "Offload": el.Offload(SLOTS),
 }
 SECOND: dict[str, Callable[[Any], Any]] = {
     "forward over reverse": lambda f: jax.jacfwd(jax.grad(f)),

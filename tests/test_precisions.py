@@ -16,6 +16,7 @@ import pytest
 import eqloop as el
 
 from .marks import slow
+from .schedules import EVERY_KIND, SLOTS
 
 pytestmark = pytest.mark.sampled
 
@@ -90,15 +91,7 @@ def branches(h: Any, xs: Any) -> Any:
     return el.IfElse([jnp.cos, jnp.sin])([h < 0, h >= 0], h)
 
 
-SCHEDULES = (
-    el.StoreAll(),
-    el.Recursive(2),
-    el.Chunked(2, batch=2),
-    el.Binomial(2),
-    el.Binomial(2, block=2),
-    el.Budget("1MiB"),
-    el.Offload(el.Binomial(2)),
-)
+SCHEDULES = (*EVERY_KIND, el.Budget("1MiB"), el.Offload(SLOTS))
 CASES: dict[str, Case] = {str(schedule): scan(schedule) for schedule in SCHEDULES} | {
     "SlicedScan": (
         lambda h, xs: jnp.sum(el.SlicedScan(step, step=2)(h, xs)[1]),

@@ -13,6 +13,7 @@ from jax import lax
 
 import eqloop as el
 
+from .asserts import assert_close
 from .marks import slow
 
 
@@ -95,8 +96,7 @@ def test_steps_are_not_reversed_together(schedule, name):
         return jax.jit(jax.grad(loss, (0, 1)))(jnp.zeros(8), XS)
 
     got, want = gradient(schedule), gradient(el.StoreAll())
-    near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(near, got, want)
+    assert_close(got, want, atol=1e-6)
 
 
 def cell(see: Any) -> Any:
@@ -313,7 +313,7 @@ def test_examples_of_a_while_loop_keep_in_step(name, kind):
         return outside(1.5, LIMITS, KEYS), jax.value_and_grad(inside)(1.5)
 
     got, want = (jax.jit(lambda f=f: batch(f))() for f in (WHILES[kind], masked))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3), got, want)
+    assert_close(got, want, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["Checkpointed", slow("Bounded"), slow("ScanWhile")])
@@ -326,7 +326,7 @@ def test_a_batch_of_batches_and_of_second_derivatives(kind):
         return jax.vmap(rows, (0, 0, 0))(jnp.array([1.5, 0.5]), limits, keys)
 
     got, want = (jax.jit(lambda f=f: batch(f))() for f in (WHILES[kind], masked))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-3), got, want)
+    assert_close(got, want, rtol=2e-3, atol=0)
 
 
 def test_buffers_are_written_by_those_that_go_on():
@@ -344,7 +344,7 @@ def test_buffers_are_written_by_those_that_go_on():
         return jax.vmap(jax.value_and_grad(one), (None, 0, 0))(1.5, LIMITS, KEYS)
 
     got, want = (jax.jit(lambda f=f: batch(f))() for f in (WHILES["ScanWhile"], masked))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3), got, want)
+    assert_close(got, want, rtol=1e-3, atol=0)
 
 
 def test_rows_of_a_scan_that_ends_and_its_bar():

@@ -6,7 +6,8 @@ import pytest
 
 import eqloop as el
 
-from .trees import assert_close
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -87,15 +88,10 @@ def test_chunks_may_be_as_large_as_fits():
     whole, within = el.JacRev(hidden), el.JacRev(hidden, chunk_size=el.Budget("60KB"))
     both = jax.jit(lambda x: (within(x), whole(x)))
     assert_close(*both(jnp.linspace(0.0, 1.0, 64)))
-    assert temporary(within) < temporary(whole) / 4
+    assert temp_bytes(within, (64,)) < temp_bytes(whole, (64,)) / 4
 
 
 # Memory
-
-
-def temporary(function):
-    compiled = jax.jit(lambda x: function(x)).lower(jnp.ones(64)).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def hidden(x):
@@ -113,7 +109,7 @@ def hidden(x):
     ids=["JacRev", "JacFwd", "Hessian"],
 )
 def test_memory_is_that_of_a_chunk(transform, function):
-    whole = temporary(transform(function))
-    chunk = temporary(transform(function, chunk_size=4))
+    whole = temp_bytes(transform(function), (64,))
+    chunk = temp_bytes(transform(function, chunk_size=4), (64,))
     # 4 of 64 directions, and what there is of `function` itself.
     assert chunk < whole / 8

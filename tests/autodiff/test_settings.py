@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
-from .trees import assert_close
+from ..asserts import assert_close
 
 pytestmark = pytest.mark.sampled
 

@@ -1,5 +1,6 @@
 """`Cond` and `Switch` beside `jax.lax.cond` and `jax.lax.switch`."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -12,17 +13,15 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
+
+near = functools.partial(assert_close, rtol=1e-5, atol=1e-6)
+
 X = jnp.linspace(-1.0, 2.0, 3)
 
 
 def weigh(out: Any) -> jax.Array:
     return jnp.sum(jnp.cos(jnp.arange(3.0)) * out)
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def linear(seed: int) -> eqx.nn.Linear:
@@ -58,9 +57,9 @@ def test_switch_is_that_of_jax_and_clamps():
         return jax.jit(lambda: (jax.lax.map(one, indices), jax.vmap(one)(indices)))()
 
     actual, expected = everything(ours), everything(theirs)
-    assert_close(actual, expected)
+    near(actual, expected)
     in_turn, at_once = actual
-    assert_close(in_turn, at_once)
+    near(in_turn, at_once)
 
 
 @pytest.mark.parametrize("index", [1, np.uint8(1), jnp.array(1), 9, -9])
@@ -134,10 +133,8 @@ def test_the_arrays_of_the_branches_are_differentiated():
         ran, other = (cond.true_f, cond.false_f)[:: 1 if pred else -1]
         expected = eqx.filter_grad(lambda f: weigh(f(X)))(ran)
         of_ran, of_other = (grads.true_f, grads.false_f)[:: 1 if pred else -1]
-        assert_close(of_ran, expected)
-        assert_close(
-            of_other, jax.tree.map(jnp.zeros_like, eqx.filter(other, eqx.is_array))
-        )
+        near(of_ran, expected)
+        near(of_other, jax.tree.map(jnp.zeros_like, eqx.filter(other, eqx.is_array)))
 
 
 def test_closures_and_keywords():
@@ -146,7 +143,7 @@ def test_closures_and_keywords():
         return weigh(cond(True, x, by=2.0))
 
     grads = jax.jit(jax.grad(run, argnums=(0, 1)))(3.0, X)
-    assert_close(grads, jax.grad(lambda s, x: weigh(2 * s * x), (0, 1))(3.0, X))
+    near(grads, jax.grad(lambda s, x: weigh(2 * s * x), (0, 1))(3.0, X))
 
 
 def test_leaves_that_are_no_arrays():
@@ -163,7 +160,7 @@ def test_leaves_that_are_no_arrays():
             el.Cond(grow, keep)(pred, {**tree, "x": x}), eqx.is_array
         )
     )
-    assert_close(out(True, X)["x"], jnp.tanh(X))
+    near(out(True, X)["x"], jnp.tanh(X))
     static = el.Cond(grow, keep)(False, tree)
     assert static["act"] is jnp.tanh
     assert static["n"] is None
@@ -173,7 +170,7 @@ def test_leaves_that_are_no_arrays():
 def test_branches_may_return_modules():
     cond = el.Cond(lambda a, b: a, lambda a, b: b)
     chosen = cond(False, linear(0), linear(1))
-    assert_close(chosen.weight, linear(1).weight)
+    near(chosen.weight, linear(1).weight)
     assert chosen.use_bias is True
 
 
@@ -240,6 +237,6 @@ def test_a_branching_module_is_a_pytree():
     switch = el.Switch((linear(0), jnp.sin))
     assert len(jax.tree.leaves(eqx.filter(switch, eqx.is_array))) == 2
     zeroed = eqx.tree_at(lambda s: s.branches[0].bias, switch, jnp.zeros(3))
-    assert_close(zeroed(0, X), linear(0).weight @ X)
+    near(zeroed(0, X), linear(0).weight @ X)
     assert "Switch" in repr(switch)
     assert eqx.tree_equal(*(el.Cond(linear(0), jnp.sin) for _ in range(2)))

@@ -1,4 +1,4 @@
-"""What XLA allocates for a gradient, beside its inputs and outputs."""
+"""A gradient, for the memory that it takes."""
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,3 @@ def gradient(schedule, policy=None):
         return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(carry))
 
     return jax.grad(loss, argnums=(0, 1, 2))
-
-
-def temp_bytes(function, *args):
-    program = jax.jit(lambda *args: function(*args)).lower(*args).compile()
-    return program.memory_analysis().temp_size_in_bytes

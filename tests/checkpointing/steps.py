@@ -8,11 +8,15 @@ import numpy as np
 from ..weights import normal, without_key
 
 
+def cell(w, h, x):
+    return jnp.tanh(w @ jnp.tanh(w @ h + x))
+
+
 class Recurrent(eqx.Module):
     weight: jax.Array
 
     def __call__(self, h, x):
-        return jnp.tanh(self.weight @ jnp.tanh(self.weight @ h + x)), None
+        return cell(self.weight, h, x), None
 
 
 class Gru(eqx.Module):

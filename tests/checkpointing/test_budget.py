@@ -1,6 +1,5 @@
 """`Budget`: it is kept to, plans are as predicted, errors say what would do."""
 
-import dataclasses
 import re
 
 import jax
@@ -9,15 +8,13 @@ import numpy as np
 import pytest
 
 import eqloop as el
-from eqloop.checkpointing import AbstractSchedule
-from eqloop.checkpointing.engine._forward import Active
-from eqloop.checkpointing.engine._layout import Layout
-from eqloop.checkpointing.engine._problem import Problem
 from eqloop.checkpointing.planning._memory import peak_bytes
 
-from ..compiling import programs_compiled
+from ..asserts import assert_close
+from ..compiling import programs_compiled, temp_bytes
 from ..marks import slow
-from .memory import gradient, temp_bytes
+from .memory import gradient
+from .noted import Noted
 from .steps import STEPS, recurrent
 
 LENGTHS = {"recurrent": 4096, "gru": 2048, "field": 256, "ode": 16384}
@@ -60,19 +57,6 @@ def test_every_budget_holds(name):
     plans = [check(*args, nbytes, measure=True) for nbytes in budgets]
     times = [plan.relative_time for plan in plans]
     assert times == sorted(times, reverse=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Noted(AbstractSchedule):
-    """A schedule that notes which loops it is asked for, and as what."""
-
-    schedule: AbstractSchedule
-    asked: list[tuple[Problem, Active, Layout]] = dataclasses.field(compare=False)
-
-    def layout(self, loop):
-        layout = self.schedule.layout(loop)
-        self.asked.append((loop._problem, loop._active, layout))
-        return layout
 
 
 def branching(length):
@@ -136,10 +120,7 @@ def test_the_gradient_under_a_budget():
     smallest = least(*args)
     for nbytes in (smallest, 2**20):
         actual = jax.jit(gradient(el.Budget(nbytes, measure=False)))(*args)
-        for a, b in zip(
-            jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-        ):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        assert_close(actual, expected, atol=1e-6)
 
 
 def test_under_vmap_the_budget_is_for_the_batch():

@@ -9,8 +9,8 @@ import pytest
 
 import eqloop as el
 
+from ..compiling import temp_bytes
 from ..marks import slow
-from .memory import temp_bytes
 
 SCHEDULES = [el.Binomial(3), el.Recursive(3), el.Chunked(4, batch=4)]
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -366,8 +367,7 @@ def check(
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
         assert jax.typeof(x) == jax.typeof(y)
     without = theirs(*arrays())
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(without), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5)
+    assert_close(found, without, rtol=2e-5)
 
 
 WRAPS = {
@@ -625,5 +625,4 @@ def test_what_a_function_with_automatic_axes_closes_over(loop, mode):
     with jax.set_mesh(mesh):
         actual = of_inputs(ours, automatic)(*args)
     expected = of_inputs(by_hand, lambda p: lambda x: jnp.sin(p * x))(*args)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+    assert_close(actual, expected)

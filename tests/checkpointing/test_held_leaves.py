@@ -12,8 +12,9 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow
-from .derivatives import (
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..derivatives import (
     LENGTH,
     MODES,
     WIDTH,
@@ -26,7 +27,7 @@ from .derivatives import (
     reverse_over_reverse,
     vjp,
 )
-from .memory import temp_bytes
+from ..marks import slow
 
 pytestmark = pytest.mark.sampled
 
@@ -175,8 +176,7 @@ def assert_agree(mode, run, expected):
     actual, expected = (
         jax.jit(functools.partial(mode, f))(*inputs()) for f in (run, expected)
     )
-    close = functools.partial(np.testing.assert_allclose, rtol=3e-4, atol=3e-5)
-    jax.tree.map(close, actual, expected)
+    assert_close(actual, expected, rtol=3e-4, atol=3e-5)
 
 
 def check_scan(kinds, at, mode, is_mapped):
@@ -290,7 +290,7 @@ def test_a_loop_that_is_linear_stores_nothing():
     of = lambda loop: jax.jit(jax.grad(loss(loop), (0, 1)))
     args = jnp.arange(8.0), jnp.ones((32, 8))
     expected = of(functools.partial(lax.scan, step))(*args)
-    jax.tree.map(np.testing.assert_allclose, of(scan)(*args), expected)
+    assert_close(of(scan)(*args), expected, rtol=1e-7, atol=0)
 
 
 LARGE = 10_000

@@ -1,65 +1,32 @@
 """Every schedule in every mode and context, against `jax.lax.scan`."""
 
-import functools
-from typing import Any
-
 import jax
-import numpy as np
 import pytest
 
 import eqloop as el
 
-from ..marks import slow_if
-from . import derivatives
-from .abreast import Abreast
-from .derivatives import (
+from .. import derivatives
+from ..asserts import assert_close
+from ..derivatives import (
     CONTEXTS,
     MODES,
+    assert_agrees,
+    evaluate,
     inputs,
     looped,
     mapped,
+    name,
     rematerialised,
+    scan,
 )
+from ..marks import slow_if
+from ..schedules import BLOCKS, EVERY_KIND, NESTED, SLOTS
+from .abreast import Abreast
 
-SCHEDULES = (
-    el.StoreAll(),
-    el.Recursive(2),
-    el.Chunked(3, batch=3),
-    el.Binomial(3),
-    el.Binomial(2, block=2),
-    Abreast(2, 2, size=4),
-)
+SCHEDULES = (*EVERY_KIND, Abreast(2, 2, size=4))
 
-name = lambda f: getattr(f, "__name__", str(f))
-
-
-def scan(schedule: Any) -> Any:
-    return lambda f, init, xs, **settings: el.Scan(f, schedule=schedule, **settings)(
-        init, xs
-    )
-
-
-def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)))
-    return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
-
-
-@functools.cache
-def expected(mode: Any, context: Any) -> list[np.ndarray]:
-    return evaluate(mode, context, jax.lax.scan)
-
-
-def check(mode: Any, context: Any, schedule: Any) -> None:
-    actual = evaluate(mode, context, scan(schedule))
-    assert_close(actual, expected(mode, context))
-
-
-def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for a, e in zip(actual, expected, strict=True):
-        assert a.shape == e.shape
-        assert a.dtype == e.dtype
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
-
+# Those that plan by cost, or store elsewhere.
+PLANNED = (el.Budget("3KiB"), el.Budget("64KiB"), el.Offload(SLOTS))
 
 # A mode that is like another one, under `vmap` or of a part of its arguments. The
 # contexts below have gradients.
@@ -76,38 +43,36 @@ LIKE_OTHERS = (
 
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES), ids=name)
 def test_modes(mode):
-    check(mode, derivatives.plain, el.Binomial(3))
+    assert_agrees(mode, derivatives.plain, scan(SLOTS))
 
 
 # The test above has `Binomial(3)` in this mode, and contexts have `Recursive(2)`.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if((el.Binomial(3), el.Recursive(2)).__contains__, SCHEDULES[1:]),
+    slow_if((SLOTS, NESTED).__contains__, SCHEDULES[1:]),
     ids=str,
 )
 def test_schedules(schedule):
-    check(derivatives.forward_over_reverse, derivatives.plain, schedule)
+    assert_agrees(derivatives.forward_over_reverse, derivatives.plain, scan(schedule))
 
 
 # One of blocks; an order of which every step is reversed by itself has nothing more.
 @pytest.mark.parametrize(
     "schedule",
-    slow_if(lambda s: s != el.Binomial(2, block=2), SCHEDULES[1:]),
+    slow_if(lambda s: s != BLOCKS, SCHEDULES[1:]),
     ids=str,
 )
 def test_with_64_bits(schedule):
     mode = derivatives.forward_over_reverse
     with jax.enable_x64(True):
-        loops = (scan(schedule), jax.lax.scan)
-        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
+        assert_agrees(mode, derivatives.plain, scan(schedule))
 
 
 @pytest.mark.parametrize("mode", [derivatives.jvp, derivatives.vjp], ids=name)
 def test_without_jit(mode):
-    actual = mode(derivatives.plain(scan(el.Binomial(3))), *inputs())
-    same = expected(mode, derivatives.plain)
-    for a, e in zip(jax.tree.leaves(actual), same, strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+    actual = mode(derivatives.plain(scan(SLOTS)), *inputs())
+    expected = evaluate(mode, derivatives.plain, jax.lax.scan)
+    assert_close(actual, expected, rtol=2e-4, atol=2e-5)
 
 
 # What these are like is tried in other contexts.
@@ -129,7 +94,7 @@ def test_contexts(context):
     # Modes and schedules take turns; all of them are tried by the slow test.
     turn = CONTEXTS.index(context)
     mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
-    check(mode, context, SCHEDULES[1 + turn // 2 % 5])
+    assert_agrees(mode, context, scan(SCHEDULES[1 + turn // 2 % 5]))
 
 
 @pytest.mark.slow
@@ -137,7 +102,7 @@ def test_contexts(context):
 @pytest.mark.parametrize("context", CONTEXTS, ids=name)
 @pytest.mark.parametrize("mode", MODES, ids=name)
 def test_modes_in_contexts(mode, context, schedule):
-    check(mode, context, schedule)
+    assert_agrees(mode, context, scan(schedule))
 
 
 PLACES = (mapped, looped, rematerialised)
@@ -147,7 +112,7 @@ PLACES = (mapped, looped, rematerialised)
 @pytest.mark.sampled
 def test_places(place):
     mode = derivatives.jvp if place is rematerialised else derivatives.vjp
-    check(place(mode), derivatives.plain, el.Binomial(3))
+    assert_agrees(place(mode), derivatives.plain, scan(SLOTS))
 
 
 @pytest.mark.slow
@@ -156,4 +121,22 @@ def test_places(place):
 @pytest.mark.parametrize("place", PLACES, ids=name)
 @pytest.mark.parametrize("context", [derivatives.plain, derivatives.vmap], ids=name)
 def test_modes_in_places(context, place, mode, schedule):
-    check(place(mode), context, schedule)
+    assert_agrees(place(mode), context, scan(schedule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", PLANNED, ids=str)
+@pytest.mark.parametrize(
+    ("mode", "context"),
+    [
+        (derivatives.hessian, derivatives.plain),
+        (derivatives.reverse_over_reverse, derivatives.plain),
+        (mapped(derivatives.grad), derivatives.plain),
+        (derivatives.grad, derivatives.vmap),
+        (derivatives.grad, derivatives.in_checkpoint),
+        (derivatives.grad, derivatives.shard_map),
+    ],
+    ids=name,
+)
+def test_schedules_that_plan_or_store_elsewhere(mode, context, schedule):
+    assert_agrees(mode, context, scan(schedule))

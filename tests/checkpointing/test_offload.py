@@ -10,6 +10,7 @@ from jax.experimental import hijax
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 from .memory import gradient
 from .steps import recurrent
@@ -29,11 +30,6 @@ def stacked_loss(schedule, reverse=False):
         return jnp.sum(carry**2) + jnp.arange(1.0 * len(xs)) @ ys.sum(1)
 
     return loss
-
-
-def assert_close(actual, expected):
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES + MORE, ids=repr)

@@ -14,8 +14,9 @@ from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
 
+from ..compiling import temp_bytes
 from ..marks import slow
-from .memory import gradient, temp_bytes
+from .memory import gradient
 from .steps import STEPS, recurrent
 
 pytestmark = pytest.mark.sampled

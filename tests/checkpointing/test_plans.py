@@ -11,6 +11,7 @@ from jax.experimental import checkify, io_callback
 
 import eqloop as el
 
+from ..compiling import temp_bytes
 from ..marks import slow_if
 
 XS = jnp.ones((64, 5))
@@ -217,10 +218,6 @@ def test_errors_are_those_of_the_function():
         el.plans(lambda xs: scan(jnp.ones(5), xs, length=3))(XS)
 
 
-def temporary(f, *args):
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-
 def assert_about(plan, bytes_taken):
     assert bytes_taken <= plan.peak_bytes <= 1.1 * bytes_taken + 1024
 
@@ -248,7 +245,7 @@ def test_while_loops(kind):
         assert (plan.length, plan.slots) == (steps, slots)
         assert plan.evaluations == evaluations
         assert found.place == place
-        assert_about(plan, temporary(run, batch))
+        assert_about(plan, temp_bytes(run, batch))
     assert alone.peak_bytes == alone[0].plan.peak_bytes
 
 
@@ -305,7 +302,7 @@ def test_loops_that_jax_differentiates():
     assert found.plan._layout.stores_residuals
     assert (found.name, found.plan.evaluations) == ("Scan", 64)
     assert found.place.function == "loss"
-    assert_about(found.plan, temporary(gradient, 1.0, XS))
+    assert_about(found.plan, temp_bytes(gradient, 1.0, XS))
     assert jax.jit(gradient).lower(1.0, XS).as_text() == before
     batch = jnp.ones((3, 64, 5))
     (found,) = el.plans(jax.vmap(gradient, (None, 0)))(1.0, batch)
@@ -323,7 +320,7 @@ def test_what_a_plan_measures_is_not_what_is_listed():
     everything = el.Scan(step, schedule=el.StoreAll()).plan(jnp.ones(31), xs).pinned
     gradient = lambda schedule: jax.grad(lambda w, xs: run(schedule, w, xs))
     (found,) = el.plans(gradient(everything))(w, xs)
-    taken = temporary(gradient(el.StoreAll()), w, xs)
+    taken = temp_bytes(gradient(el.StoreAll()), w, xs)
     assert found.plan._layout.stores_residuals
     assert_about(found.plan, taken)
 

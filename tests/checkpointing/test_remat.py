@@ -1,7 +1,5 @@
 """`Remat`: the same numbers in every mode, from fewer residuals."""
 
-import functools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,8 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow_if
 from ..weights import without_key
 
@@ -56,9 +56,7 @@ def test_is_f_in_every_mode(mode):
     remats = el.Remat(deep), el.Remat(deep, policy="save_everything")
     expected, *others = jax.jit(lambda: [derive(f) for f in (deep, *remats)])()
     for found in others:
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
-        )
+        assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_checkpoint_is_another_name_for_it():
@@ -96,8 +94,7 @@ def test_a_gradient_takes_less_memory():
         # As the body of a loop, which XLA cannot schedule in another order.
         step = lambda w: lambda x, _: (f(w, x), None)
         loss = lambda w, x: jax.lax.scan(step(w), x, None, 4)[0].sum()
-        compiled = jax.jit(jax.grad(loss)).lower(jnp.eye(32), jnp.ones((64, 32)))
-        return compiled.compile().memory_analysis().temp_size_in_bytes
+        return temp_bytes(jax.grad(loss), (32, 32), (64, 32))
 
     assert temporary(el.Remat(products)) < temporary(products) / 2
 

@@ -10,9 +10,19 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..derivatives import (
+    batch_of,
+    forward_over_reverse,
+    grad,
+    hessian,
+    name,
+    of_batch,
+    reverse_over_reverse,
+)
 from ..marks import slow
 from ..weights import normal
-from .memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -60,43 +70,14 @@ def run(schedule, w, h, dts):
 ARGS = jnp.linspace(0.5, 1.5, WIDTH), jnp.linspace(-1, 1, WIDTH), jnp.full(11, 0.1)
 
 
-def grad(f, *args):
-    return jax.grad(f, (0, 1, 2))(*args)
-
-
-def hessian(f, *args):
-    return jax.hessian(f, (0, 1))(*args)
-
-
-def reverse_over_reverse(f, *args):
-    return jax.jacrev(jax.grad(f), (0, 2))(*args)
-
-
-def forward_over_reverse(f, *args):
-    return jax.jvp(jax.grad(f, (0, 1, 2)), args, jax.tree.map(jnp.cos, args))
-
-
-def vmap_of_grad(f, w, h, dts):
-    return jax.vmap(jax.grad(f, (0, 1)), (None, 0, None))(w, jnp.stack([h, 2 * h]), dts)
-
-
-def grad_of_vmap(f, w, h, dts):
-    batch = lambda w: jax.vmap(f, (None, 0, None))(w, jnp.stack([h, 2 * h]), dts)
-    return jax.grad(lambda w: jnp.sum(batch(w)))(w)
-
-
-def vmap_of_parameters(f, w, h, dts):
-    return jax.vmap(jax.grad(f, (0, 1)), (0, None, None))(jnp.stack([w, 2 * w]), h, dts)
-
-
 MODES = [
     grad,
     hessian,
     reverse_over_reverse,
     forward_over_reverse,
-    vmap_of_grad,
-    grad_of_vmap,
-    vmap_of_parameters,
+    batch_of(grad, 0),
+    batch_of(grad, 1),
+    of_batch(grad, 1),
 ]
 SCHEDULES = {
     "one part": el.Reversible,
@@ -105,7 +86,7 @@ SCHEDULES = {
     "unchecked": lambda f: el.Reversible(f, check=False),
     "on the host": lambda f: el.Offload(el.Reversible(f, checkpoints=2)),
 }
-AT_REST = [("parts", mode) for mode in (forward_over_reverse, vmap_of_grad)]
+AT_REST = [("parts", mode) for mode in (forward_over_reverse, batch_of(grad, 1))]
 AT_REST += [("every step", grad), ("on the host", grad)]
 CASES = [
     (name, mode) if (name, mode) in AT_REST else slow(name, mode)
@@ -114,12 +95,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize(("name", "mode"), CASES, ids=name)
 def test_every_mode(name, mode):
     found = jax.jit(functools.partial(mode, functools.partial(run, SCHEDULES[name])))
     expected = jax.jit(functools.partial(mode, functools.partial(run, None)))
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
-    jax.tree.map(close, found(*ARGS), expected(*ARGS))
+    assert_close(found(*ARGS), expected(*ARGS), rtol=2e-4, atol=2e-4)
 
 
 def test_keys_and_captured_arrays():
@@ -138,9 +118,7 @@ def test_keys_and_captured_arrays():
 
     gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
     found, expected = (gradient(s, jnp.float32(0.3), ARGS[1]) for s in (True, None))
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected
-    )
+    assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def heun_loss(schedule, w, y, dts):
@@ -216,7 +194,7 @@ def test_an_inverse_that_is_none(name):
     with pytest.raises(jax.errors.JaxRuntimeError, match="it is off by"):
         jax.block_until_ready(jax.jit(jax.grad(f))(*ARGS))
     with pytest.raises(jax.errors.JaxRuntimeError, match="it is off by"):
-        jax.block_until_ready(jax.jit(functools.partial(vmap_of_grad, f))(*ARGS))
+        jax.block_until_ready(jax.jit(functools.partial(batch_of(grad, 1), f))(*ARGS))
     unchecked = lambda _: el.Reversible(WRONG[name], check=False)
     jax.jit(jax.grad(functools.partial(run, unchecked)))(*ARGS)
 
@@ -276,8 +254,7 @@ def test_layers():
     args = normal(0, (6, 4, 4), scale=0.3), ARGS[1], 0.7
     found = grad(functools.partial(loss, el.Reversible(uncouple)), *args)
     expected = grad(functools.partial(loss, None), *args)
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
-    jax.tree.map(close, found, expected)
+    assert_close(found, expected, rtol=2e-4, atol=2e-4)
     wrong = el.Reversible(lambda x, layer, scale, *, key: x)
     with pytest.raises(ValueError, match=r"At x\[0\]"):
         grad(functools.partial(loss, wrong), *args)

@@ -15,8 +15,9 @@ from jax import lax
 
 import eqloop as el
 
-from ..marks import slow
-from .derivatives import (
+from ..asserts import assert_close
+from ..compiling import temp_bytes
+from ..derivatives import (
     LENGTH,
     MODES,
     forward_over_reverse,
@@ -24,7 +25,7 @@ from .derivatives import (
     inputs,
     mapped,
 )
-from .memory import temp_bytes
+from ..marks import slow
 
 
 def dynamic(rows, h, i):
@@ -138,8 +139,7 @@ def assert_agree(mode, ours, theirs):
     found, expected = (
         jax.jit(functools.partial(mode, run))(*inputs()) for run in (ours, theirs)
     )
-    close = functools.partial(np.testing.assert_allclose, rtol=3e-4, atol=3e-5)
-    jax.tree.map(close, found, expected)
+    assert_close(found, expected, rtol=3e-4, atol=3e-5)
 
 
 def check_scan(settings, first, rows, at, mode, is_mapped):
@@ -226,9 +226,7 @@ def test_each_start_is_planned_by_itself():
         plain = functools.partial(of_scan, settings, start, LENGTH, lax.scan)
         found = grad(ours, *inputs())
         expected = jax.jit(functools.partial(grad, plain))(*inputs())
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=3e-4), found, expected
-        )
+        assert_close(found, expected, rtol=3e-4, atol=0)
 
 
 def test_a_delay_under_vmap():

@@ -14,12 +14,14 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from ..compiling import temp_bytes
 from ..marks import slow
+from ..schedules import BLOCKS, NESTED
 
 DEVICES = 8
 LENGTH, WIDTH = 9, 16
 
-SCHEDULES = (el.Recursive(2), el.Binomial(2, block=2))
+SCHEDULES = (NESTED, BLOCKS)
 
 # What moves data between devices; that plain `lax.scan` reduces gradients is known.
 MOVES = re.compile(r"(all-gather|all-to-all|collective-permute|collective-broadcast)")
@@ -123,7 +125,7 @@ def test_slots_are_split_as_the_state_is():
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
             for shape, spec in zip(shapes, specs, strict=True)
         ]
-        return run.lower(*args).compile().memory_analysis().temp_size_in_bytes
+        return temp_bytes(run, *args)
 
     assert temporary(*SPECS) < temporary(P(), P(), P()) / DEVICES * 1.5
 

@@ -20,6 +20,15 @@ import eqloop as el
 from eqloop.checkpointing.engine.slots import _spill_files
 from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 
+from ..asserts import assert_close
+from ..derivatives import (
+    batch_of,
+    grad,
+    gradient,
+    name,
+    of_batch,
+    reverse_over_reverse,
+)
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -47,63 +56,39 @@ def loss(others, schedule, h, xs):
     return jnp.sum(h * total) + jnp.sum(jnp.cos(ys))
 
 
-def grad(f):
-    return jax.grad(f, (0, 1))
+def pulled_twice(f, h, xs):
+    _, pull = jax.vjp(f, h, xs)
+    return pull(jnp.float32(1)), pull(jnp.float32(2))
 
 
-def hessian(f):
-    return jax.hessian(f)
-
-
-def reverse_over_reverse(f):
-    return jax.jacrev(jax.grad(f))
-
-
-def vmap_of_grad(f):
-    mapped = jax.vmap(jax.grad(f, (0, 1)), (0, None))
-    return lambda h, xs: mapped(jnp.stack([h, 2 * h]), xs)
-
-
-def vmap_of_vmap(f):
-    mapped = jax.vmap(jax.vmap(jax.grad(f, (0, 1)), (0, None)), (None, 0))
-    return lambda h, xs: mapped(jnp.stack([h, 2 * h]), jnp.stack([xs, -xs, 2 * xs]))
-
-
-def grad_of_vmap(f):
-    batch = lambda h, xs: jax.vmap(f, (0, None))(jnp.stack([h, 2 * h]), xs)
-    return jax.grad(lambda h, xs: jnp.sum(batch(h, xs)))
-
-
-def pulled_twice(f):
-    def both(h, xs):
-        _, pull = jax.vjp(f, h, xs)
-        return pull(jnp.float32(1)), pull(jnp.float32(2))
-
-    return both
-
-
-def in_a_loop(f):
+def in_a_loop(f, h, xs):
     """All iterations start the same, and differ in what they read."""
-    body = lambda xs: lambda total, scale: (total + f(H, scale * xs), None)
-    scales = jnp.array([1.0, 0.5, -1.0])
-    return jax.grad(lambda h, xs: jax.lax.scan(body(xs), 0.0 * h[0], scales)[0], 1)
+
+    def total(xs):
+        body = lambda total, scale: (total + f(h, scale * xs), None)
+        return jax.lax.scan(body, 0.0, jnp.array([1.0, 0.5, -1.0]))[0]
+
+    return jax.grad(total)(xs)
 
 
-def in_shard_map(f):
+def in_shard_map(f, h, xs):
     """Each device has files of its own, for carries that are not those of others."""
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     one = lambda h, xs: jax.lax.psum(f(h[0], xs), "i")
     specs = dict(in_specs=(PartitionSpec("i"), PartitionSpec()))
     total = jax.shard_map(one, mesh=mesh, **specs, out_specs=PartitionSpec())
-    gradient = jax.grad(total, (0, 1))
-    return lambda h, xs: gradient(jnp.stack([h, 2 * h]), xs)
+    return jax.grad(total, (0, 1))(jnp.stack([h, 2 * h]), xs)
+
+
+def hessian(f, h, xs):
+    return jax.hessian(f)(h, xs)
 
 
 MODES = [
-    vmap_of_grad,
+    batch_of(grad, 0),
     in_shard_map,
-    *map(slow, (grad, in_a_loop, pulled_twice, hessian, vmap_of_vmap, grad_of_vmap)),
-    slow(reverse_over_reverse),
+    *map(slow, (grad, in_a_loop, pulled_twice, hessian, reverse_over_reverse)),
+    *map(slow, (batch_of(batch_of(grad, 0), 1), of_batch(grad, 0))),
 ]
 SCHEDULES = [
     el.Chunked(4),
@@ -111,14 +96,15 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize("mode", MODES, ids=name)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_every_mode(tmp_path, schedule, mode):
     spill = el.Spill(schedule, tmp_path)
-    found = jax.jit(mode(functools.partial(loss, [], spill)))(H, XS)
-    expected = jax.jit(mode(functools.partial(loss, [], None)))(H, XS)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
+    run = lambda schedule: functools.partial(
+        mode, functools.partial(loss, [], schedule)
+    )
+    found, expected = (jax.jit(run(each))(H, XS) for each in (spill, None))
+    assert_close(found, expected, atol=1e-4)
     jax.effects_barrier()
     assert spill._files.count == 0
     assert not list(tmp_path.iterdir())
@@ -127,11 +113,10 @@ def test_every_mode(tmp_path, schedule, mode):
 @pytest.mark.parametrize("is_jitted", [slow(False), True], ids=["op by op", "jit"])
 def test_carries_of_every_kind(tmp_path, is_jitted):
     spill = el.Spill(el.Chunked(5), tmp_path)
-    found = grad(functools.partial(loss, OTHERS, spill))
+    found = gradient(functools.partial(loss, OTHERS, spill))
     found = (jax.jit(found) if is_jitted else found)(H, XS)
-    expected = jax.jit(grad(functools.partial(loss, OTHERS, None)))(H, XS)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
+    expected = jax.jit(gradient(functools.partial(loss, OTHERS, None)))(H, XS)
+    assert_close(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("limit", [1.5, slow(-9.0), slow(99.0)])
@@ -146,19 +131,19 @@ def test_loops_that_end_early(tmp_path, limit):
         h, ys, _ = loop(h, xs)
         return jnp.sum(h**2) + jnp.sum(ys)
 
-    for mode in (grad, vmap_of_grad):
-        found = jax.jit(mode(functools.partial(loss, spill)))(H, XS)
-        expected = jax.jit(mode(functools.partial(loss, el.Chunked(2))))(H, XS)
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-        jax.tree.map(close, found, expected)
+    for mode in (grad, batch_of(grad, 0)):
+        run = functools.partial(mode, functools.partial(loss, spill))
+        plain = functools.partial(mode, functools.partial(loss, el.Chunked(2)))
+        found, expected = jax.jit(run)(H, XS), jax.jit(plain)(H, XS)
+        assert_close(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_with_others_around():
     pair = el.Spill(el.Cast(el.Chunked(4), "bfloat16"), os.curdir)
-    found = grad(functools.partial(loss, [], pair))(H, XS)
+    found = gradient(functools.partial(loss, [], pair))(H, XS)
     cast = el.Cast(el.Chunked(4), "bfloat16")
-    expected = grad(functools.partial(loss, [], cast))(H, XS)
+    expected = gradient(functools.partial(loss, [], cast))(H, XS)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -218,7 +203,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     spill = el.Spill(el.Chunked(4), tmp_path)
     monkeypatch.setattr(_spill_files._LeafFile, "put", refuse)
     with pytest.raises(Exception, match=r"could not be stored in .*: No space left"):
-        jax.block_until_ready(grad(functools.partial(loss, [], spill))(H, XS))
+        jax.block_until_ready(gradient(functools.partial(loss, [], spill))(H, XS))
     assert spill._files.count == 0
     assert not list(tmp_path.iterdir())
 
@@ -229,7 +214,7 @@ def test_a_directory_that_is_gone(tmp_path):
     spill = el.Spill(el.Chunked(4), directory)
     directory.rmdir()
     with pytest.raises(Exception, match=r"could not be stored in .*: No such file"):
-        jax.block_until_ready(grad(functools.partial(loss, [], spill))(H, XS))
+        jax.block_until_ready(gradient(functools.partial(loss, [], spill))(H, XS))
     assert spill._files.count == 0
 
 
@@ -247,7 +232,7 @@ def test_what_spill_takes(tmp_path):
         el.Spill(el.StoreAll(), tmp_path)
     twice = el.Spill(el.Offload(el.Chunked(4)), tmp_path)
     with pytest.raises(ValueError, match="stored elsewhere already"):
-        grad(functools.partial(loss, [], twice))(H, XS)
+        gradient(functools.partial(loss, [], twice))(H, XS)
 
 
 def test_a_directory_that_is_not_writable(tmp_path, monkeypatch):

@@ -18,12 +18,12 @@ from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
 from eqloop.checkpointing.planning._two_places import _PlaceSearch
 
+from .. import derivatives
+from ..compiling import temp_bytes
+from ..derivatives import CONTEXTS, MODES, assert_agrees, name, scan
 from ..marks import slow, slow_if
-from . import derivatives
-from .derivatives import CONTEXTS, MODES
-from .memory import gradient, temp_bytes
+from .memory import gradient
 from .steps import recurrent
-from .test_modes import assert_close, check, evaluate, name, scan
 
 pytestmark = pytest.mark.sampled
 
@@ -62,11 +62,11 @@ ON_DEVICE = [dataclasses.replace(one, slots="device") for one in SCHEDULES[:3]]
     ids=name,
 )
 def test_modes(mode, schedule):
-    check(mode, derivatives.plain, schedule)
+    assert_agrees(mode, derivatives.plain, scan(schedule))
 
 
 def test_under_vmap():
-    check(derivatives.vjp, derivatives.vmap, SCHEDULES[0])
+    assert_agrees(derivatives.vjp, derivatives.vmap, scan(SCHEDULES[0]))
 
 
 @pytest.mark.slow
@@ -74,14 +74,13 @@ def test_under_vmap():
 @pytest.mark.parametrize("context", CONTEXTS, ids=name)
 @pytest.mark.parametrize("mode", [derivatives.grad, derivatives.reverse_over_reverse])
 def test_contexts(mode, context, schedule):
-    check(mode, context, schedule)
+    assert_agrees(mode, context, scan(schedule))
 
 
 def test_with_64_bits():
     with jax.enable_x64(True):
-        loops = (scan(SCHEDULES[2]), jax.lax.scan)
         mode = derivatives.forward_over_reverse
-        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
+        assert_agrees(mode, derivatives.plain, scan(SCHEDULES[2]))
 
 
 @pytest.mark.parametrize(

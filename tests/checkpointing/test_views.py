@@ -11,9 +11,10 @@ from jax import lax
 
 import eqloop as el
 
+from ..asserts import assert_close, assert_same_types
+from ..compiling import temp_bytes
 from ..marks import slow, slow_if
 from ..weights import normal
-from .memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -59,12 +60,9 @@ def everything(run: Any) -> Any:
     return jax.jit(lambda h, xs: [one(h, xs) for one in each])(H, XS)
 
 
-def assert_close(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        kind = lambda x: (x.shape, x.dtype, x.weak_type)
-        assert kind(a) == kind(e)
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+def assert_agree(actual: Any, expected: Any) -> None:
+    assert_same_types(actual, expected)
+    assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -74,7 +72,7 @@ def assert_close(actual: Any, expected: Any) -> None:
 def test_numbers_are_those_of_a_scan(name, schedule):
     f = STEPS[name]
     ours = lambda h, xs: el.Scan(f, schedule=schedule)(h, xs)
-    assert_close(everything(ours), everything(lambda h, xs: lax.scan(f, h, xs)))
+    assert_agree(everything(ours), everything(lambda h, xs: lax.scan(f, h, xs)))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_rows_that_are_kept(kept, reverse):
         h, ys = lax.scan(f, h, xs, reverse=reverse)
         return h, jax.tree.map(lambda y: y[kept], ys)
 
-    assert_close(everything(ours), everything(theirs))
+    assert_agree(everything(ours), everything(theirs))
 
 
 def test_axes_of_outputs_and_truncated_scans():
@@ -113,7 +111,7 @@ def test_axes_of_outputs_and_truncated_scans():
         (_, h), (a, b, c) = lax.scan(step, (0, h), xs)
         return h, (jnp.moveaxis(a, 0, 1), b, jnp.moveaxis(c, 0, -1))
 
-    assert_close(everything(ours), everything(theirs))
+    assert_agree(everything(ours), everything(theirs))
 
 
 @pytest.mark.parametrize("length", [0, 1])

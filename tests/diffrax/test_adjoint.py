@@ -1,5 +1,6 @@
 """`CheckpointedAdjoint` beside Diffrax's own adjoints, which differentiate it too."""
 
+import functools
 import inspect
 import pathlib
 import re
@@ -12,7 +13,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
-from ..checkpointing.memory import temp_bytes
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 
 diffrax = pytest.importorskip("diffrax")
@@ -91,9 +93,7 @@ def weighed(solve):
     return loss
 
 
-def assert_same(one, other, rtol=1e-7):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-9)
+near = functools.partial(assert_close, rtol=1e-7, atol=1e-9)
 
 
 def gradients(solve):
@@ -112,7 +112,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "saved", "controller"), CASES)
 def test_gradients(name, saved, controller):
     ours, theirs = ADJOINTS[name], diffrax.RecursiveCheckpointAdjoint()
-    assert_same(*(gradients(solution(a, saved, controller)) for a in (ours, theirs)))
+    near(*(gradients(solution(a, saved, controller)) for a in (ours, theirs)))
 
 
 def jvp(solve):
@@ -149,7 +149,7 @@ def reverse_over_reverse(solve):
 @pytest.mark.parametrize("name", ["schedule", slow("checkpoints")])
 def test_modes_are_those_of_the_direct_adjoint(mode, name):
     solves = (solution(a) for a in (ADJOINTS[name], diffrax.DirectAdjoint()))
-    assert_same(*(jax.jit(mode, static_argnums=0)(solve) for solve in solves))
+    near(*(jax.jit(mode, static_argnums=0)(solve) for solve in solves))
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_reverse_over_reverse(name):
     solve = solution(ADJOINTS[name], controller="constant")
     both = jax.hessian(weighed(solve), (0, 1))(*inputs())
     rows = [sum(block.sum(1) for block in row) for row in both]
-    assert_same(jax.jit(reverse_over_reverse, static_argnums=0)(solve), rows)
+    near(jax.jit(reverse_over_reverse, static_argnums=0)(solve), rows)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_batches(name, saved):
         each = jax.vmap(jax.grad(loss, (0, 1)), (None, 0))
         return jax.jit(jax.grad(batch, (0, 1)))(args, y0), jax.jit(each)(args, y0)
 
-    assert_same(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
+    near(both(ADJOINTS[name]), both(diffrax.RecursiveCheckpointAdjoint()))
 
 
 def sum_of_squares(adjoint, saves, until, dt0, max_steps):
@@ -231,8 +231,7 @@ def test_batches_take_no_more_memory(saved, each):
         f = jax.vmap(jax.grad(end), (None, 0)) if each else jax.grad(loss)
         args, y0 = inputs()
         batch = y0 * jnp.linspace(0.5, 1.5, 32)[:, None]
-        compiled = jax.jit(f).lower(args, batch).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return temp_bytes(f, args, batch)
 
     saves = {**SAVED, "times": dict(ts=np.linspace(0.0, 1.0, 600))}
     theirs = taken(diffrax.RecursiveCheckpointAdjoint())
@@ -254,13 +253,13 @@ def test_solvers(solver):
     settings = dict(controller=controller, solver=solver)
     ours = solution(ADJOINTS["checkpoints"], **settings)
     theirs = solution(diffrax.RecursiveCheckpointAdjoint(), **settings)
-    assert_same(gradients(ours), gradients(theirs))
+    near(gradients(ours), gradients(theirs))
     push = lambda solve: jax.jvp(weighed(solve), inputs(), inputs())[1]
     pull = jax.jvp(lambda *a: weighed(ours)(*a), inputs(), inputs())[1]
-    assert_same(push(ours), pull)
+    near(push(ours), pull)
     grads = gradients(ours)[1]
     along = sum(jnp.vdot(g, x) for g, x in zip(grads, inputs(), strict=True))
-    assert_same(push(ours), along)
+    near(push(ours), along)
 
 
 class WrapsByProperty(diffrax.AbstractWrappedSolver):
@@ -296,7 +295,7 @@ def test_solvers_that_wrap_others():
         solution(adjoint, controller="constant", solver=WrapsByProperty())
         for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
     )
-    assert_same(gradients(ours), gradients(theirs))
+    near(gradients(ours), gradients(theirs))
     # What it makes of the gradient is looked at above, slowly.
     half = solution(
         CheckpointedAdjoint(),
@@ -327,7 +326,7 @@ def test_solvers_with_an_init_of_their_own():
         solution(adjoint, controller="constant", solver=Chosen("heun"))
         for adjoint in (CheckpointedAdjoint(), diffrax.RecursiveCheckpointAdjoint())
     )
-    assert_same(gradients(ours), gradients(theirs))
+    near(gradients(ours), gradients(theirs))
 
 
 # Brownian paths refuse to be differentiated by time, and such a step size makes times.
@@ -363,8 +362,8 @@ def test_stochastic_equations(controller):
     ours, theirs = (
         solve(a) for a in (ADJOINTS["schedule"], diffrax.RecursiveCheckpointAdjoint())
     )
-    assert_same(gradients(ours), gradients(theirs))
-    assert_same(jax.jacfwd(ours)(*inputs()), jax.jacrev(ours)(*inputs()))
+    near(gradients(ours), gradients(theirs))
+    near(jax.jacfwd(ours)(*inputs()), jax.jacrev(ours)(*inputs()))
 
 
 @pytest.mark.slow
@@ -393,7 +392,7 @@ def test_events_and_bars_and_dense_output(capsys):
         solve(a)
         for a in (ADJOINTS["checkpoints"], diffrax.RecursiveCheckpointAdjoint())
     )
-    assert_same(gradients(ours), gradients(theirs))
+    near(gradients(ours), gradients(theirs))
 
 
 def test_memory_does_not_grow_with_the_number_of_steps():
@@ -414,8 +413,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
             )
             return found.ys.sum()
 
-        compiled = jax.jit(jax.grad(end)).lower(*inputs()).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return temp_bytes(jax.grad(end), *inputs())
 
     assert stored(4096) == stored(1024)
 
@@ -437,7 +435,7 @@ def test_without_a_bound_on_the_number_of_steps():
         )
         return found.ys[0]
 
-    assert_same(jax.grad(end)(1.0), -((1 - 1e-2) ** 99))
+    near(jax.grad(end)(1.0), -((1 - 1e-2) ** 99))
 
 
 @pytest.mark.parametrize(
@@ -592,4 +590,4 @@ def test_on_devices_that_stop_at_their_own_times(name, saved, controller):
         return lambda args, y0: sum(run(args, y0[i : i + 1]) for i in range(2))
 
     theirs = diffrax.RecursiveCheckpointAdjoint()
-    assert_same(gradient(ADJOINTS[name], on_devices), gradient(theirs, in_turn))
+    near(gradient(ADJOINTS[name], on_devices), gradient(theirs, in_turn))

@@ -15,7 +15,7 @@ import pytest
 
 import eqloop as el
 
-from .test_coming_from import NAMES
+from .names import NAMES
 
 XS = jnp.sin(jnp.arange(23.0))
 

@@ -9,6 +9,8 @@ import pytest
 
 from eqloop import ir
 
+from ..asserts import assert_raises
+
 X = jnp.ones(3)
 JAXPR = jax.make_jaxpr(lambda x: jnp.sin(jnp.exp(x)))(X)
 FIRST, SECOND = JAXPR.eqns
@@ -28,83 +30,76 @@ def written_while_tracing(c):
 
 
 CALLS = [
-    (lambda: ir.optimize(jnp.sin), TypeError, "`jax.make_jaxpr(f)(*args)`"),
-    (lambda: ir.constant_fold(3), TypeError, "constant_fold: expected a ClosedJaxpr"),
-    (lambda: ir.simplify_algebra(None), TypeError, "but got a NoneType"),
-    (lambda: ir.to_dot("f"), TypeError, "to_dot: expected a ClosedJaxpr"),
-    (lambda: ir.inline_jit(JAXPR, "silu"), TypeError, "`condition` must be a function"),
+    (lambda: ir.optimize(jnp.sin), "TypeError: … `jax.make_jaxpr(f)(*args)`"),
+    (lambda: ir.constant_fold(3), "TypeError: … constant_fold: expected a ClosedJaxpr"),
+    (lambda: ir.simplify_algebra(None), "TypeError: … but got a NoneType"),
+    (lambda: ir.to_dot("f"), "TypeError: … to_dot: expected a ClosedJaxpr"),
+    (
+        lambda: ir.inline_jit(JAXPR, "silu"),
+        "TypeError: … `condition` must be a function",
+    ),
     (
         lambda: ir.optimize(JAXPR, passes=ir.constant_fold),
-        TypeError,
-        "write `passes=[constant_fold]`",
+        "TypeError: … write `passes=[constant_fold]`",
     ),
     (
         lambda: ir.Optimize(jnp.sin, passes=["fold"]),
-        TypeError,
-        "Optimize: `passes[0]` must be a function",
+        "TypeError: Optimize: `passes[0]` must be a function",
     ),
-    (lambda: ir.Optimize(3), TypeError, "`f` must be callable, but 3 is not"),
-    (lambda: ir.eqns_to_jaxpr([JAXPR]), TypeError, "`eqns[0]` is a"),
+    (lambda: ir.Optimize(3), "TypeError: … `f` must be callable, but 3 is not"),
+    (lambda: ir.eqns_to_jaxpr([JAXPR]), "TypeError: … `eqns[0]` is a"),
     (
         lambda: ir.eqns_to_jaxpr([FIRST, FIRST]),
-        ValueError,
-        "`eqns[1]`, exp, computes a variable",
+        "ValueError: … `eqns[1]`, exp, computes a variable",
     ),
     (
         lambda: ir.eqns_to_jaxpr([SECOND], invars=[]),
-        ValueError,
-        "operand 0 of `eqns[0]`, sin, is neither computed before it",
+        "ValueError: … operand 0 of `eqns[0]`, sin, is neither computed before it",
     ),
     (
         lambda: ir.eqns_to_jaxpr([SECOND, FIRST], invars=JAXPR.jaxpr.invars),
-        ValueError,
-        "add its equation before this one",
+        "ValueError: … add its equation before this one",
     ),
     (
         lambda: ir.eqns_to_jaxpr([FIRST], outvars=SECOND.outvars),
-        ValueError,
-        "`outvars[0]` is neither computed",
+        "ValueError: … `outvars[0]` is neither computed",
     ),
     (
         lambda: ir.eqns_to_closed_jaxpr(JAXPR.eqns, consts=[1.0]),
-        ValueError,
-        "0 `constvars` but 1 `consts`",
+        "ValueError: … 0 `constvars` but 1 `consts`",
     ),
-    (lambda: ir.to_python(JAXPR), TypeError, "there is `jaxpr_to_python`"),
-    (lambda: ir.jaxpr_to_python(jnp.sin), TypeError, "jaxpr_to_python: expected"),
-    (lambda: ir.jaxpr_to_python(JAXPR, "a b"), ValueError, "but it is 'a b'"),
+    (lambda: ir.to_python(JAXPR), "TypeError: … there is `jaxpr_to_python`"),
+    (lambda: ir.jaxpr_to_python(jnp.sin), "TypeError: … jaxpr_to_python: expected"),
+    (lambda: ir.jaxpr_to_python(JAXPR, "a b"), "ValueError: … but it is 'a b'"),
     (
         lambda: ir.to_python(lambda x: x + jnp.asarray(LARGE)[:3, 0])(X),
-        ValueError,
-        "float32[600,600] of 1440000 bytes",
+        "ValueError: … float32[600,600] of 1440000 bytes",
     ),
-    (lambda: written_while_tracing(2.0), ValueError, "call `to_python` outside"),
+    (lambda: written_while_tracing(2.0), "ValueError: … call `to_python` outside"),
     (
         lambda: ir.to_python(lambda x: jax.pure_callback(np.sin, x, x))(X),
-        ValueError,
-        "`eqloop.ir.register_handler('pure_callback', handler)`",
+        "ValueError: … `eqloop.ir.register_handler('pure_callback', handler)`",
     ),
     (
         lambda: exported(lambda x: ir.to_python(jnp.sin)(x)),
-        ValueError,
-        "`x` is float32[n,2], of a symbolic size",
+        "ValueError: … `x` is float32[n,2], of a symbolic size",
     ),
     (
         lambda: exported(lambda x: ir.jaxpr_to_python(jax.make_jaxpr(jnp.sin)(x))),
-        ValueError,
-        "call `to_python` with such, outside of what is exported",
+        "ValueError: … call `to_python` with such, outside of what is exported",
     ),
-    (lambda: ir.register_handler(3, str), TypeError, "must be a primitive or its name"),
+    (
+        lambda: ir.register_handler(3, str),
+        "TypeError: … must be a primitive or its name",
+    ),
     (
         lambda: ir.register_handler("sin", "lax.sin"),
-        TypeError,
-        "(eqn, operands) -> str",
+        "TypeError: … (eqn, operands) -> str",
     ),
-    (lambda: ir.draw(JAXPR), TypeError, "there are `to_dot` and `to_pydot`"),
+    (lambda: ir.draw(JAXPR), "TypeError: … there are `to_dot` and `to_pydot`"),
     (
         lambda: ir.draw(jnp.sin)(X).save("sine.jpeg"),
-        ValueError,
-        "must end in one of .pdf, .png, .svg, .dot, .txt",
+        "ValueError: … must end in one of .pdf, .png, .svg, .dot, .txt",
     ),
 ]
 
@@ -114,11 +109,9 @@ def no_handlers(monkeypatch):
     monkeypatch.setattr("eqloop.ir.codegen._handlers._registered", {})
 
 
-@pytest.mark.parametrize(("call", "error", "part"), CALLS)
-def test_wrong_calls(call, error, part):
-    with pytest.raises(error) as caught:
-        call()
-    assert part in str(caught.value)
+@pytest.mark.parametrize(("call", "said"), CALLS)
+def test_wrong_calls(call, said):
+    assert_raises(call, said)
 
 
 @pytest.mark.skipif(

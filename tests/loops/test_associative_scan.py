@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -51,12 +53,6 @@ def ours(f: Any, xs: Any, **settings: Any) -> Any:
 
 def theirs(f: Any, xs: Any, *, chunk_size: Any = None, **settings: Any) -> Any:
     return lax.associative_scan(f, xs, **settings)
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 # Beside JAX
@@ -233,10 +229,6 @@ def test_annotations_are_enforced():
 # Memory
 
 
-def temp_bytes(f: Any, *args: Any) -> int:
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-
 def test_memory_is_that_of_a_chunk():
     xs = elements(2_003)["ab"]
     size = sum(x.nbytes for x in xs)
@@ -292,9 +284,7 @@ def test_what_is_returned_may_be_in_other_containers(form, chunk_size):
     for xs in (Affine(*pair), pair):
         found = run(lambda xs: ours(f, xs, chunk_size=chunk_size), xs)
         expected = run(lambda xs: theirs(f, xs), xs)
-        assert jax.tree.structure(found) == jax.tree.structure(expected)
-        for a, e in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            np.testing.assert_allclose(a, e, rtol=1e-5)
+        assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_of_trees_with_static_leaves():

@@ -11,6 +11,7 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..weights import without_key
 
 # Parameters that all steps share (`variable_broadcast`): a recurrent network
@@ -42,18 +43,11 @@ def lstm_by_hand(cell: eqx.nn.LSTMCell) -> tuple[Any, jax.Array]:
     return state, jnp.stack(out, axis=1)
 
 
-def check(actual: Any, expected: Any) -> None:
-    actual, expected = (eqx.filter(tree, eqx.is_array) for tree in (actual, expected))
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
-
-
 def test_lstm_as_a_module():
     scan = el.Scan(Lstm(CELL), in_axes=1, out_axes=1)
     state, out = scan(states(), SEQUENCES)
     assert out.shape == (BATCH, TIME, OUT)
-    check((state, out), lstm_by_hand(CELL))
+    assert_close((state, out), lstm_by_hand(CELL))
 
 
 def test_lstm_as_a_function():
@@ -61,7 +55,9 @@ def test_lstm_as_a_function():
         state = jax.vmap(CELL)(x, state)
         return state, state[0]
 
-    check(el.Scan(body, in_axes=1, out_axes=1)(states(), SEQUENCES), lstm_by_hand(CELL))
+    assert_close(
+        el.Scan(body, in_axes=1, out_axes=1)(states(), SEQUENCES), lstm_by_hand(CELL)
+    )
 
 
 @pytest.mark.slow
@@ -70,7 +66,7 @@ def test_the_gradient_of_shared_parameters():
     loss = lambda scan: jnp.sum(scan(states(), SEQUENCES)[1] ** 2)
     by_hand = lambda cell: jnp.sum(lstm_by_hand(cell)[1] ** 2)
     actual = eqx.filter_jit(eqx.filter_grad(loss))(scan).f.cell
-    check(actual, eqx.filter_jit(eqx.filter_grad(by_hand))(CELL))
+    assert_close(actual, eqx.filter_jit(eqx.filter_grad(by_hand))(CELL))
 
 
 # Parameters of which each step has its own (`variable_axes`): layers
@@ -99,7 +95,7 @@ def residual_by_hand(x: jax.Array) -> jax.Array:
 
 def test_residual_mlp():
     mlp = el.Scan(BLOCKS, f_axes=eqx.if_array(0))
-    check(mlp(jnp.ones(2))[0], residual_by_hand(jnp.ones(2)))
+    assert_close(mlp(jnp.ones(2))[0], residual_by_hand(jnp.ones(2)))
     assert len({float(w) for w in mlp.f.linear.weight[:, 0, 0]}) == 4
 
 
@@ -109,7 +105,7 @@ def test_checkpointed_layers(schedule):
     layers = lambda **settings: el.Scan(BLOCKS, f_axes=eqx.if_array(0), **settings)
     loss = lambda mlp: jnp.sum(mlp(jnp.ones(2))[0] ** 2)
     gradient = eqx.filter_jit(eqx.filter_grad(loss))
-    check(gradient(layers(schedule=schedule)).f, gradient(layers()).f)
+    assert_close(gradient(layers(schedule=schedule)).f, gradient(layers()).f)
 
 
 def test_the_number_of_layers_is_that_of_their_parameters():
@@ -133,7 +129,7 @@ def test_shared_and_stacked_parameters_at_once():
     for key in KEYS:
         own = eqx.nn.Linear(2, 2, key=key)
         expected = expected + shared(jnp.tanh(own(expected)))
-    check(x, expected)
+    assert_close(x, expected)
     assert greatest.shape == (4,)
 
 
@@ -223,7 +219,9 @@ def test_parameters_are_constrained_in_the_body():
     mlp = el.Scan(BLOCKS, f_axes=eqx.if_array(0), f_transform=constrain)
     jaxpr = str(jax.make_jaxpr(lambda x: mlp(x)[0])(jnp.ones(2)))
     assert "sharding_constraint" in jaxpr[jaxpr.index("scan") :]
-    check(jax.jit(lambda x: mlp(x)[0])(jnp.ones(2)), residual_by_hand(jnp.ones(2)))
+    assert_close(
+        jax.jit(lambda x: mlp(x)[0])(jnp.ones(2)), residual_by_hand(jnp.ones(2))
+    )
 
 
 # Methods other than `__call__` (`methods`)

@@ -10,9 +10,10 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 from ..weights import without_key
-from .test_scan import assert_close, jvp, vjp, vmap
+from .random_scans import jvp, vjp, vmap
 
 pytestmark = pytest.mark.sampled
 

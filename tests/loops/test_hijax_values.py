@@ -15,6 +15,7 @@ from jax.experimental import hijax
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 
 # JAX 0.12 and JAX 0.10.
@@ -184,8 +185,7 @@ def assert_same_gradients(ours, by_hand):
     total = lambda f: lambda *args: sum(map(jnp.sum, jax.tree.leaves(f(*args))))
     for run in (jax.value_and_grad, lambda f, at: f):
         pairs = (jax.jit(run(total(f), (0, 1)))(P, X) for f in (ours, by_hand))
-        for a, e in zip(*map(jax.tree.leaves, pairs), strict=True):
-            np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+        assert_close(*pairs)
 
 
 # Every loop and every body once.

@@ -9,10 +9,10 @@ import pytest
 
 import eqloop as el
 
-from ..checkpointing.engine.test_engine import Counter
-from ..checkpointing.planning.test_memory import temporary
+from ..asserts import assert_close
+from ..checkpointing.counting import Counter
+from ..compiling import temp_bytes
 from ..marks import slow
-from .test_scan import assert_close
 
 pytestmark = pytest.mark.sampled
 
@@ -72,7 +72,7 @@ def test_unrolling_more_than_there_is_between_two_outputs(unroll):
 def test_complete_ys_are_never_made():
     wide = lambda h, x: (jnp.sin(h) + x, jnp.outer(h, h))
     run = lambda h, xs: el.SlicedScan(wide, step=100)(h, xs)
-    assert temporary(run, (16,), (1000, 16)) < 4 * 16 * 16
+    assert temp_bytes(run, (16,), (1000, 16)) < 4 * 16 * 16
 
 
 # checkpoint_chunked_scan
@@ -123,7 +123,7 @@ def test_peak_memory_of_a_gradient_is_reduced():
 
     shapes = (64,), (900, 64)
     chunked, stored = (
-        temporary(jax.grad(loss(schedule)), *shapes)
+        temp_bytes(jax.grad(loss(schedule)), *shapes)
         for schedule in (el.Chunked(30), el.StoreAll())
     )
     assert chunked < stored / 8

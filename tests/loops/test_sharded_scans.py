@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..mapping.devices import mesh_of
 from ..marks import slow
 
@@ -113,8 +114,7 @@ def moved(text: str) -> set[tuple[str, str]]:
 def test_nothing_moves_that_lax_scan_would_not_move(schedule, layout):
     found, text = compiled(schedule, layout)
     expected, _ = compiled("lax", None)
-    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+    assert_close(found, expected)
     _, plain = compiled("lax", layout)
     assert moved(text) <= moved(plain)
     _, (cell, h, xs) = found

@@ -9,7 +9,8 @@ import pytest
 
 import eqloop as el
 
-from ..checkpointing.planning.test_memory import cell, temporary
+from ..checkpointing.steps import cell
+from ..compiling import temp_bytes
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -46,7 +47,7 @@ def pulled(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def gradient_bytes(schedule: Any, length: int, **kept: Any) -> int:
     rows = len(range(length)[slice(*map(kept.get, ("start", "stop", "step")))])
-    return temporary(pulled(scan(schedule, **kept)), *shapes(length), (rows, WIDTH))
+    return temp_bytes(pulled(scan(schedule, **kept)), *shapes(length), (rows, WIDTH))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def gradient_bytes(schedule: Any, length: int, **kept: Any) -> int:
 )
 def test_the_primal_takes_no_memory_besides_its_outputs(kept):
     # Neither for outputs that are skipped, nor for parts of `xs`.
-    assert temporary(scan(**kept), *shapes(1000)) < 12 * CARRY
+    assert temp_bytes(scan(**kept), *shapes(1000)) < 12 * CARRY
 
 
 @pytest.mark.parametrize(

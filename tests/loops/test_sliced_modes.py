@@ -1,23 +1,20 @@
 """`SlicedScan` in every mode and context, against a scan that is sliced afterwards."""
 
-import functools
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import eqloop as el
 
-from ..checkpointing import derivatives
-from ..checkpointing.derivatives import CONTEXTS, MODES, inputs
-
-name = lambda value: getattr(value, "__name__", str(value))
+from .. import derivatives
+from ..derivatives import CONTEXTS, MODES, assert_agrees, name
+from ..schedules import BLOCKS, NESTED, STORING
 
 # Of seven steps: the last is kept, so that the first is run by itself; and one that
 # leaves steps over at both ends.
 SLICES = (slice(None, None, 3), slice(1, 6, 2))
-SCHEDULES = (el.StoreAll(), el.Recursive(2), el.Binomial(2, block=2))
+SCHEDULES = (STORING, NESTED, BLOCKS)
 
 
 def ours(kept: slice, schedule: Any) -> Any:
@@ -37,17 +34,7 @@ def theirs(kept: slice) -> Any:
     return loop
 
 
-def check(mode: Any, context: Any, kept: slice, schedule: Any) -> None:
-    def evaluate(loop: Any) -> Any:
-        run = functools.partial(mode, context(loop))
-        return jax.jit(run)(*inputs())
-
-    actual, expected = evaluate(ours(kept, schedule)), evaluate(theirs(kept))
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        assert a.dtype == e.dtype
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
-
+THEIRS = [theirs(kept) for kept in SLICES]
 
 # The slow test tries all of them.
 SOME = (
@@ -64,7 +51,8 @@ SOME = (
 @pytest.mark.parametrize(("mode", "context"), SOME, ids=name)
 def test_modes_and_contexts(mode, context):
     turn = SOME.index((mode, context))
-    check(mode, context, SLICES[turn % 2], SCHEDULES[turn % 3])
+    i, schedule = turn % 2, SCHEDULES[turn % 3]
+    assert_agrees(mode, context, ours(SLICES[i], schedule), THEIRS[i])
 
 
 @pytest.mark.slow
@@ -74,5 +62,5 @@ def test_modes_and_contexts(mode, context):
 )
 @pytest.mark.parametrize("mode", MODES, ids=name)
 def test_all_modes_in_all_contexts(mode, context, schedule):
-    kept = SLICES[(MODES.index(mode) + CONTEXTS.index(context)) % 2]
-    check(mode, context, kept, schedule)
+    i = (MODES.index(mode) + CONTEXTS.index(context)) % 2
+    assert_agrees(mode, context, ours(SLICES[i], schedule), THEIRS[i])

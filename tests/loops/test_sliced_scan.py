@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
-from ..checkpointing.engine.test_engine import Counter
+from ..asserts import assert_close
+from ..checkpointing.counting import Counter
 from ..marks import slow
-from .test_scan import assert_close, calls, lax_scan, step, weigh
+from .random_scans import assert_agrees_with_lax_scan, calls, settings_of, weigh
 
 pytestmark = pytest.mark.sampled
 
@@ -28,10 +29,6 @@ QUICK = (
 )
 SLOW = (el.Budget("1 MiB"), el.StoreAll(), el.Binomial(3), el.Offload(el.Binomial(3)))
 name = lambda value: getattr(value, "__name__", str(value))
-
-
-def settings_of(kept: slice) -> dict[str, Any]:
-    return {"start": kept.start, "stop": kept.stop, "step": kept.step}
 
 
 @st.composite
@@ -46,38 +43,19 @@ def sliced_calls(draw: st.DrawFn) -> tuple[slice, dict[str, Any]]:
     return draw(slices(min(call["length"], 40))), call
 
 
-def check(kept: slice, call: dict[str, Any]) -> None:
-    call = dict(call)
-    mode, schedule = call.pop("mode"), call.pop("schedule")
-    init, xs, length = call.pop("init"), call.pop("xs"), call.pop("length")
-    scale = jnp.array([0.7, -0.3])
-
-    def ours(scale: Any, init: Any, xs: Any) -> Any:
-        f = eqx.Partial(step, scale)
-        scan = el.SlicedScan(f, schedule=schedule, **settings_of(kept), **call)
-        return scan(init, xs, length=length)
-
-    def theirs(scale: Any, init: Any, xs: Any) -> Any:
-        carry, ys = lax_scan(eqx.Partial(step, scale), init, xs, length, **call)
-        return carry, jax.tree.map(lambda y: y[kept] if eqx.is_array(y) else y, ys)
-
-    run = eqx.filter_jit(mode)
-    leaves = jax.tree.leaves(eqx.filter((init, xs), eqx.is_array))
-    half = any(leaf.dtype in (jnp.float16, jnp.bfloat16) for leaf in leaves)
-    assert_close(run(ours, scale, init, xs), run(theirs, scale, init, xs), half)
-
-
 @hypothesis.given(sliced_calls())
 @hypothesis.settings(max_examples=4)
 def test_agrees_with_slicing_afterwards(sliced_call):
-    check(*sliced_call)
+    kept, call = sliced_call
+    assert_agrees_with_lax_scan(call, el.SlicedScan, kept)
 
 
 @pytest.mark.slow
 @hypothesis.given(sliced_calls())
 @hypothesis.settings(max_examples=300)
 def test_agrees_with_slicing_afterwards_in_many_cases(sliced_call):
-    check(*sliced_call)
+    kept, call = sliced_call
+    assert_agrees_with_lax_scan(call, el.SlicedScan, kept)
 
 
 LENGTH = 11

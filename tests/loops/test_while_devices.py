@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -63,8 +64,7 @@ def test_gradients(kind):
     loss = lambda p, xs: jnp.sum(sharded(p, COUNTS, xs))
     actual = jax.jit(jax.value_and_grad(loss, (0, 1)))(P, XS)
     expected = jax.value_and_grad(lambda *args: jnp.sum(by_hand(*args)), (0, 1))(P, XS)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-4)
+    assert_close(actual, expected, atol=0)
 
 
 def test_forward_mode():
@@ -152,8 +152,7 @@ def check_closed_over(kind, step, mode):
         jax.jit(mode(total(f)))(P, XS)
         for f in (over_devices(one), jax.vmap(one, (None, 0, 0)))
     )
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-4)
+    assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
@@ -237,5 +236,4 @@ def test_a_scan_ends_at_its_own_time_on_each_device(schedule):
         for f in (loss, by_hand)
     )
     assert one[0][1].tolist() == [3, 2, 0, 3]
-    for a, e in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-5)
+    assert_close(one, other, rtol=1e-5, atol=0)

@@ -9,7 +9,8 @@ import pytest
 
 import eqloop as el
 
-from ..checkpointing.memory import temp_bytes
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -73,9 +74,7 @@ def separately():
     return jax.jit(each)(P, STEPS.astype(float), SCALES)
 
 
-def check(actual, expected):
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4)
+check = functools.partial(assert_close, rtol=2e-4, atol=2e-4)
 
 
 def test_separate_loops_are_what_they_should_be():

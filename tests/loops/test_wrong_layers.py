@@ -1,6 +1,5 @@
 """Wrong calls of `StackedLayers`, and what is said of them."""
 
-import re
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqloop as el
+
+from ..asserts import assert_raises
 
 KEY = jax.random.key(0)
 X = jnp.ones(3)
@@ -50,202 +51,160 @@ def counting(depth: int) -> Any:
     return eqx.nn.make_with_state(build)()
 
 
-TYPES = (
-    "StackedLayers.from_layers: layers must have the same structure, and arrays of the "
-    "same shapes and dtypes, but these do not:\n"
-)
-LEAVES = (
-    "StackedLayers.from_layers: layers may differ only in the values of their arrays, "
-    "but these differ in other leaves:\n"
-)
-CHANGED = (
-    "StackedLayers: x must keep its shape, dtype and structure from layer to layer, "
-    "but a layer changed it:\n"
-)
-
 WRONG = {
     # Layers that do not match
     "shape": (
         lambda: from_layers(Layer([X]), Layer([X]), Layer([jnp.ones(4)])),
-        TypeError,
-        TYPES + "  layers[2].weight[0]: float32[4], but float32[3] in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[2].weight[0]: float32[4] … "
+        "float32[3] … layers[0]",
     ),
     "dtype": (
         lambda: from_layers(Layer(X), Layer(X.astype(int))),
-        TypeError,
-        TYPES + "  layers[1].weight: int32[3], but float32[3] in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight: int32[3] … "
+        "float32[3] … layers[0]",
     ),
     "no array": (
         lambda: from_layers(Layer(X), Layer(1.0)),
-        TypeError,
-        TYPES + "  layers[1].weight: 1.0, but float32[3] in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight: 1.0 … "
+        "float32[3] … layers[0]",
     ),
     "None": (
         lambda: from_layers(Layer(X), Layer(X, option=X)),
-        TypeError,
-        TYPES + "  layers[1].option: float32[3], but None in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].option: float32[3] … "
+        "None … layers[0]",
     ),
     "structure": (
         lambda: from_layers(Layer({"a": X}), Layer({"b": X})),
-        TypeError,
-        TYPES + "  layers[1].weight['a']: nothing, but float32[3] in layers[0]\n"
-        "  layers[1].weight['b']: float32[3], but nothing in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1].weight['a']: nothing … "
+        "float32[3] … layers[0] … layers[1].weight['b']: float32[3] … nothing … "
+        "layers[0]",
     ),
     "class": (
         lambda: from_layers(Layer(X), eqx.nn.PReLU()),
-        TypeError,
-        TYPES + "  layers[1]: PReLU, but Layer in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1]: PReLU … Layer … layers[0]",
     ),
     "static field": (
         lambda: from_layers(Layer(X), Layer(X, size=1)),
-        TypeError,
-        TYPES + "  layers[1]: the static fields of the Layer differ from layers[0]\n"
-        "  layers[1].size: 1, but 0 in layers[0]",
+        "TypeError: StackedLayers.from_layers: … layers[1]: … static fields … "
+        "Layer differ … layers[0] … layers[1].size: 1 … 0 … layers[0]",
     ),
     "static leaf": (
         lambda: from_layers(Layer(X, option="a"), Layer(X, option="b")),
-        ValueError,
-        LEAVES + "  layers[1].option: 'b', but 'a' in layers[0]\nMake them arrays, or "
-        "make them equal.",
+        "ValueError: StackedLayers.from_layers: … layers[1].option: 'b' … 'a' … "
+        "layers[0] … Make",
     ),
     "number": (
         lambda: from_layers(Layer(X, 0.1), Layer(X, 0.1), Layer(X, 0.2)),
-        ValueError,
-        LEAVES + "  layers[2].option: 0.2, but 0.1 in layers[0]",
+        "ValueError: StackedLayers.from_layers: … layers[2].option: 0.2 … 0.1 … "
+        "layers[0]",
     ),
     "none at all": (
         lambda: from_layers(),
-        ValueError,
-        "StackedLayers.from_layers: there is no layer to stack.",
+        "ValueError: StackedLayers.from_layers: … no layer",
     ),
     "no list": (
         lambda: el.StackedLayers.from_layers(Layer(X)),
-        TypeError,
-        "StackedLayers.from_layers: `layers` must be a list or tuple of layers, not "
+        "TypeError: StackedLayers.from_layers: `layers` … list … tuple … layers … "
         "Layer(",
     ),
     # Construction
     "a list": (
         lambda: el.StackedLayers([Layer(X), Layer(X)]),
-        TypeError,
-        "To stack a list of layers, use `StackedLayers.from_layers`.",
+        "TypeError: … list … layers … `StackedLayers.from_layers`",
     ),
     "no leading axis": (
         lambda: el.StackedLayers(Layer((X, jnp.ones(())))),
-        ValueError,
-        "StackedLayers: every array must have a leading axis, with one entry for each "
-        "layer, but these have no axis:\n  layers.weight[1]: float32[]\n"
-        "`StackedLayers.init` and `StackedLayers.from_layers` do this.",
+        "ValueError: StackedLayers: … leading axis … layer … no axis: … "
+        "layers.weight[1]: float32[] … `StackedLayers.init` … "
+        "`StackedLayers.from_layers`",
     ),
     "leading axes differ": (
         lambda: el.StackedLayers(Layer((X, jnp.ones((2, 3))))),
-        ValueError,
-        "but these axes differ:\n  layers.weight[0]: float32[3]\n  layers.weight[1]: "
-        "float32[2,3]",
+        "ValueError: … axes differ: … layers.weight[0]: float32[3] … "
+        "layers.weight[1]: float32[2,3]",
     ),
     "no arrays": (
         lambda: el.StackedLayers.init(lambda key: eqx.nn.Lambda(jnp.tanh), 2, key=KEY),
-        ValueError,
-        "StackedLayers: the layers hold no arrays, so it is unknown how many layers "
-        "there are. Call one of them in an `el.Scan` with `length=`.",
+        "ValueError: StackedLayers: … layers … no … unknown … layers … Call … "
+        "`el.Scan` … `length=`",
     ),
     "depth": (
         lambda: el.StackedLayers.init(Counting, 2.0, key=KEY),
-        TypeError,
-        "StackedLayers.init: `depth` must be an int, the number of layers, but it is "
-        "2.0, of type float.",
+        "TypeError: StackedLayers.init: `depth` … int … number … layers … 2.0",
     ),
     "negative depth": (
         lambda: el.StackedLayers.init(Counting, -1, key=KEY),
-        ValueError,
-        "StackedLayers.init: `depth` must be at least 0, but it is -1.",
+        "ValueError: StackedLayers.init: `depth` … least 0 … -1",
     ),
     "schedule": (
         lambda: el.StackedLayers(Layer(X), schedule=16),
-        TypeError,
-        "StackedLayers: `schedule` must be a schedule, such as `el.Recursive(16)`, not "
-        "16.",
+        "TypeError: StackedLayers: `schedule` … schedule … `el.Recursive(16)` … 16",
     ),
     "unroll": (
         lambda: el.StackedLayers(Layer(X), unroll=0),
-        ValueError,
-        "StackedLayers: `unroll` must be at least 1, but it is 0.",
+        "ValueError: StackedLayers: `unroll` … least 1 … 0",
     ),
     "policy": (
         lambda: el.StackedLayers(Layer(X), policy="save_dot"),
-        ValueError,
-        "save_dot",
+        "ValueError: … save_dot",
     ),
     # Indexing
     "out of range": (
         lambda: el.StackedLayers(Layer(X))[3],
-        IndexError,
-        "StackedLayers: there is no layer 3, as there are 3 layers, counted from 0.",
+        "IndexError: StackedLayers: … no layer 3 … 3 layers … 0",
     ),
     "index": (
         lambda: el.StackedLayers(Layer(X))["a"],
-        TypeError,
-        "StackedLayers: an index must be an int or a slice, not 'a'.",
+        "TypeError: StackedLayers: … int … slice … 'a'",
     ),
     # The call
     "a layer widens": (
         lambda: call(lambda scale, x: jnp.concatenate([x, scale])),
-        TypeError,
-        CHANGED + "  x: float32[3] came in, float32[6] came out",
+        "TypeError: StackedLayers: … layer … layer … layer … x: float32[3] … "
+        "float32[6]",
     ),
     "a layer changes the dtype": (
         lambda: call(lambda scale, x: {"h": scale}, {"h": jnp.ones(3, jnp.bfloat16)}),
-        TypeError,
-        CHANGED + "  x['h']: bfloat16[3] came in, float32[3] came out",
+        "TypeError: StackedLayers: … layer … layer … layer … x['h']: bfloat16[3] … "
+        "float32[3]",
     ),
     "a layer changes a static leaf": (
         lambda: call(lambda scale, x: ("b", scale), ("a", X)),
-        ValueError,
-        "StackedLayers: only arrays and numbers can change from layer to layer, but a "
-        "layer changed these leaves of x:\n  x[0]: 'a' came in, 'b' came out",
+        "ValueError: StackedLayers: … layer … layer … layer … x[0]: 'a' … 'b'",
     ),
     "a key that layers do not take": (
         lambda: call(lambda scale, x: x, key=KEY),
-        TypeError,
-        "unexpected keyword argument 'key'",
+        "TypeError: … unexpected keyword argument 'key'",
     ),
     "many keys": (
         lambda: call(lambda scale, x, key: x, key=jax.random.split(KEY)),
-        ValueError,
-        "StackedLayers: `key` must be one key, which is split for the steps",
+        "ValueError: StackedLayers: `key` … key",
     ),
     # State
     "no state is returned": (
         lambda: call(lambda scale, x, state: x, X, counting(2)[1]),
-        TypeError,
-        "StackedLayers: a layer that is given a state must return `(x, state)`, but it "
-        "returned f32[3].",
+        "TypeError: StackedLayers: … layer … state … `(x, state)` … f32[3]",
     ),
     "two states": (
         lambda: counting(2)[0](X, counting(2)[1], counting(2)[1]),
-        ValueError,
-        "StackedLayers: there can be one state among the arguments, but there are 2.",
+        "ValueError: StackedLayers: … state … 2",
     ),
     "the state of another model": (
         lambda: counting(2)[0](X, eqx.nn.State(eqx.nn.PReLU())),
-        ValueError,
-        "StackedLayers: the state holds nothing for 'StackedLayers.layers.calls', "
-        "which is in the layers. Pass the state that `eqx.nn.make_with_state` made",
+        "ValueError: StackedLayers: … state … nothing … "
+        "'StackedLayers.layers.calls' … layers. Pass … state … "
+        "`eqx.nn.make_with_state`",
     ),
     "the state of more layers": (
         lambda: counting(3)[0][:2](X, counting(3)[1]),
-        ValueError,
-        "StackedLayers: the arrays of the state must have an entry for each of the 2 "
-        "layers, along a leading axis, but it is\n  State(",
+        "ValueError: StackedLayers: … state … 2 layers … leading axis … State(",
     ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_call(name):
-    call, error, message = WRONG[name]
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    assert_raises(*WRONG[name])
 
 
 def test_errors_in_a_layer_say_what_was_being_traced():

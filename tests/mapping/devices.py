@@ -6,7 +6,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
 DEVICES = 8
@@ -33,16 +32,3 @@ def collectives(f: Any, *args: Any) -> Counter[str]:
     """How many operations of each kind between devices a compiled program has."""
     program = eqx.filter_jit(f).lower(*args).compile().compiled
     return Counter(_MOVES.findall(program.as_text()))
-
-
-def assert_trees_close(actual: Any, expected: Any) -> None:
-    """Trees are the same, static leaves too, and arrays to float tolerance."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        if not isinstance(e, jax.Array):
-            assert a == e
-        elif jax.dtypes.issubdtype(e.dtype, jax.dtypes.prng_key):
-            assert_trees_close(*map(jax.random.key_data, (a, e)))
-        else:
-            assert (a.shape, a.dtype) == (e.shape, e.dtype)
-            np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)

@@ -10,9 +10,10 @@ from jax import lax
 import eqloop as el
 from eqloop.mapping import _planner
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 from ..weights import without_key
-from .test_chunked_vmap import assert_close
 
 
 def mlp(width, depth):
@@ -61,11 +62,6 @@ MORE = {
 ROWS = 2001
 
 
-def temporary(run, *args):
-    program = jax.jit(lambda *args: run(*args)).lower(*args).compile()
-    return program.memory_analysis().temp_size_in_bytes
-
-
 def programs(f, shape, chunk_size, **settings):
     """The bytes that a map takes, and those that its gradient does."""
     x = jax.ShapeDtypeStruct((ROWS, *shape), jnp.float32)
@@ -73,7 +69,7 @@ def programs(f, shape, chunk_size, **settings):
     inexact = lambda x: eqx.filter(chunked(x), eqx.is_inexact_array)
     gradient = lambda x, ct: jax.vjp(inexact, x)[1](ct)
     ct = jax.eval_shape(inexact, x)
-    return np.array([temporary(inexact, x), temporary(gradient, x, ct)])
+    return np.array([temp_bytes(inexact, x), temp_bytes(gradient, x, ct)])
 
 
 @pytest.fixture
@@ -123,7 +119,7 @@ def test_holds_for_the_whole_batch_under_vmap():
     ct = jax.ShapeDtypeStruct((4, 500, 4), jnp.float32)
     chunked = el.ChunkedVmap(f, el.Budget("200kB"))
     gradient = lambda x, ct: jax.vjp(jax.vmap(chunked), x)[1](ct)
-    for used in (temporary(jax.vmap(chunked), x), temporary(gradient, x, ct)):
+    for used in (temp_bytes(jax.vmap(chunked), x), temp_bytes(gradient, x, ct)):
         assert 100_000 <= used <= 200_000
 
 
@@ -140,7 +136,7 @@ def test_holds_for_what_is_added_up():
     run = el.ChunkedVmap(lambda x: f(x).sum(), el.Budget("100kB"), reduce="mean")
     for rows in (100, 100_000):
         x = jax.ShapeDtypeStruct((rows, *shape), jnp.float32)
-        assert temporary(jax.grad(run), x) <= 100_000
+        assert temp_bytes(jax.grad(run), x) <= 100_000
 
 
 def test_in_a_map_and_around_one():

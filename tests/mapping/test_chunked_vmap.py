@@ -13,43 +13,12 @@ from hypothesis import strategies as st
 
 import eqloop as el
 
+from ..asserts import assert_close, has_16_bits
 from ..loops.trees import DTYPES, advance, array, mean
 from ..weights import without_key
+from .rows import MATRIX, ROWS, derivatives, layer
 
 pytestmark = pytest.mark.sampled
-
-HALF = (jnp.float16, jnp.bfloat16)
-
-
-def assert_close(actual, expected, *, half=False):
-    """Trees are the same, static leaves too, and arrays to float tolerance."""
-    tolerance = {"rtol": 5e-2, "atol": 5e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        if not eqx.is_array(e):
-            assert a == e
-            continue
-        assert (a.shape, a.dtype) == (e.shape, e.dtype)
-        if jnp.issubdtype(e.dtype, jax.dtypes.prng_key):
-            a, e = jax.random.key_data(a), jax.random.key_data(e)
-        wide = e.dtype if e.dtype == jnp.complex64 else jnp.float32
-        np.testing.assert_allclose(a.astype(wide), e.astype(wide), **tolerance)
-
-
-def derivatives(f, *args):
-    """The value of `f`, and what `jvp` and `vjp` make of its inexact arrays."""
-    inexact, rest = eqx.partition(args, eqx.is_inexact_array)
-
-    def of_inexact(inexact):
-        out = f(*eqx.combine(inexact, rest))
-        return eqx.filter(out, eqx.is_inexact_array), out
-
-    half = lambda x: jnp.ones_like(x) / 2
-    weights = lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype)
-    tangents = jax.tree.map(half, inexact)
-    jvp = jax.jvp(lambda x: of_inexact(x)[0], (inexact,), (tangents,))[1]
-    moving, pull, out = jax.vjp(of_inexact, inexact, has_aux=True)
-    return out, jvp, pull(jax.tree.map(weights, moving))
 
 
 def row(scale, mapped, shared, static):
@@ -99,9 +68,9 @@ def check_against_filter_vmap(call, exact):
     ]
     compare = lambda *args: [derivatives(f, *args) for f in maps]
     expected, *found = eqx.filter_jit(compare)(*args)
-    half = any(x.dtype in HALF for x in jax.tree.leaves(eqx.filter(args, eqx.is_array)))
+    near = dict(rtol=5e-2, atol=5e-2) if has_16_bits(args) else {}
     for derivative in found:
-        assert_close(derivative, expected, half=half)
+        assert_close(derivative, expected, **near)
 
 
 @hypothesis.given(calls(), st.booleans())
@@ -115,14 +84,6 @@ def test_is_filter_vmap_with_its_derivatives(call, exact):
 @hypothesis.settings(max_examples=150, phases=[hypothesis.Phase.generate])
 def test_is_filter_vmap_with_its_derivatives_at_length(call, exact):
     check_against_filter_vmap(call, exact)
-
-
-MATRIX, ROWS = jnp.cos(jnp.arange(12.0)).reshape(4, 3), jnp.sin(jnp.arange(21.0))
-ROWS = ROWS.reshape(7, 3)
-
-
-def layer(matrix, x):
-    return jnp.tanh(matrix @ x)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from jax import lax
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
-from .test_chunked_vmap import assert_close, derivatives
+from .rows import derivatives
 
 X = jnp.sin(jnp.arange(21.0)).reshape(7, 3)
 
@@ -71,9 +73,7 @@ def test_memory_of_the_gradient_is_that_of_one_row():
     def temporary(transform, rows):
         wide = lambda x: jnp.sum(jnp.sin(jnp.outer(x, jnp.sin(x))))
         total = lambda x: jnp.sum(transform(wide)(x))
-        x = jax.ShapeDtypeStruct((rows, 32), jnp.float32)
-        program = jax.jit(jax.grad(total)).lower(x).compile()
-        return program.memory_analysis().temp_size_in_bytes
+        return temp_bytes(jax.grad(total), (rows, 32))
 
     few, many = temporary(el.Map, 10), temporary(el.Map, 1000)
     assert many <= few + 3 * 4 * 1000  # the cotangents of as many results

@@ -10,6 +10,7 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_same
 from ..marks import slow
 
 X = jnp.arange(5.0)
@@ -37,18 +38,6 @@ AXES = {
     "by default": eqx.if_array(0),
     "arrays alone": {"y": 0, "number": eqx.if_array(0), "label": None, "pair": None},
 }
-
-
-def assert_same(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        assert eqx.is_array(a) == eqx.is_array(e)
-        if eqx.is_array(e):
-            kind = lambda x: (x.shape, x.dtype, x.weak_type)
-            assert kind(a) == kind(e)
-            np.testing.assert_array_equal(a, e)
-        else:
-            assert a == e
 
 
 def by_equinox(f, axes, x):

@@ -14,11 +14,11 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..marks import slow
 from ..weights import without_key
 from .devices import (
     DEVICES,
-    assert_trees_close,
     collectives,
     explicit_mesh_of,
     mesh_of,
@@ -87,16 +87,16 @@ def test_is_vmap_with_its_derivatives(rows, chunk_size):
     split = el.ParallelMap(cell, chunk_size=chunk_size, **SETTINGS)
     whole = el.Vmap(cell, **SETTINGS)
     both = eqx.filter_jit(lambda *fs: [with_derivatives(f, *args) for f in fs])
-    assert_trees_close(*both(split, whole))
+    assert_close(*both(split, whole))
 
 
 def test_outside_of_jit():
     linear = without_key(eqx.nn.Linear, 3, 2)
     x = jnp.ones((9, 3))
     split, whole = el.ParallelMap(linear, chunk_size=1), el.Vmap(linear)
-    assert_trees_close(split(x), whole(x))
+    assert_close(split(x), whole(x))
     gradient = eqx.filter_grad(lambda f: jnp.sum(f(x) ** 2))
-    assert_trees_close(gradient(split).f, gradient(whole).f)
+    assert_close(gradient(split).f, gradient(whole).f)
 
 
 def test_other_modes():
@@ -104,7 +104,7 @@ def test_other_modes():
     f = lambda x: jnp.sum(el.ParallelMap(jnp.sin, chunk_size=1)(x) ** 2)
     expected = lambda x: jnp.sum(jnp.sin(x) ** 2)
     modes = lambda f: (jax.hessian(f)(x), jax.vmap(f)(jnp.stack([x, 2 * x])))
-    assert_trees_close(*jax.jit(lambda: (modes(f), modes(expected)))())
+    assert_close(*jax.jit(lambda: (modes(f), modes(expected)))())
 
 
 # Where things are
@@ -119,7 +119,7 @@ def test_an_ensemble_is_made_where_it_lives():
     keys = jax.random.split(jax.random.key(0), 2 * DEVICES)
     ensemble = el.ParallelMap(make)(keys)
     assert all(map(is_split, jax.tree.leaves(eqx.filter(ensemble, eqx.is_array))))
-    assert_trees_close(ensemble, el.Vmap(make)(keys))
+    assert_close(ensemble, el.Vmap(make)(keys))
 
     predict = el.ParallelMap(lambda model, x: model(x), in_axes={"x": None}, out_axes=1)
     y = predict(ensemble, jnp.ones(2))
@@ -164,7 +164,7 @@ def test_arrays_that_are_elsewhere_are_moved():
     layer = without_key(eqx.nn.Linear, 3, 3)
     x = jnp.ones((DEVICES, 3))
     moved = el.ParallelMap(jax.tree.map(lambda leaf: there(leaf, 3), layer))
-    assert_trees_close(moved(there(x, 5)), jax.vmap(layer)(x))
+    assert_close(moved(there(x, 5)), jax.vmap(layer)(x))
 
 
 def test_a_function_may_close_over_arrays_on_the_mesh():
@@ -172,10 +172,10 @@ def test_a_function_may_close_over_arrays_on_the_mesh():
     w = jax.device_put(jnp.eye(3), NamedSharding(mesh, P()))
     f = lambda w, x: el.ParallelMap(lambda x: jnp.tanh(w @ x), mesh=mesh)(x)
     x = jnp.ones((DEVICES, 3))
-    assert_trees_close(f(w, x), jnp.tanh(x))
+    assert_close(f(w, x), jnp.tanh(x))
     gradient = jax.jit(jax.grad(lambda w: jnp.sum(f(w, x))))(w)
     expected = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w.T)))(jnp.eye(3))
-    assert_trees_close(gradient, expected)
+    assert_close(gradient, expected)
 
 
 # Every pair of two, and each week all three of them.
@@ -249,7 +249,7 @@ def test_the_last_row_counts_once_where_its_backward_rule_is_not_linear(
         return jax.grad(total, (0, 1))(1.5, jnp.cos(jnp.arange(1.0, rows + 1)))
 
     parallel = el.ParallelMap(in_axes=(None, 0), chunk_size=chunk_size)
-    assert_trees_close(gradient(parallel), gradient(el.Vmap(in_axes=(None, 0))))
+    assert_close(gradient(parallel), gradient(el.Vmap(in_axes=(None, 0))))
 
 
 # Collectives
@@ -281,7 +281,7 @@ def test_collectives_speak_to_all_rows(rows, sizes):
         return sum(jnp.sum(jnp.sin(out[k])) for k in ("share", "first", "loop"))
 
     both = lambda f: (f(x), jax.grad(lambda x: loss(f, x))(x))
-    assert_trees_close(*jax.jit(lambda: (both(split), both(whole)))())
+    assert_close(*jax.jit(lambda: (both(split), both(whole)))())
     assert not split(x)["share"].sharding.is_fully_replicated
 
 

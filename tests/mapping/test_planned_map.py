@@ -11,8 +11,12 @@ from jax.sharding import AxisType, PartitionSpec
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow, slow_if
 from ..weights import without_key
+
+near = functools.partial(assert_close, rtol=2e-4)
 
 pytestmark = pytest.mark.sampled
 
@@ -116,11 +120,6 @@ MODES = {
 }
 
 
-def assert_close(actual, expected):
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5)
-    jax.tree.map(close, actual, expected)
-
-
 @functools.cache
 def expected_in(mode, nested):
     f = whole_nested if nested else whole
@@ -134,21 +133,21 @@ LIKE_OTHERS |= {"jacrev", "hessian"}
 @pytest.mark.parametrize("mode", slow_if(LIKE_OTHERS.__contains__, MODES))
 def test_is_vmap_in_every_mode_and_place(mode):
     found = jax.jit(lambda: MODES[mode](CHUNKED["overlapping"]))()
-    assert_close(found, expected_in(mode, False))
+    near(found, expected_in(mode, False))
 
 
 @pytest.mark.parametrize("mode", [slow("jvp"), "vjp", slow("vmap of grad")])
 def test_is_vmap_however_it_is_mapped(mode):
     found = jax.jit(lambda: {name: MODES[mode](f) for name, f in CHUNKED.items()})()
     for name, value in found.items():
-        assert_close(value, expected_in(mode, name == "nested"))
+        near(value, expected_in(mode, name == "nested"))
 
 
 @pytest.mark.parametrize(
     "mode", ["jvp", "jacfwd", slow("hessian"), slow("reverse over reverse")]
 )
 def test_without_jit(mode):
-    assert_close(MODES[mode](CHUNKED["overlapping"]), expected_in(mode, False))
+    near(MODES[mode](CHUNKED["overlapping"]), expected_in(mode, False))
 
 
 def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
@@ -156,7 +155,7 @@ def test_without_jit_where_vmap_cannot_tell_the_primal_from_the_tangents():
         return jax.lax.scan(lambda c, _: (jnp.sin(c * x), None), x, None, 2)[0]
 
     jac = lambda f: jax.jacfwd(lambda x: f(x) * 1.0)(jnp.arange(5.0))
-    assert_close(jac(el.ChunkedVmap(loop, 3)), jac(jax.vmap(loop)))
+    near(jac(el.ChunkedVmap(loop, 3)), jac(jax.vmap(loop)))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_around_a_loop(schedule):
 
     chunked = el.ChunkedVmap(loop, 2, in_axes=(None, 0))
     run = lambda: (derivatives(chunked), derivatives(jax.vmap(loop, (None, 0))))
-    assert_close(*jax.jit(run)())
+    near(*jax.jit(run)())
 
 
 def test_integers_keys_and_flags_are_not_differentiated():
@@ -210,7 +209,7 @@ def test_integers_keys_and_flags_are_not_differentiated():
         X[:, 1] > 0,
     )
     total = lambda f: jax.grad(lambda x: f(x, *args[1:])[0].sum())(args[0])
-    assert_close(total(el.ChunkedVmap(f, 2)), total(jax.vmap(f)))
+    near(total(el.ChunkedVmap(f, 2)), total(jax.vmap(f)))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -221,7 +220,7 @@ def test_one_output_of_two_with_stored_residuals(which):
         jax.grad(lambda x, g=g: jnp.sum(g(x)[which]))(jnp.arange(5.0))
         for g in (chunked, f)
     )
-    assert_close(found, expected)
+    near(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_collectives_along_an_axis_outside(transform):
     stacks = jnp.sin(jnp.arange(42.0)).reshape(2, 7, 3)
     chunked = transform(normalised)
     found, expected = jax.jit(lambda: (both(chunked), both(jax.vmap(normalised))))()
-    assert_close(found, expected)
+    near(found, expected)
 
 
 def test_in_shard_map():
@@ -268,7 +267,7 @@ def test_in_shard_map():
     found, expected = jax.jit(
         lambda: (derivatives(CHUNKED["overlapping"]), derivatives(whole))
     )()
-    assert_close(found, expected)
+    near(found, expected)
 
 
 # A perceptron that is wide enough for the memory of its rows to stand out.
@@ -280,9 +279,7 @@ def temporary(derive, f, rows):
     """The bytes that a compiled derivative takes beside its inputs and outputs."""
     arrays, static = eqx.partition(MLP, eqx.is_array)
     program = derive(lambda arrays, x: jnp.sum(f(eqx.combine(arrays, static), x) ** 2))
-    x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
-    compiled = jax.jit(program).lower(arrays, x).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    return temp_bytes(program, arrays, (rows, 4))
 
 
 def chunked(mlp, x):

@@ -8,9 +8,10 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow_if
 from ..weights import without_key
-from .test_chunked_vmap import assert_close
 
 pytestmark = pytest.mark.sampled
 
@@ -143,9 +144,7 @@ def test_memory_is_that_of_one_chunk_whatever_the_number_of_rows():
     whole = lambda params, x: jnp.mean(jax.vmap(one, (None, 0))(params, x))
 
     def temporary(mean, rows):
-        x = jax.ShapeDtypeStruct((rows, 4), jnp.float32)
-        program = jax.jit(jax.value_and_grad(mean)).lower(params, x).compile()
-        return program.memory_analysis().temp_size_in_bytes
+        return temp_bytes(jax.value_and_grad(mean), params, (rows, 4))
 
     of_chunk = temporary(whole, 256)
     assert temporary(chunked, 512) <= 1.3 * of_chunk

@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqloop as el
 
-from ..checkpointing.memory import temp_bytes
+from ..asserts import assert_close
+from ..compiling import temp_bytes
 from ..marks import slow
 from ..weights import normal
 
@@ -38,13 +38,6 @@ def everything(mapped: Any, xs: jax.Array) -> Any:
     push = lambda xs: jax.jvp(mapped, (xs,), (jnp.cos(xs),))
     twice = lambda xs: jax.jvp(derive, (xs,), (jnp.cos(xs),))[1]
     return jax.jit(lambda xs: (mapped(xs), derive(xs), push(xs), twice(xs)))(xs)
-
-
-def assert_close(actual: Any, expected: Any) -> None:
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
-        assert (a.shape, a.dtype) == (e.shape, e.dtype)
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 
 import eqloop as el
 
+from ..asserts import assert_close
 from .devices import (
     DEVICES,
-    assert_trees_close,
     collectives,
     explicit_mesh_of,
     mesh_of,
@@ -79,7 +79,7 @@ def test_is_jax_shard_map_with_its_derivatives():
         )
 
     actual, expected = jax.jit(lambda: [derivatives(f) for f in (ours, plain)])()
-    assert_trees_close(actual, expected)
+    assert_close(actual, expected)
     assert not actual[0][0].sharding.is_fully_replicated
 
 
@@ -87,14 +87,14 @@ def test_leaves_that_are_no_arrays():
     out = part()(XS, 2.0, "mode")
     assert (out["mode"], out["none"], out["one"]) == ("mode", None, 1)
     compiled = eqx.filter_jit(part())(XS, np.float32(2), "mode")
-    assert_trees_close(out, compiled)
+    assert_close(out, compiled)
 
 
 def test_the_gradient_of_f_is_summed_over_the_devices_once():
     gradient = eqx.filter_grad(lambda f, xs: jnp.sum(f(xs, 2.0, None)["y"] ** 2))
     found = eqx.filter_jit(gradient)(part(), XS).f.weight
     expected = jax.jit(jax.grad(lambda w: jnp.sum(plain(w, XS)[0] ** 2)))(WEIGHT)
-    assert_trees_close(found, expected)
+    assert_close(found, expected)
     assert collectives(gradient, part(), XS) == {"all-reduce": 1}
 
 
@@ -148,19 +148,19 @@ def test_with_other_maps_and_loops():
 
         return jax.vmap(jax.grad(loss, (0, 1)), (0, None))(jnp.arange(2.0), XS)
 
-    assert_trees_close(*jax.jit(lambda: [derivatives(f) for f in (split, whole)])())
+    assert_close(*jax.jit(lambda: [derivatives(f) for f in (split, whole)])())
 
 
 def test_arrays_that_are_elsewhere_are_moved():
     weight = jax.device_put(WEIGHT, jax.devices()[3])
     xs = jax.device_put(XS, jax.devices()[5])
-    assert_trees_close(part(weight)(xs, 2.0, None)["y"], plain(WEIGHT, XS)[0])
+    assert_close(part(weight)(xs, 2.0, None)["y"], plain(WEIGHT, XS)[0])
 
 
 def test_keys():
     keys = jax.random.split(jax.random.key(0), DEVICES)
     found = jax.jit(shard_map(lambda keys: jax.vmap(jax.random.normal)(keys)))(keys)
-    assert_trees_close(found, jax.vmap(jax.random.normal)(keys))
+    assert_close(found, jax.vmap(jax.random.normal)(keys))
 
 
 def test_without_the_check():

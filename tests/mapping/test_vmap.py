@@ -10,8 +10,9 @@ import pytest
 
 import eqloop as el
 
+from ..asserts import assert_close
 from ..weights import without_key
-from .test_chunked_vmap import MATRIX, ROWS, assert_close, layer
+from .rows import MATRIX, ROWS, layer
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 

@@ -10,9 +10,11 @@ from jax.experimental import checkify, io_callback
 
 import eqloop as el
 
+from ..schedules import BLOCKS, NESTED, SLOTS, STORING
+
 pytestmark = pytest.mark.sampled
 
-SCHEDULES = [el.StoreAll(), el.Recursive(2), el.Binomial(2), el.Binomial(2, block=3)]
+SCHEDULES = (STORING, NESTED, SLOTS, BLOCKS)
 MODES = {
     "primal": lambda f: f,
     "jvp": lambda f: lambda h: jax.jvp(f, (h,), (jnp.ones_like(h),)),

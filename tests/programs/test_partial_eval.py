@@ -18,6 +18,8 @@ from jax import lax
 
 import eqloop as el
 
+from ..asserts import assert_close
+
 pytestmark = pytest.mark.sampled
 
 Loop = Callable[..., Any]
@@ -135,8 +137,7 @@ def test_a_rule_computes_values_and_tangents_in_one_loop(loop, context):
         want, got = (
             jax.jit(CONTEXTS[context](solver(run)))(*at) for run in (plain, LOOPS[loop])
         )
-        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9)
+        assert_close(got, want, rtol=1e-09, atol=0)
 
 
 # Functions that are linear in `t`, beside results that do not depend on it.

@@ -14,8 +14,8 @@ import pytest
 import eqloop as el
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 
+from ...compiling import temp_bytes
 from ...marks import slow
-from ..memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 

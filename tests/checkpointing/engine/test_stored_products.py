@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 import eqloop as el
 from eqloop.checkpointing.engine.orders._levels import Nest
-from eqloop.checkpointing.engine.orders._nested import Nested
-from eqloop.checkpointing.engine.reversals._together import Together
 
+from ...compiling import temp_bytes
 from ...marks import slow, slow_if
-from ..memory import temp_bytes
-from .reversals.test_known_products import (
+from .reversals.products import (
     HS,
     MODES,
     STEPS,
@@ -32,22 +30,9 @@ from .reversals.test_known_products import (
     read_twice,
     two_in_one,
 )
+from .storing import Storing
 
 pytestmark = pytest.mark.sampled
-
-
-@dataclasses.dataclass(frozen=True)
-class Storing(el.AbstractSchedule):
-    """Nests, for some of which, the last ones, the primal stores products."""
-
-    nests: tuple[Nest, ...] = (Nest((3, 4)), Nest((1,)))
-    with_products: int = 2
-    size: int = 2
-
-    def layout(self, loop: el.LoopSpec) -> el.Layout:
-        return el.Layout(
-            Nested(self.nests, self.with_products), reversal=Together(self.size)
-        )
 
 
 # In segments of one batch and of two, by blocks, and for some of the steps.

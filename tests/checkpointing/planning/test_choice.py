@@ -20,8 +20,8 @@ from eqloop.checkpointing.planning._memory_guess import Guess
 from eqloop.checkpointing.planning._paces import Paces
 from eqloop.checkpointing.planning._work import CPU
 
+from ..noted import Noted
 from ..steps import recurrent
-from ..test_budget import Noted
 
 
 class Cell(eqx.Module):

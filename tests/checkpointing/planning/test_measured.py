@@ -24,8 +24,8 @@ from eqloop.checkpointing.planning._measured_pace import Measured, StepsAlone, p
 from eqloop.checkpointing.planning._pace_of_known import with_pace_of_known
 from eqloop.checkpointing.planning._work import CPU
 
+from ..noted import Noted
 from ..steps import recurrent
-from ..test_budget import Noted
 
 # Long enough to be worth it: of a light step, thousands.
 LENGTH = 4096

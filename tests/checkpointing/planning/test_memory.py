@@ -11,15 +11,13 @@ import pytest
 
 import eqloop as el
 
+from ...compiling import temp_bytes
 from ...marks import slow
+from ..steps import cell
 
 pytestmark = pytest.mark.sampled
 
 BATCH = 32
-
-
-def cell(w: Any, h: Any, x: Any) -> Any:
-    return jnp.tanh(w @ jnp.tanh(w @ h + x))
 
 
 def loss(schedule: Any) -> Callable[..., jax.Array]:
@@ -46,12 +44,6 @@ def summed(loss: Callable[..., jax.Array], *axes: int | None) -> Callable[..., A
     return lambda *args: jnp.sum(jax.vmap(loss, axes)(*args))
 
 
-def temporary(f: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
-    """The bytes that a function takes beside its inputs and outputs."""
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-
 def shapes(length: int, width: int) -> tuple[tuple[int, ...], ...]:
     return (width, width), (width,), (length, width)
 
@@ -74,7 +66,7 @@ XS_BYTES = 4 * 1024 * 16
 )
 def test_a_gradient_takes_its_slots_and_little_besides(schedule, slots):
     carry = 4 * 64
-    taken = temporary(jax.grad(loss(schedule), ALL), *LONG)
+    taken = temp_bytes(jax.grad(loss(schedule), ALL), *LONG)
     assert slots * carry <= taken <= (slots + 16) * carry
 
 
@@ -87,8 +79,8 @@ def test_by_default_steps_are_reversed_together_in_little_more_memory(size):
     w, h, xs = (jnp.zeros(shape) for shape in args)
     scan = el.Scan(lambda h, x: (cell(w, h, x), None), schedule=alone)
     slots = scan.plan(h, xs).slots * h.nbytes
-    alone = temporary(jax.grad(loss(alone), ALL), *args)
-    default = temporary(jax.grad(loss(default), ALL), *args)
+    alone = temp_bytes(jax.grad(loss(alone), ALL), *args)
+    default = temp_bytes(jax.grad(loss(default), ALL), *args)
     assert alone < default <= alone + weights + max(slots, 2**16)
 
 
@@ -112,8 +104,7 @@ def test_by_default_recurrent_cells_keep_to_their_room(kind, width, length):
 
         params, static = eqx.partition(cell, eqx.is_array)
         run = jax.grad(lambda p, *rest: of(eqx.combine(p, static), *rest), (0, 1, 2))
-        compiled = jax.jit(run).lower(params, init, xs).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return temp_bytes(run, params, init, xs)
 
     alone = el.Recursive(16, batch=1)
     f = lambda carry, x: (cell(x, carry), None)
@@ -129,13 +120,13 @@ def test_a_gradient_with_stored_residuals_takes_what_lax_scan_takes():
     def plain(w: Any, h: Any, xs: Any) -> jax.Array:
         return jnp.sum(jax.lax.scan(lambda h, x: (cell(w, h, x), None), h, xs)[0])
 
-    ours = temporary(jax.grad(loss(el.StoreAll()), ALL), *SHORT)
-    assert ours == temporary(jax.grad(plain, ALL), *SHORT)
+    ours = temp_bytes(jax.grad(loss(el.StoreAll()), ALL), *SHORT)
+    assert ours == temp_bytes(jax.grad(plain, ALL), *SHORT)
 
 
 def test_no_more_than_equinox_takes():
-    ours = temporary(jax.grad(loss(el.Binomial(30)), ALL), *LONG)
-    assert ours <= temporary(jax.grad(equinox_loss(30), ALL), *LONG)
+    ours = temp_bytes(jax.grad(loss(el.Binomial(30)), ALL), *LONG)
+    assert ours <= temp_bytes(jax.grad(equinox_loss(30), ALL), *LONG)
 
 
 @pytest.mark.slow
@@ -143,20 +134,20 @@ def test_no_more_than_equinox_takes_of_a_batch():
     w, h, xs = SHORT
     args = (w, (BATCH, *h), (BATCH, *xs))
     ours, theirs = loss(el.Binomial(30)), equinox_loss(30)
-    ours = temporary(jax.grad(summed(ours, None, 0, 0)), *args)
-    assert ours <= temporary(jax.grad(summed(theirs, None, 0, 0)), *args)
+    ours = temp_bytes(jax.grad(summed(ours, None, 0, 0)), *args)
+    assert ours <= temp_bytes(jax.grad(summed(theirs, None, 0, 0)), *args)
 
 
 def test_memory_does_not_grow_with_the_length():
     gradient = jax.grad(loss(el.Binomial(12)), (0, 1))
-    longer = temporary(gradient, *shapes(100_000, 16))
-    assert longer <= temporary(gradient, *shapes(1_000, 16)) + 1024
+    longer = temp_bytes(gradient, *shapes(100_000, 16))
+    assert longer <= temp_bytes(gradient, *shapes(1_000, 16)) + 1024
 
 
 @pytest.mark.parametrize("schedule", [el.Recursive(16), el.Binomial(30)], ids=str)
 def test_xs_that_are_not_differentiated_have_no_cotangents(schedule):
     # A buffer for them would be temporary: it is no output.
-    assert temporary(jax.grad(loss(schedule), (0, 1)), *SHORT) < XS_BYTES / 8
+    assert temp_bytes(jax.grad(loss(schedule), (0, 1)), *SHORT) < XS_BYTES / 8
 
 
 @pytest.mark.parametrize("schedule", [el.Recursive(4), el.Binomial(4)], ids=str)
@@ -164,7 +155,7 @@ def test_parameters_that_are_not_batched_have_one_accumulator(schedule):
     width = 64
     w, h, xs = shapes(64, width)
     gradient = jax.grad(summed(loss(schedule), None, 0, 0))
-    taken = temporary(gradient, w, (BATCH, *h), (BATCH, *xs))
+    taken = temp_bytes(gradient, w, (BATCH, *h), (BATCH, *xs))
     assert taken < BATCH * (4 * width * width) / 2
 
 
@@ -172,7 +163,7 @@ def test_parameters_that_are_not_batched_have_one_accumulator(schedule):
 def test_xs_that_are_not_batched_have_one_accumulator(schedule):
     w, h, xs = SHORT
     gradient = jax.grad(summed(loss(schedule), None, 0, None), ALL)
-    assert temporary(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
+    assert temp_bytes(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
 
 
 @pytest.mark.parametrize("axis", [0, 2])
@@ -180,26 +171,26 @@ def test_xs_are_not_copied_to_bring_their_loop_axis_to_the_front(axis):
     w, h, (length, width) = SHORT
     xs = (BATCH, length, width) if axis == 0 else (length, width, BATCH)
     gradient = jax.grad(summed(loss(el.Binomial(30)), None, 0, axis), ALL)
-    assert temporary(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
+    assert temp_bytes(gradient, w, (BATCH, *h), xs) < BATCH * XS_BYTES / 8
 
 
 @pytest.mark.parametrize("schedule", [el.Recursive(16), el.Binomial(30)], ids=str)
 def test_forward_over_reverse_keeps_to_the_slots(schedule):
     gradient = jax.grad(loss(schedule))
     push = lambda w, h, xs: jax.jvp(lambda w: gradient(w, h, xs), (w,), (w,))
-    assert temporary(push, *SHORT) < XS_BYTES / 2
+    assert temp_bytes(push, *SHORT) < XS_BYTES / 2
 
 
 def test_reverse_over_reverse_keeps_to_the_slots():
     gradient = jax.grad(loss(el.Binomial(30)))
     norm = lambda *args: jnp.sum(gradient(*args) ** 2)
-    assert temporary(jax.grad(norm), *SHORT) < XS_BYTES / 2
+    assert temp_bytes(jax.grad(norm), *SHORT) < XS_BYTES / 2
 
 
 def test_forward_mode_stores_nothing():
     run = loss(el.Binomial(30))
     push = lambda w, h, xs: jax.jvp(lambda w: run(w, h, xs), (w,), (w,))
-    assert temporary(push, *SHORT) < 20 * 4 * 16
+    assert temp_bytes(push, *SHORT) < 20 * 4 * 16
 
 
 def wave(c: Any, x: Any) -> Any:
@@ -240,11 +231,10 @@ def test_plans_count_cotangents_that_are_constants(schedule, kind, argnums):
     scan = el.Scan(wave, schedule=schedule)
     grad = jax.grad(lambda c, xs: last_carry(scan(c, xs)[0])[kind], argnums)
     planned = el.plans(grad)(*args)[0].plan.peak_bytes
-    compiled = jax.jit(grad).lower(*args).compile()
     # JAX 0.10 also keeps constants of orders that reverse in several loops, which plans
     # do not count: at most one carry.
     uncounted = 2 * 4 * 32 * 32 if jax.__version_info__ < (0, 11) else 0
-    assert compiled.memory_analysis().temp_size_in_bytes <= planned + uncounted
+    assert temp_bytes(grad, *args) <= planned + uncounted
 
 
 @pytest.mark.parametrize(
@@ -261,5 +251,4 @@ def test_plans_count_on_no_memory_of_inputs_without_influence(schedule):
     for argnums in (0, (0, 1)):
         grad = jax.grad(loss, argnums)
         assert el.plans(grad)(*args)[0].plan.peak_bytes <= plan.peak_bytes
-        compiled = jax.jit(grad).lower(*args).compile()
-        assert compiled.memory_analysis().temp_size_in_bytes <= plan.peak_bytes
+        assert temp_bytes(grad, *args) <= plan.peak_bytes

@@ -16,8 +16,8 @@ from eqloop.checkpointing._plan import Plan, plan_of
 from eqloop.checkpointing._schedules import AbstractSchedule
 from eqloop.checkpointing.planning._measured_pace import pace
 
+from ...compiling import temp_bytes
 from ...marks import slow
-from ..memory import temp_bytes
 from .random_steps import Case, fixed_schedule, is_inexact, random_case
 
 pytestmark = pytest.mark.sampled

@@ -5,15 +5,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import eqloop as el
 
+from ... import derivatives
+from ...derivatives import (
+    CONTEXTS,
+    MODES,
+    assert_agrees,
+    mapped,
+    name,
+    rematerialised,
+)
 from ...marks import slow_if
-from .. import derivatives
-from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
 pytestmark = pytest.mark.sampled
 
@@ -40,8 +46,6 @@ QUICKLY = (
     derivatives.vmap,
     derivatives.collectives,
 )
-
-name = lambda f: getattr(f, "__name__", str(f))
 
 
 def squares(tree: Any) -> Any:
@@ -83,7 +87,8 @@ def ended(schedule: Any, steps_of: Any = steps_of, policy: Any = None) -> Any:
     return loop
 
 
-def masked(steps_of: Any = steps_of) -> Any:
+@functools.cache
+def masked(steps_of: Any) -> Any:
     """The same with all steps, of which the last ones do nothing."""
 
     def loop(f: Any, init: Any, xs: Any, reverse: bool = False) -> Any:
@@ -104,24 +109,9 @@ def masked(steps_of: Any = steps_of) -> Any:
     return loop
 
 
-def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)))
-    return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
-
-
-@functools.cache
-def expected(mode: Any, context: Any) -> list[np.ndarray]:
-    how = jointly if context.__name__ in JOINTLY else steps_of
-    return evaluate(mode, context, masked(how))
-
-
 def check(mode: Any, context: Any, schedule: Any, policy: Any = None) -> None:
     how = jointly if context.__name__ in JOINTLY else steps_of
-    actual = evaluate(mode, context, ended(schedule, how, policy))
-    for a, e in zip(actual, expected(mode, context), strict=True):
-        assert a.shape == e.shape
-        assert a.dtype == e.dtype
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+    assert_agrees(mode, context, ended(schedule, how, policy), masked(how))
 
 
 LIKE_OTHERS = (
@@ -190,8 +180,5 @@ def test_modes_in_contexts(mode, context, schedule):
 @pytest.mark.parametrize("mode", MODES, ids=name)
 def test_modes_of_mapped_and_rematerialised_derivatives(mode):
     for change in (mapped, rematerialised):
-        changed = change(mode)
-        loops = ended(el.Recursive(2)), masked()
-        actual, wanted = (evaluate(changed, derivatives.plain, x) for x in loops)
-        for a, e in zip(actual, wanted, strict=True):
-            np.testing.assert_allclose(a, e, rtol=3e-4, atol=5e-5)
+        loops = ended(el.Recursive(2)), masked(steps_of)
+        assert_agrees(change(mode), derivatives.plain, *loops, rtol=3e-4, atol=5e-5)

@@ -19,8 +19,8 @@ from eqloop.checkpointing.engine._walk import Walk
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.whiles._later_steps import steps_to_run, walks_past
 
+from ...compiling import temp_bytes
 from ...marks import slow
-from ..memory import temp_bytes
 
 pytestmark = pytest.mark.sampled
 

@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
@@ -14,6 +13,7 @@ import eqloop as el
 from eqloop.checkpointing.engine._step import trace_step
 from eqloop.checkpointing.whiles._masked_writes import written_leaves
 
+from ...asserts import assert_close
 from ...marks import slow
 
 pytestmark = pytest.mark.sampled
@@ -147,9 +147,7 @@ def each_gradient(loop, write):
     return lambda w, hs, rows: jax.vmap(one, (None, 0, 0, 0))(w, hs, STOPS, rows)
 
 
-def assert_same(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+near = functools.partial(assert_close, rtol=2e-4, atol=2e-4)
 
 
 @functools.cache
@@ -194,7 +192,7 @@ def test_buffers_that_are_only_written_to(write):
 @pytest.mark.parametrize(("mode", "write", "loop"), CASES)
 def test_batches_are_those_of_plain_jax(mode, write, loop):
     f = MODES[mode](of_batch(LOOPS[loop], EVERY[write]))
-    assert_same(jax.jit(f)(*inputs()), expected(mode, write))
+    near(jax.jit(f)(*inputs()), expected(mode, write))
 
 
 @pytest.mark.slow
@@ -202,7 +200,7 @@ def test_batches_are_those_of_plain_jax(mode, write, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_batch_of_gradients(write, loop):
     actual = jax.jit(each_gradient(LOOPS[loop], EVERY[write]))(*inputs())
-    assert_same(actual, jax.jit(each_gradient(plain, EVERY[write]))(*inputs()))
+    near(actual, jax.jit(each_gradient(plain, EVERY[write]))(*inputs()))
 
 
 @pytest.mark.slow
@@ -217,7 +215,7 @@ def test_batches_of_batches(write, loop):
         ).sum()
         return jax.jit(jax.grad(total, (0, 1, 2)))(*inputs())
 
-    assert_same(both(LOOPS[loop]), both(plain))
+    near(both(LOOPS[loop]), both(plain))
 
 
 def compiled(loop, write, rows):

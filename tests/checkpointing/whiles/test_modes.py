@@ -9,15 +9,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import eqloop as el
 
+from ... import derivatives
+from ...derivatives import (
+    CONTEXTS,
+    MODES,
+    assert_agrees,
+    mapped,
+    name,
+    rematerialised,
+)
 from ...marks import slow_if
-from .. import derivatives
-from ..derivatives import CONTEXTS, MODES, inputs, mapped, rematerialised
 
 pytestmark = pytest.mark.sampled
 
@@ -38,10 +44,8 @@ QUICKLY = (
 )
 FORWARD = ("primal", "jvp", "linearize", "jacfwd")
 
-name = lambda f: getattr(f, "__name__", str(f))
 
-
-def scan(kind: Any) -> Any:
+def counted(kind: Any) -> Any:
     """What `jax.lax.scan` does, by a while loop."""
 
     def loop(f: Any, init: Any, xs: Any) -> Any:
@@ -63,28 +67,6 @@ def scan(kind: Any) -> Any:
     return loop
 
 
-def evaluate(mode: Any, context: Any, loop: Any) -> list[np.ndarray]:
-    run = jax.jit(functools.partial(mode, context(loop)))
-    return jax.tree.map(np.asarray, jax.tree.leaves(run(*inputs())))
-
-
-@functools.cache
-def expected(mode: Any, context: Any) -> list[np.ndarray]:
-    return evaluate(mode, context, lax.scan)
-
-
-def check(mode: Any, context: Any, kind: Any) -> None:
-    actual = evaluate(mode, context, scan(kind))
-    assert_close(actual, expected(mode, context))
-
-
-def assert_close(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for a, e in zip(actual, expected, strict=True):
-        assert a.shape == e.shape
-        assert a.dtype == e.dtype
-        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
-
-
 LIKE_OTHERS = (
     derivatives.vjp,
     derivatives.jacfwd,
@@ -100,12 +82,12 @@ LIKE_OTHERS = (
 def test_modes(mode):
     # They take turns; all of them are tried by the slow test.
     kind = list(LOOPS.values())[MODES.index(mode) % 2]
-    check(mode, derivatives.plain, kind)
+    assert_agrees(mode, derivatives.plain, counted(kind))
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if name(m) in FORWARD], ids=name)
 def test_forward_modes_of_a_loop_without_bounds(mode):
-    check(mode, derivatives.vmap, el.WhileLoop)
+    assert_agrees(mode, derivatives.vmap, counted(el.WhileLoop))
 
 
 @pytest.mark.slow
@@ -113,7 +95,7 @@ def test_forward_modes_of_a_loop_without_bounds(mode):
 def test_contexts(context):
     turn = QUICKLY.index(context)
     mode = (derivatives.grad, derivatives.forward_over_reverse)[turn % 2]
-    check(mode, context, list(LOOPS.values())[turn // 2 % 2])
+    assert_agrees(mode, context, counted(list(LOOPS.values())[turn // 2 % 2]))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +106,13 @@ def test_contexts(context):
 def test_with_64_bits(kind):
     mode = derivatives.forward_over_reverse
     with jax.enable_x64(True):
-        loops = (scan(kind), lax.scan)
-        assert_close(*(evaluate(mode, derivatives.plain, loop) for loop in loops))
+        assert_agrees(mode, derivatives.plain, counted(kind))
 
 
 def test_places():
-    check(mapped(derivatives.vjp), derivatives.plain, LOOPS["checkpointed"])
-    check(rematerialised(derivatives.jvp), derivatives.plain, LOOPS["bounded"])
+    checkpointed, bounded = counted(LOOPS["checkpointed"]), counted(LOOPS["bounded"])
+    assert_agrees(mapped(derivatives.vjp), derivatives.plain, checkpointed)
+    assert_agrees(rematerialised(derivatives.jvp), derivatives.plain, bounded)
 
 
 @pytest.mark.slow
@@ -138,4 +120,4 @@ def test_places():
 @pytest.mark.parametrize("context", STANDING, ids=name)
 @pytest.mark.parametrize("mode", MODES, ids=name)
 def test_modes_in_contexts(mode, context, kind):
-    check(mode, context, kind)
+    assert_agrees(mode, context, counted(kind))

@@ -13,10 +13,10 @@ from eqloop.checkpointing.engine.orders._levels import Nest
 from eqloop.checkpointing.engine.reversals._next_carries import given_leaves
 from eqloop.checkpointing.planning._work import rates
 
+from ....compiling import temp_bytes
 from ....marks import slow, slow_if
-from ...memory import temp_bytes
-from ..test_stored_products import Storing
-from .test_known_products import (
+from ..storing import Storing
+from .products import (
     HS,
     INPUTS,
     MODES,
@@ -27,13 +27,10 @@ from .test_known_products import (
     assert_equal,
     gradient,
     of_loop,
+    plain,
 )
 
 pytestmark = pytest.mark.sampled
-
-
-def plain(w, h, x):
-    return jnp.tanh(w @ h + x), None
 
 
 def within(w, h, x):

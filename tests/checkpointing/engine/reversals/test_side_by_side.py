@@ -9,12 +9,13 @@ import eqloop as el
 from eqloop.checkpointing.planning._choice import _by_duration
 from eqloop.checkpointing.planning._paces import paces
 
+from ....compiling import temp_bytes
 from ....marks import slow, slow_if
 from ...abreast import Abreast
-from ...memory import gradient, temp_bytes
+from ...memory import gradient
+from ...noted import Noted
 from ...steps import recurrent
-from ...test_budget import Noted
-from .test_known_products import (
+from .products import (
     HS,
     MODES,
     XS,
@@ -23,9 +24,9 @@ from .test_known_products import (
     compared,
     network,
     of_loop,
+    plain,
     two_in_one,
 )
-from .test_next_carries import plain
 
 pytestmark = pytest.mark.sampled
 

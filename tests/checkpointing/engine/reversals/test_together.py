@@ -13,9 +13,11 @@ import eqloop as el
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 
+from ....asserts import assert_close
+from ....compiling import temp_bytes
 from ....marks import slow, slow_if
 from ....weights import normal
-from ...memory import gradient, temp_bytes
+from ...memory import gradient
 from ...steps import gru, recurrent
 
 pytestmark = pytest.mark.sampled
@@ -119,8 +121,7 @@ def test_any_number_of_steps_at_once(length, batch):
     schedule = el.Chunked(10, batch=batch)
     found = jax.jit(gradient(schedule))(f, init, xs)
     expected = jax.jit(gradient(el.StoreAll()))(f, init, xs)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_close(found, expected, atol=1e-6)
 
 
 def test_the_cotangents_of_a_weight_are_one_product():
@@ -180,8 +181,7 @@ def test_large_products_are_added_part_by_part(mode):
     of = MODES_OF_GRADIENTS[mode]
     found = jax.jit(of(_of_mixed(el.Chunked(10, batch=4))))(*args)
     expected = jax.jit(of(_of_mixed(el.StoreAll())))(*args)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+    assert_close(found, expected, atol=1e-4)
 
 
 @pytest.mark.slow

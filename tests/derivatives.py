@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import eqloop as el
 
+from .asserts import assert_close
+
 Loop = Callable[..., Any]
 Run = Callable[..., Any]
 
@@ -65,7 +67,8 @@ def loss(run: Run) -> Callable[..., jax.Array]:
 
 
 def gradient(run: Run) -> Callable[..., Any]:
-    return jax.grad(loss(run), (0, 1, 2))
+    """In all arguments."""
+    return lambda *args: jax.grad(loss(run), tuple(range(len(args))))(*args)
 
 
 def primal(run: Run, *args: Any) -> Any:
@@ -92,7 +95,7 @@ def linear_transpose(run: Run, *args: Any) -> Any:
 
 
 def grad(run: Run, *args: Any) -> Any:
-    return jax.value_and_grad(loss(run), (0, 1, 2))(*args)
+    return jax.value_and_grad(loss(run), tuple(range(len(args))))(*args)
 
 
 def grad_of_parameters(run: Run, *args: Any) -> Any:
@@ -294,6 +297,7 @@ def pair(x: Any, axis: int = 0) -> Any:
 # Where a mode may stand
 
 
+@functools.cache
 def mapped(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative under `vmap`."""
 
@@ -304,6 +308,7 @@ def mapped(mode: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
+@functools.cache
 def looped(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative inside a loop."""
 
@@ -313,6 +318,7 @@ def looped(mode: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
+@functools.cache
 def rematerialised(mode: Callable[..., Any]) -> Callable[..., Any]:
     """The derivative inside `jax.checkpoint`, differentiated in turn."""
 
@@ -320,3 +326,72 @@ def rematerialised(mode: Callable[..., Any]) -> Callable[..., Any]:
         return gradient(jax.checkpoint(lambda *args: mode(run, *args)))(*args)
 
     return evaluate
+
+
+@functools.cache
+def batch_of(mode: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The derivatives of a batch, whose examples differ in one argument."""
+
+    def evaluate(run: Run, *args: Any) -> Any:
+        axes, args = _batched(args, at)
+        return jax.vmap(functools.partial(mode, run), axes)(*args)
+
+    evaluate.__name__ = f"batch_of_{mode.__name__}"
+    return evaluate
+
+
+@functools.cache
+def of_batch(mode: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """The derivative of all results of a batch."""
+
+    def evaluate(run: Run, *args: Any) -> Any:
+        axes, args = _batched(args, at)
+        return mode(jax.vmap(run, axes), *args)
+
+    evaluate.__name__ = f"{mode.__name__}_of_batch"
+    return evaluate
+
+
+def _batched(args: tuple[Any, ...], at: int) -> tuple[Any, Any]:
+    axes = tuple(0 if i == at else None for i in range(len(args)))
+    return axes, [pair(x) if i == at else x for i, x in enumerate(args)]
+
+
+# Comparing loops
+
+
+def scan(schedule: Any, **settings: Any) -> Loop:
+    """`eqloop.Scan` as a loop."""
+
+    def loop(f: Any, init: Any, xs: Any, **more: Any) -> Any:
+        return el.Scan(f, schedule=schedule, **settings, **more)(init, xs)
+
+    return loop
+
+
+def evaluate(mode: Callable[..., Any], context: Callable[..., Any], loop: Loop) -> Any:
+    """A mode of a loop in a context, compiled."""
+    return jax.jit(functools.partial(mode, context(loop)))(*inputs())
+
+
+def assert_agrees(
+    mode: Callable[..., Any],
+    context: Callable[..., Any],
+    loop: Loop,
+    expected: Loop = lax.scan,
+    rtol: float = 2e-4,
+    atol: float = 2e-5,
+) -> None:
+    """A loop gives the numbers of another, that of JAX or one written by hand."""
+    actual = evaluate(mode, context, loop)
+    wanted = _evaluated_once(mode, context, expected, jax.config.jax_enable_x64)
+    assert_close(actual, wanted, rtol, atol)
+
+
+@functools.cache
+def _evaluated_once(mode: Any, context: Any, loop: Loop, is_wide: bool) -> Any:
+    del is_wide  # the numbers are other ones with 64 bits
+    return jax.tree.map(np.asarray, evaluate(mode, context, loop))
+
+
+name = lambda value: getattr(value, "__name__", str(value))
