@@ -1,5 +1,6 @@
 """What the bars have counted to, wherever a loop is run: its length, exactly, once."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -214,3 +215,24 @@ def test_one_bar_for_all_devices(shown):
     assert shown() == {ONE: 1, BACK: 1}
     jax.jit(jax.vmap(run, (None, 0, None)))(W, hs, XS)
     assert shown() == {ONE: 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(el.AbstractSchedule):
+    """Two segments, each of whose carries are stored when it is run again."""
+
+    def layout(self, loop: el.LoopSpec) -> el.Layout:
+        half = loop.length // 2
+        every = el.Chunked(1)
+        return loop.cut([(half, every), (loop.length - half, every)])
+
+
+@pytest.mark.parametrize("steps", [3, 6, 9, LENGTH])
+def test_a_loop_in_segments_that_ends_early(shown, steps):
+    settings = dict(max_steps=LENGTH, schedule=Halves(), progress=bar(every=1))
+    scan = el.ScanWhile(
+        lambda c: c < steps - 0.5, lambda c, x: (c + x, None), **settings
+    )
+    run = jax.grad(lambda c, xs: scan(c, xs)[0])
+    jax.block_until_ready(jax.jit(run)(0.0, jnp.ones(LENGTH)))
+    assert shown() == {("a", steps): 1, ("a (backward)", steps): 1}
