@@ -107,8 +107,12 @@ def test_a_module_imports_from_rooms_below_its_own(module: Module):
 
 
 def test_modules_import_one_another_in_no_circle():
+    # Imports for type checkers count as well, but not yet those in `checkpointing`.
+    counts = lambda module, found: (
+        not found.is_for_types or module[0] != "checkpointing"
+    )
     graph = {
-        module: {found.module for found in imports(module) if not found.is_for_types}
+        module: {found.module for found in imports(module) if counts(module, found)}
         for module in FILES
         if module
     }

@@ -22,8 +22,9 @@ from ._equations import equations
 # Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
+_OF_AXES = "NamedAxisEffect"
 # These say what a value depends on, and not that something happens.
-_OF_VALUES = ("NamedAxisEffect", "InternalMutableArrayEffect")
+_OF_VALUES = (_OF_AXES, "InternalMutableArrayEffect")
 
 
 def is_ref(x: object) -> bool:
@@ -69,9 +70,9 @@ def does_something(effects: Iterable[jex.Effect]) -> bool:
     return any(type(effect).__name__ not in _OF_VALUES for effect in effects)
 
 
-def axes_named(effects: Iterable[jex.Effect]) -> set[Any]:
+def axes_named(effects: Iterable[Any]) -> set[Any]:
     """The named axes over which there are collectives."""
-    return {getattr(effect, "name", None) for effect in effects} - {None}
+    return {e.name for e in effects if type(e).__name__ == _OF_AXES}
 
 
 def refuse_checks(effects: Iterable[jex.Effect]) -> None:
