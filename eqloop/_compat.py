@@ -246,6 +246,23 @@ def maps_in_sequence(eqn: jex.JaxprEqn) -> bool:
     return name.startswith("sequential_vmap.")
 
 
+def effect_on(effect: Any, renamed: Callable[[Any], Any]) -> Any:
+    """An effect on a reference, where the variable that holds it has another name.
+
+    JAX 0.10 to 0.12 has these effects name it, and exports no classes of them.
+    """
+    var = getattr(effect, "input", None)
+    return effect.replace(input=renamed(var)) if isinstance(var, jex.Var) else effect
+
+
+def called_back(eqn: jex.JaxprEqn) -> Any:
+    """The function that a callback calls, `None` if the equation is no callback.
+
+    JAX 0.10 to 0.12 wraps it.
+    """
+    return getattr(eqn.params.get("callback"), "callback_func", None)
+
+
 def identity(x: object) -> object:
     """What is the same object for two tracers if they stand for the same value.
 

@@ -71,6 +71,75 @@ def test_branches_are_found(code: str):
     assert list(branches(code))
 
 
+# What JAX makes jaxprs and primitives of, and the files that know it.
+MAKINGS = {
+    "dce_jaxpr": {"_jaxprs.py"},
+    "debug_info": {"_jaxprs.py", "_compat.py", "_masked_writes.py"},
+    "DebugInfo": {"_jaxprs.py"},
+    "jex.Jaxpr()": {"_jaxprs.py"},
+    "jex.Var()": {"_jaxprs.py"},
+    "new_jaxpr_eqn": set[str](),
+    "HiPrimitive": {"_compat.py", "_equations.py", "_varied.py"},
+}
+
+
+def makings(code: str) -> Iterator[str]:
+    """The names in some code that are keys of the table, with `()` if called."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                yield name
+            case ast.Call(func=function):
+                yield f"{ast.unparse(function)}()"
+
+
+def test_one_file_makes_jaxprs():
+    found = {name: set[str]() for name in MAKINGS}
+    for path in HOME.rglob("*.py"):
+        for name in MAKINGS.keys() & makings(path.read_text()):
+            found[name].add(path.name)
+    assert found == MAKINGS
+
+
+# Rooms where no object is told by the names of its attributes, but for objects of the
+# user or of JAX that may lack one: in one function each.
+BY_CLASS = [
+    "_arrays",
+    "_calls",
+    "_programs",
+    "autodiff",
+    "branching",
+    "debug",
+    "ir",
+    "tracing",
+]
+ASKED = {
+    ("_array_types.py", "dtype"),
+    ("_partition.py", "dtype"),
+    ("_partition.py", "shape"),
+    ("_tree_differences.py", "_fields"),
+    ("_named.py", "func"),
+}
+
+
+def asked(code: str) -> Iterator[str]:
+    """The attributes that an object is asked for, other than those of functions."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="hasattr" | "getattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ) if not name.startswith("__"):
+                yield name
+
+
+def test_objects_are_told_by_their_class():
+    assert list(asked("hasattr(primitive, 'rewritten')")) == ["rewritten"]
+    paths = [path for room in BY_CLASS for path in (HOME / room).rglob("*.py")]
+    found = {(path.name, name) for path in paths for name in asked(path.read_text())}
+    assert found == ASKED
+
+
 def test_no_other_file_asks_for_versions():
     modules = [path for path in HOME.rglob("*.py") if path != COMPAT]
     found = [

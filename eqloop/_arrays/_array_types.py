@@ -19,6 +19,7 @@ made here and nowhere else.
 import contextlib
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import jax.core
@@ -38,6 +39,14 @@ def is_type(leaf: object) -> bool:
     return isinstance(leaf, jax.core.ShapedArray)
 
 
+def has_dtype(x: Any) -> bool:
+    """Whether something is an array or the type of one, or of a reference to one.
+
+    Numbers of Python, tokens and the types of `hijax` have no dtype.
+    """
+    return hasattr(x, "dtype")
+
+
 def type_of(x: object) -> Aval:
     """The type of a value, or the type itself if it is one."""
     return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
@@ -45,7 +54,7 @@ def type_of(x: object) -> Aval:
 
 def lowered_types(aval: Aval) -> list[Aval]:
     """The types of the arrays that a value of a type consists of."""
-    return [aval] if hasattr(aval, "dtype") else aval.lo_ty()
+    return [aval] if has_dtype(aval) else aval.lo_ty()
 
 
 def types_of(tree: PyTree) -> PyTree:
@@ -55,7 +64,8 @@ def types_of(tree: PyTree) -> PyTree:
 
 def is_weak(leaf: object) -> bool:
     """Whether an array, a type of one or a Python number is weakly typed."""
-    return getattr(type_of(leaf), "weak_type", False)
+    aval = type_of(leaf)
+    return has_dtype(aval) and aval.weak_type
 
 
 def strongly_typed(leaf: Value) -> Value:

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 from jax.experimental.hijax import Zero, instantiate_zeros
 
 from .._types import Aval, PyTree, Value
-from ._array_types import axes_of, explicit_sharding, is_type, type_of, vary
+from ._array_types import axes_of, explicit_sharding, has_dtype, is_type, type_of, vary
 from ._partition import Flags, pick
 
 
 def is_inexact(x: Value) -> bool:
     """Whether a value, or one of this type, can have a tangent."""
     # A literal of a program may be a Python number, which has no dtype.
-    aval = x if hasattr(x, "dtype") else type_of(x)
-    if not hasattr(aval, "dtype"):
+    aval = x if has_dtype(x) else type_of(x)
+    if not has_dtype(aval):
         aval = aval.to_tangent_aval()  # of a `hijax` type: of an array, or of its own
-    return not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jnp.inexact)
+    return not has_dtype(aval) or jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def is_complex(x: Value) -> bool:

@@ -12,12 +12,12 @@ A program is a jaxpr on a flat list of arrays.
   differ between more devices. `_shifted_writes.py` takes out writes that XLA would get
   wrong.
 - **Primitives**: `_formula.py` makes one of a program and of the rules by which it is
-  differentiated. It is the connection to JAX's machinery for derivatives. `_doubled.py`
-  adds its forward mode, `_vmapped.py` its `vmap` where there is no better rule, and
-  `_partial_eval.py` divides it where JAX transposes a part of it.
-- **Small equations of our own**: tables of integers (`_constant.py`), values without
-  their derivatives (`_detached.py`), and markers that tell a debugger where a loop is
-  (`_loop_markers.py`).
+  differentiated. It is the connection to JAX's machinery for derivatives.
+  `_leftover.py` has the two equations of its forward mode share their work,
+  `_vmapped.py` is its `vmap` where there is no better rule, and `_partial_eval.py`
+  divides it where JAX transposes a part of it. `_small_equations.py` has those that are
+  no loops: tables of integers, values without their derivatives, and marks for a
+  debugger.
 - **What JAX does not promise**: `_assumptions.py` tries it at import.
 """
 
@@ -41,17 +41,14 @@ from ._calculus import (
     vmap,
 )
 from ._compiled import temporary_bytes
-from ._constant import constant
-from ._detached import detached
-from ._doubled import Doubled, recall
 from ._effects import (
+    axes_named,
     has_checks,
     is_ref,
     refuse_callbacks,
     refuse_checks,
     refuse_refs,
     refuse_refs_in_rules,
-    without_derivatives,
 )
 from ._equations import (
     Rewrite,
@@ -62,7 +59,7 @@ from ._equations import (
     formula_of,
     programs_in,
 )
-from ._formula import Formula, Selected, Static
+from ._formula import Doubled, Formula, Selected, Static
 from ._jaxprs import (
     Rewriter,
     alone,
@@ -83,20 +80,31 @@ from ._jaxprs import (
     with_parts,
     without_dead_code,
 )
-from ._loop_markers import (
-    is_watched,
+from ._leftover import recall
+from ._places import (
+    JAX_FILES,
+    OUR_FILES,
+    Place,
+    folders_of,
+    frames_of,
     loop_name,
     loop_scope,
-    mark,
-    position_p,
-    unwatched,
-    watched,
+    place_of,
 )
-from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
+from ._small_equations import (
+    constant,
+    detached,
+    is_watched,
+    mark,
+    position_p,
+    unwatched,
+    watched,
+    without_derivatives,
+)
 from ._varied import CannotVaryError, varied
 from ._vmapped import Vmapped, mapped
 
@@ -117,6 +125,7 @@ __all__ = [
     "alone",
     "along_axis",
     "aval_of",
+    "axes_named",
     "batched",
     "batched_axes",
     "batched_types",

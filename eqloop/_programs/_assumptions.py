@@ -21,12 +21,13 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 
 from .._compat import jax_version
-from ._constant import constant_p
-from ._effects import has_checks, has_io
+from ._effects import axes_named, has_checks, has_io
 from ._equations import equations
 from ._formula import Formula
-from ._loop_markers import loop_name, loop_scope
+from ._places import loop_name, loop_scope
 from ._reaching import reached
+from ._seen_batches import library_of
+from ._small_equations import constant_p
 
 _X = jax.ShapeDtypeStruct((3,), jnp.float32)
 _FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
@@ -167,7 +168,7 @@ def _collectives() -> Iterator[str]:
     over = [eqn for eqn in program.eqns if eqn.params.get("axes") == (axis,)]
     if len(over) != 3:
         yield "the parameters of `psum`, `pmax` and `pmin`"
-    if axis not in {getattr(effect, "name", None) for effect in program.effects}:
+    if axis not in axes_named(program.effects):
         yield "the effect of a collective"
 
 
@@ -219,10 +220,9 @@ def _key_types() -> Iterator[str]:
 
 
 def _makers() -> Iterator[str]:
-    """`_reaching.py` asks which library has made a primitive."""
+    """`_seen_batches.py` asks which library has made a primitive."""
     made = primitives.sin_p.impl, constant_p.impl
-    modules = [getattr(getattr(f, "func", f), "__module__", "") for f in made]
-    if [module.split(".")[0] for module in modules] != ["jax", "eqloop"]:
+    if list(map(library_of, made)) != ["jax", "eqloop"]:
         yield "the implementation of a primitive"
 
 

@@ -7,6 +7,7 @@ updated once. Any other effect is an error where it would be repeated, as it is 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.core
@@ -16,12 +17,14 @@ import jax.tree_util as jtu
 
 from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
-from ._detached import detached
 from ._equations import equations
 
 # Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
 _OF_CHECKS = ("ErrorEffect",)
+_OF_AXES = "NamedAxisEffect"
+# These say what a value depends on, and not that something happens.
+_OF_VALUES = (_OF_AXES, "InternalMutableArrayEffect")
 
 
 def is_ref(x: object) -> bool:
@@ -30,11 +33,6 @@ def is_ref(x: object) -> bool:
         return True
     is_array = isinstance(x, jax.core.Tracer | jax.ref.Ref)
     return is_array and isinstance(jax.typeof(x), jax.ref.AbstractRef)
-
-
-def without_derivatives(tree: PyTree) -> PyTree:
-    """A tree whose arrays have no derivative; references stay as they are."""
-    return jax.tree.map(lambda x: x if is_ref(x) else detached(x), tree)
 
 
 def refuse_refs(owner: str, tree: PyTree, name: str) -> None:
@@ -65,6 +63,16 @@ def has_checks(effects: Iterable[jex.Effect]) -> bool:
 def has_io(effects: Iterable[jex.Effect]) -> bool:
     """Whether there is an `io_callback` in a step."""
     return _any_of(effects, _OF_CALLBACKS)
+
+
+def does_something(effects: Iterable[jex.Effect]) -> bool:
+    """Whether something happens that must not happen twice, or be left out."""
+    return any(type(effect).__name__ not in _OF_VALUES for effect in effects)
+
+
+def axes_named(effects: Iterable[Any]) -> set[Any]:
+    """The named axes over which there are collectives."""
+    return {e.name for e in effects if type(e).__name__ == _OF_AXES}
 
 
 def refuse_checks(effects: Iterable[jex.Effect]) -> None:

@@ -22,7 +22,15 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 from .._arrays import Flags, pick
-from .._compat import CALLS, close, form_of, form_params, is_open, with_form_params
+from .._compat import (
+    CALLS,
+    close,
+    effect_on,
+    form_of,
+    form_params,
+    is_open,
+    with_form_params,
+)
 from .._types import AnyJaxpr, Value
 from ._equations import Rewrite, aval_of, formula_of
 
@@ -397,7 +405,7 @@ class Rewriter:
                 for var in eqn.outvars
             ]
             inside.update(zip(eqn.outvars, fresh, strict=True))
-            effects = {_rename(effect, read) for effect in eqn.effects}
+            effects = {effect_on(effect, read) for effect in eqn.effects}
             invars = list(map(read, eqn.invars))
             self.eqns.append(eqn.replace(invars=invars, outvars=fresh, effects=effects))
         self._stands_for.update(zip(outvars, map(read, jaxpr.outvars), strict=True))
@@ -411,9 +419,3 @@ class Rewriter:
 
     def _is_needed(self, var: jex.Var) -> bool:
         return not isinstance(var, jex.DropVar) and var not in self._stands_for
-
-
-def _rename(effect: Any, read: Callable[[jax.core.Atom], jax.core.Atom]) -> Any:
-    """An effect on a reference names the variable that holds the reference."""
-    var = getattr(effect, "input", None)
-    return effect.replace(input=read(var)) if isinstance(var, jex.Var) else effect

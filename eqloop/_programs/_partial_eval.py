@@ -16,7 +16,7 @@ The second loop needs `c` at every step, so it computes it once more. Nothing is
 for that: the transpose of the second loop is planned like any gradient.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,12 +27,9 @@ from jax.interpreters import partial_eval
 from .._arrays import Flags, interleave, pick, zero_array
 from .._compat import call_primitive
 from .._types import Value
+from ._effects import does_something
 from ._equations import aval_of
 from ._formula import Formula, Selected
-
-# Effects that say what a value depends on, and not that something happens. Compared by
-# name, since JAX does not export these classes.
-_OF_VALUES = ("NamedAxisEffect", "InternalMutableArrayEffect")
 
 
 def _unknown_outputs(primitive: object, unknown: Sequence[bool]) -> Flags | None:
@@ -45,7 +42,7 @@ def _unknown_outputs(primitive: object, unknown: Sequence[bool]) -> Flags | None
     """
     if not isinstance(primitive, Formula) or not any(unknown):
         return None
-    if _has_effect(primitive.effects):
+    if does_something(primitive.effects):
         return None
     outputs = tuple(primitive.reached_out(unknown, None))
     return None if all(outputs) else outputs
@@ -132,14 +129,10 @@ def _known_equation(
 
 def _is_kept(saveable: Callable[..., Any], eqn: jex.JaxprEqn) -> bool:
     """Whether the outputs of a known equation are stored, and so not computed again."""
-    if _has_effect(eqn.effects):
+    if does_something(eqn.effects):
         return True  # so that it happens once
     answer = saveable(eqn.primitive, *map(aval_of, eqn.invars), **eqn.params)
     return answer is True or answer is ad_checkpoint.Saveable
-
-
-def _has_effect(effects: Iterable[jex.Effect]) -> bool:
-    return any(type(effect).__name__ not in _OF_VALUES for effect in effects)
 
 
 def _others(flags: Sequence[bool]) -> Flags:

@@ -1,10 +1,11 @@
-"""Finds the line of the user's program that an operation comes from."""
+"""Finds the line of the user's program, and the loop, that an operation comes from."""
 
 import dataclasses
 import functools
 import importlib.util
 import linecache
 import os
+import re
 from typing import Any
 
 import jax
@@ -64,3 +65,19 @@ def frames_of(source_info: Any) -> Any:
     """The frames of the stack that led to an equation, the innermost first."""
     traceback = source_info.traceback
     return () if traceback is None else traceback.frames
+
+
+def loop_scope(name: str) -> Any:
+    """The scope for the loop of a transform; it also shows in profiles."""
+    return jax.named_scope(f"eqloop.{name}")
+
+
+def loop_name(name_stack: Any) -> str | None:
+    """The transform whose loop an equation is, from its scope; `None` if it is none.
+
+    >>> loop_name("train/transpose(jvp(eqloop.Scan))/jvp()")
+    'Scan'
+    """
+    scopes = re.findall(r"[^()/]+(?=[)/]|$)", str(name_stack))
+    is_loop = scopes and scopes[-1].startswith("eqloop.")
+    return scopes[-1].removeprefix("eqloop.") if is_loop else None

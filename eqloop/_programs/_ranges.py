@@ -12,7 +12,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import is_symbolic
+from .._arrays import has_dtype, is_symbolic
 from .._types import Aval
 from ._equations import aval_of
 
@@ -60,8 +60,7 @@ def range_of_result(eqn: jex.JaxprEqn, ranges: Sequence[Range | None]) -> Range 
 
 def _has(aval: Aval, kind: Any) -> bool:
     """Whether an array has this kind of dtype, and is not empty."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, kind):
+    if not has_dtype(aval) or not jnp.issubdtype(aval.dtype, kind):
         return False
     return not is_symbolic(aval.size) and aval.size > 0
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.ref
 
 from .._arrays import Flags, is_inexact, reduces_examples, split
 from .._compat import (
@@ -28,6 +27,7 @@ from .._compat import (
     scan_counts,
 )
 from .._types import AnyJaxpr, Aval
+from ._effects import is_ref
 from ._equations import equations, equations_of, formula_of
 
 # From marks for the inputs of a formula to marks for its outputs.
@@ -110,7 +110,7 @@ class _Reach:
         """What each output of a program depends on."""
         jaxpr = close(program).jaxpr
         sources = {var: _input(i) for i, var in enumerate(jaxpr.invars)}
-        has_refs = any(map(_is_ref, jaxpr.invars))
+        has_refs = any(is_ref(var.aval) for var in jaxpr.invars)
         while True:
             before = [sources[var] for var in jaxpr.invars]
             for eqn in jaxpr.eqns:
@@ -133,7 +133,7 @@ class _Reach:
         inputs = [_source_of(atom, sources) for atom in eqn.invars]
         pairs = list(zip(eqn.outvars, self._equation(eqn, inputs), strict=True))
         # An equation may write to its references.
-        pairs += [(var, _all_of(inputs)) for var in eqn.invars if _is_ref(var)]
+        pairs += [(var, _all_of(inputs)) for var in eqn.invars if is_ref(var.aval)]
         for var, source in pairs:
             if source and self._passes(var.aval):
                 sources[var] = sources.get(var, _NOTHING) | source
@@ -153,7 +153,7 @@ class _Reach:
         if self.is_derivative and name in _WITHOUT_TANGENT:
             return [_NOTHING] * count
         # What is read from a reference may depend on anything that was written to it.
-        if any(map(_is_ref, eqn.invars)):
+        if any(is_ref(var.aval) for var in eqn.invars):
             return [anything] * count
         if (inner := called_by(eqn)) is not None:
             return self.outputs(inner, inputs)
@@ -240,10 +240,6 @@ def _by_rule(rule: Marking, inputs: Sequence[Origins]) -> list[Origins]:
 def _source_of(atom: jax.core.Atom, sources: dict[Any, Origins]) -> Origins:
     is_literal = isinstance(atom, jex.Literal)
     return _NOTHING if is_literal else sources.get(atom, _NOTHING)
-
-
-def _is_ref(var: jax.core.Atom) -> bool:
-    return isinstance(getattr(var, "aval", None), jax.ref.AbstractRef)
 
 
 def _is_reduction(eqn: jex.JaxprEqn, axis_name: Hashable) -> bool:

@@ -18,16 +18,18 @@ import contextlib
 import functools
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax.extend.core import primitives
 
-from .._arrays import is_inexact
+from .._arrays import has_dtype, is_inexact
 from .._compat import maps_in_sequence
 from .._types import AnyJaxpr
 from ._calculus import has_backward_rules, pulled, pushed, rules_in
-from ._equations import equations, programs_in
+from ._effects import axes_named
+from ._equations import aval_of, equations, programs_in
 
 # Of all generators, this one alone draws the numbers of each row by itself. This is the
 # type of its keys.
@@ -73,8 +75,7 @@ def has_collectives(program: AnyJaxpr) -> bool:
     JAX notes the axes that an equation uses among its effects.
     """
     effects = (effect for eqn in equations(program) for effect in eqn.effects)
-    names = {getattr(effect, "name", None) for effect in effects} - {None}
-    return bool(names - {*jax.sharding.get_abstract_mesh().axis_names})
+    return bool(axes_named(effects) - {*jax.sharding.get_abstract_mesh().axis_names})
 
 
 def _visible_equations(program: AnyJaxpr) -> Iterator[jex.JaxprEqn]:
@@ -91,7 +92,8 @@ def _sees(eqn: jex.JaxprEqn, trusted: frozenset[str]) -> bool:
     if name in _CALLBACKS:
         return not str(params.get("vmap_method")).startswith("sequential")
     if name.startswith("random_") and name not in _MOVES_KEYS:
-        dtypes = [str(getattr(var.aval, "dtype", "")) for var in eqn.invars]
+        types = map(aval_of, eqn.invars)
+        dtypes = [str(aval.dtype) for aval in types if has_dtype(aval)]
         return any(d.startswith("key<") and d != _THREEFRY for d in dtypes)
     return name in _GENERATORS or _is_foreign(eqn, trusted)
 
@@ -105,11 +107,16 @@ def _is_foreign(eqn: jex.JaxprEqn, trusted: frozenset[str]) -> bool:
         made = type(hijax)
     elif isinstance(made, types.MethodType):  # there is none
         return eqn.primitive not in _KNOWN and name not in _UNLISTED
-    module = getattr(getattr(made, "func", made), "__module__", None) or "jax"
-    library = module.split(".")[0]
+    library = library_of(made)
     if library in ("equinox", "lineax"):
         return name not in trusted
     return library not in ("jax", "eqloop")
+
+
+def library_of(made: Any) -> str:
+    """The library that a function, a partial of one, or a class is from."""
+    function = made.func if isinstance(made, functools.partial) else made
+    return (getattr(function, "__module__", None) or "jax").split(".")[0]
 
 
 def _rule_sees(rule: jex.ClosedJaxpr, trusted: frozenset[str], orders: int = 2) -> bool:

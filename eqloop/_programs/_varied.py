@@ -165,7 +165,7 @@ def _of_setting(part: Any, axes: frozenset[str]) -> Any:
         return varied_formula(part, axes)
     if isinstance(part, dict):
         return {name: again(entry) for name, entry in part.items()}
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
+    if isinstance(part, tuple) and type(part) is not tuple:  # one with named fields
         return type(part)(*map(again, part))
     if isinstance(part, tuple | list):
         new = type(part)(map(again, part))

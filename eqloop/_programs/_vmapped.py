@@ -25,8 +25,7 @@ from .._arrays import (
 )
 from .._types import BatchAxis, PyTree, Value
 from ._calculus import vmap
-from ._doubled import Doubled
-from ._formula import Formula
+from ._formula import Doubled, Formula
 
 
 def mapped(

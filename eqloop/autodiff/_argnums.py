@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from .._calls import argument_names, positional_names
 from .._types import PyTree, Value
@@ -19,7 +19,7 @@ def as_argnums(argnums: Value) -> Any:
     """
     if isinstance(argnums, list | tuple):
         return tuple(map(as_argnums, argnums))
-    if isinstance(argnums, bool | str) or not hasattr(argnums, "__index__"):
+    if isinstance(argnums, bool | str) or not isinstance(argnums, SupportsIndex):
         return argnums
     return operator.index(argnums)
 

@@ -75,14 +75,8 @@ class AbstractDerivative(AbstractTransform[Callable[P, Any]], Generic[P]):
     def __check_init__(self) -> None:
         owner = type(self).__name__
         check_argnums(owner, self.argnums)
-        for name in ("has_aux", "return_value"):
-            check_bool(owner, name, getattr(self, name))
-
-
-def _runs_a_loop(derivative: object, *_: object, **__: object) -> bool:
-    # Without one there is nothing to be compiled: `f` is run as it is, and may look at
-    # the values of its arguments.
-    return getattr(derivative, "chunk_size", None) is not None
+        check_bool(owner, "has_aux", self.has_aux)
+        check_bool(owner, "return_value", self.return_value)
 
 
 class AbstractExactDerivative(AbstractDerivative[P]):
@@ -91,7 +85,13 @@ class AbstractExactDerivative(AbstractDerivative[P]):
     A final class says in `_derive` how it is taken.
     """
 
-    @compiled_once(when=_runs_a_loop)
+    @property
+    def _runs_a_loop(self) -> bool:
+        # Without one there is nothing to be compiled: `f` is run as it is, and may look
+        # at the values of its arguments.
+        return False
+
+    @compiled_once(when=lambda self, *_, **__: self._runs_a_loop)
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PyTree:
         """Differentiates `f(*args, **kwargs)`.
 

@@ -61,6 +61,10 @@ class Hessian(AbstractExactDerivative[P]):
         @staticmethod
         def _of(f: Callable[NewP, PyTree], /) -> "Hessian[NewP]": ...
 
+    @property
+    def _runs_a_loop(self) -> bool:
+        return self.chunk_size is not None
+
     def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         def first(arrays: Arrays) -> tuple[Arrays, PyTree]:
             blocks, outs, others = by_rows(call.run, arrays, self.chunk_size)

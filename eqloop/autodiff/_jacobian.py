@@ -38,6 +38,10 @@ class AbstractJacobian(AbstractExactDerivative[P]):
     def _is_forward(self, call: Call) -> bool:
         """Whether to take the derivative in forward mode."""
 
+    @property
+    def _runs_a_loop(self) -> bool:
+        return self.chunk_size is not None
+
     def _derive(self, call: Call) -> tuple[PyTree, Arrays, Arrays]:
         check, blocks_of = check_reverse, by_rows
         if self._is_forward(call):

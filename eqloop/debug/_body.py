@@ -14,7 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from .._arrays import Arrays
+from .._arrays import Arrays, has_dtype
 from .._compat import form_of
 from .._programs import constant, position_p
 from .._types import AnyJaxpr, Index, Value
@@ -206,4 +206,4 @@ def _bind_again(eqn: jex.JaxprEqn, operands: Arrays) -> Sequence[Value]:
 
 
 def _has_extent(x: Value) -> bool:
-    return hasattr(x, "dtype") and holds_numbers(x)
+    return has_dtype(x) and holds_numbers(x)

@@ -5,7 +5,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from .._arrays import is_inexact
+from .._arrays import has_dtype, is_inexact
 from .._types import Aval
 
 
@@ -52,9 +52,7 @@ def can_fail(eqn: jex.JaxprEqn) -> bool:
 
 def holds_numbers(aval: Aval) -> bool:
     """Whether values of a type are arrays of numbers. PRNG keys are not."""
-    return hasattr(aval, "dtype") and not jnp.issubdtype(
-        aval.dtype, jax.dtypes.extended
-    )
+    return has_dtype(aval) and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
 def _greatest(aval: Aval) -> float:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
+from .._arrays import has_dtype
 from .._compat import is_open
 from .._programs import equations, rewritable_programs
 
@@ -61,7 +62,7 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 
 def has_known_shape(atom: Any) -> bool:
     """Whether the sizes of an array are numbers: those of `jax.export` may be `n`."""
-    return not any(map(is_symbolic_dim, getattr(atom.aval, "shape", ())))
+    return not any(map(is_symbolic_dim, shape_of(atom) if has_dtype(atom.aval) else ()))
 
 
 def literal_value(atom: jex.Literal) -> np.ndarray:

@@ -16,7 +16,6 @@ from ._graph import graph
 from ._parts import function_name
 from ._tree import tree
 
-_TEXTS = {".dot": "dot", ".txt": "tree"}
 _PICTURES = (".pdf", ".png", ".svg")
 
 
@@ -52,15 +51,15 @@ class Drawing:
             ValueError: The name ends in none of these.
             RuntimeError: Graphviz is not installed.
         """
-        suffix = Path(path).suffix
-        if suffix in _TEXTS:
-            Path(path).write_text(f"{getattr(self, _TEXTS[suffix])}\n")
+        suffix, texts = Path(path).suffix, {".dot": self.dot, ".txt": self.tree}
+        if suffix in texts:
+            Path(path).write_text(f"{texts[suffix]}\n")
         elif suffix in _PICTURES:
             Path(path).write_bytes(self._picture(suffix))
         else:
             raise ValueError(
                 f"Drawing.save: the name of the file must end in one of "
-                f"{', '.join((*_PICTURES, *_TEXTS))}, but it is {os.fspath(path)!r}."
+                f"{', '.join((*_PICTURES, *texts))}, but it is {os.fspath(path)!r}."
             )
 
     def _picture(self, suffix: str) -> bytes:

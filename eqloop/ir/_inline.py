@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.extend.core as jex
+from jax.experimental.layout import Layout
 
 from .._programs import Rewrite, Rewriter, rewritable_programs, rewrite_everywhere
 from ._atoms import Closed, check_closed
@@ -63,7 +64,7 @@ def _is_plain_call(eqn: jex.JaxprEqn) -> bool:
         return False
     placed = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     return not any(
-        isinstance(place, jax.sharding.Sharding) or hasattr(place, "major_to_minor")
+        isinstance(place, jax.sharding.Sharding | Layout)
         for name in placed
         for place in eqn.params[name]
     )

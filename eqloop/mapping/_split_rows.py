@@ -19,7 +19,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from .._arrays import AlongAxes, Arrays, Rest, partition
 from .._calls import OpenedCall, Outputs
-from .._programs import has_backward_rules, sees_batch
+from .._programs import axes_named, has_backward_rules, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._mesh import SomeMesh, constrained, place
@@ -148,7 +148,7 @@ class SplitRows:
             # user sees, the number of rows, and not that of devices.
             axis_env = [(self.axis, self.arguments.length)]
             closed = jax.make_jaxpr(row.on_arrays, axis_env=axis_env)(x)
-            names = {getattr(effect, "name", None) for effect in closed.effects}
+            names = axes_named(closed.effects)
             if self.axis in names and (self.missing or self.share > 1):
                 raise _HasCollectives
             return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x)

@@ -17,16 +17,17 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 PLACES = (
     (
         "eqloop/_programs/_formula.py",
-        "eqloop/_programs/_doubled.py",
+        "eqloop/_programs/_leftover.py",
         "eqloop/_programs/_vmapped.py",
         "eqloop/_programs/_calculus.py",
+        "eqloop/_programs/_jaxprs.py",
         "eqloop/_programs/_reaching.py",
         "eqloop/_arrays/_tangents.py",
     ),
     (
         "eqloop/checkpointing/engine",
         "eqloop/checkpointing/whiles",
-        "eqloop/_programs/_constant.py",
+        "eqloop/_programs/_small_equations.py",
     ),
     ("eqloop/mapping",),
 )

@@ -43,6 +43,7 @@ CHANGES = {
     "given names": (_assumptions, "checkpoint_name", lambda x, name: -x, "_name`"),
     "programs": (jex, "jaxprs_in_params", lambda params: [], "equation of a `cond`"),
     "scans": (_reaching, "scan_counts", lambda params: (1, 1), "`scan`"),
+    "axes": (_effects, "_OF_AXES", "AxisEffect", "the effect of a collective"),
     "collectives": (lax, "pmax", lambda x, axis: x, "`psum`, `pmax` and `pmin`"),
     "texts": (_assumptions, "str", lambda x: "key<fry>", "the text of a jaxpr"),
     "metadata": (_assumptions, "set_xla_metadata", nothing, "`set_xla_metadata`"),

@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from ..._arrays import describe, flatten, is_dynamic, paths
+from ..._arrays import describe, flatten, has_dtype, is_dynamic, paths
 from ..._calls import open_call
 from ..._programs import equations, input_names, rewritable_programs
 from .._atoms import Closed, check_closed, has_known_shape
@@ -224,4 +224,4 @@ def _is_64_bit(jaxpr: Closed) -> bool:
     for eqn in equations(jaxpr, rewritable_programs):
         atoms += [*eqn.invars, *eqn.outvars]
     wide = {np.dtype(name) for name in ("int64", "uint64", "float64", "complex128")}
-    return any(getattr(atom.aval, "dtype", None) in wide for atom in atoms)
+    return any(has_dtype(atom.aval) and atom.aval.dtype in wide for atom in atoms)

@@ -1,5 +1,6 @@
 """Which equations are written, and what of their operands the text reads."""
 
+import functools
 from collections.abc import Sequence
 
 import jax.core
@@ -7,6 +8,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ... import progress
+from ..._compat import called_back
 from .._atoms import Closed, Definitions, dtype_of
 
 
@@ -61,9 +63,11 @@ def reads_updates(eqn: jex.JaxprEqn) -> bool:
 
 def is_report(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation tells a progress bar of this library how far a loop is."""
-    callback = getattr(eqn.params.get("callback"), "callback_func", None)
-    function = getattr(callback, "func", None)  # what it calls is partially applied
-    return getattr(function, "__module__", "").startswith(progress.__name__)
+    report = called_back(eqn)
+    if not isinstance(report, functools.partial):
+        return False
+    module = getattr(report.func, "__module__", None) or ""
+    return module.startswith(progress.__name__)
 
 
 def _operands(eqn: jex.JaxprEqn, definitions: Definitions) -> Sequence[jax.core.Atom]:
