@@ -5,9 +5,9 @@ A program is a jaxpr on a flat list of arrays.
 - **What a program does**: `_equations.py` finds and rewrites its equations,
   `_reaching.py` tells which inputs reach which outputs, `_seen_batches.py` whether a
   row of a batch can see the others, `_effects.py` which effects it has, `_ranges.py`
-  between which integers its values lie, and `_places.py` from which line of the user's
-  program an operation comes. `_compiled.py` compiles it to see how much memory it
-  takes.
+  between which integers its values lie, `_row_writes.py` which equations write rows of
+  a buffer, and `_places.py` from which line of the user's program an operation comes.
+  `_compiled.py` compiles it to see how much memory it takes.
 - **Programs made of it**: `_calculus.py` makes those of its tangents, cotangents and
   batches, and `_varied.py` those of values that differ between more devices.
   `_shifted_writes.py` takes out writes that XLA would get wrong.
@@ -30,9 +30,11 @@ from ._calculus import (
     batched_types,
     behind,
     called,
+    evaluated,
     has_backward_rules,
     has_rules,
     inputs_read,
+    interpreted,
     joined,
     parted,
     pruned,
@@ -84,6 +86,7 @@ from ._loop_markers import (
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
+from ._row_writes import READS, WRITES, RowWrite, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
 from ._varied import CannotVaryError, varied
@@ -92,13 +95,16 @@ from ._vmapped import Vmapped, mapped
 __all__ = [
     "JAX_FILES",
     "OUR_FILES",
+    "READS",
     "ROW_BY_ROW",
+    "WRITES",
     "CannotVaryError",
     "Doubled",
     "Formula",
     "Place",
     "Range",
     "Rewrite",
+    "RowWrite",
     "Selected",
     "Static",
     "Vmapped",
@@ -114,6 +120,7 @@ __all__ = [
     "constant",
     "detached",
     "equations",
+    "evaluated",
     "folders_of",
     "formula_of",
     "frames_of",
@@ -122,6 +129,7 @@ __all__ = [
     "has_collectives",
     "has_rules",
     "inputs_read",
+    "interpreted",
     "is_ref",
     "is_watched",
     "joined",
@@ -150,6 +158,7 @@ __all__ = [
     "renamed",
     "rewritable_programs",
     "rewrite_everywhere",
+    "row_write",
     "run",
     "sees_batch",
     "settled",

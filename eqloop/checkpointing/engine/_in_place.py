@@ -27,6 +27,8 @@ from jax import lax
 from ..._arrays import pick, split
 from ..._compat import drops_barriers
 from ..._programs import (
+    READS,
+    WRITES,
     Rewrite,
     aval_of,
     computed_from,
@@ -35,15 +37,11 @@ from ..._programs import (
     map_programs,
     renamed,
     rewrite_everywhere,
+    row_write,
     run,
     with_equations,
 )
 from ..._types import PyTree, Value
-
-# Equations that read rows of their first operand.
-READS = frozenset({"dynamic_slice", "gather", "slice"})
-# Equations that return their first operand with some rows replaced or added to.
-WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 def run_in_place(
@@ -195,9 +193,9 @@ def _barrier_for(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
 
 def _index_variables(write: jex.JaxprEqn) -> list[jex.Var]:
     """The variables that say where an equation writes."""
-    is_slice = write.primitive.name == "dynamic_update_slice"
-    atoms = write.invars[2:] if is_slice else write.invars[1:2]
-    return [x for x in _variables(atoms) if aval_of(x).size]
+    written = row_write(write)
+    assert written is not None
+    return [x for x in _variables(written.at) if aval_of(x).size]
 
 
 def _variables(atoms: Iterable[jax.core.Atom]) -> list[jex.Var]:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +27,15 @@ from jax import lax
 
 from ..._arrays import axes_of, is_inexact, is_symbolic, split
 from ..._compat import close, scan_counts
-from ..._programs import Range, equations, pruned, range_of_literal, range_of_result
+from ..._programs import (
+    Range,
+    equations,
+    evaluated,
+    interpreted,
+    pruned,
+    range_of_literal,
+    range_of_result,
+)
 from ..._types import Aval, Value
 from ._step import Step
 
@@ -112,26 +119,21 @@ def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Valu
 
 def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     """The outputs of a program."""
-    jaxpr = program.jaxpr
-    values: dict[jex.Var, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-    values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
-
-    def read(atom: jax.core.Atom) -> _Value:
-        if not isinstance(atom, jex.Literal):
-            return values[atom]
-        number, aval = atom.val, atom.aval
-        if isinstance(number, bool | int | float | complex):
-            # A Python number has no dtype, and would promote like a weak type.
-            number = np.asarray(number, getattr(aval, "dtype", None))
-        return _Value(number, range_of_literal(number))
-
-    for eqn in jaxpr.eqns:
-        outs = _results(jaxpr, eqn, list(map(read, eqn.invars)))
-        values |= zip(eqn.outvars, outs, strict=True)
-    return list(map(read, jaxpr.outvars))
+    results = lambda eqn, inputs: _results(program, eqn, inputs)
+    return interpreted(program, inputs, _of_literal, results, _Value)
 
 
-def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
+def _of_literal(atom: jex.Literal) -> _Value:
+    number = atom.val
+    if isinstance(number, bool | int | float | complex):
+        # A Python number has no dtype, and would promote like a weak type.
+        number = np.asarray(number, getattr(atom.aval, "dtype", None))
+    return _Value(number, range_of_literal(number))
+
+
+def _results(
+    program: jex.ClosedJaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]
+) -> list[_Value]:
     """The results of an equation of a program."""
     name, params = eqn.primitive.name, eqn.params
     # Calls, short loops and branches that are known are entered. Any other equation is
@@ -152,19 +154,7 @@ def _results(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[
     aval = eqn.outvars[0].aval
     if result is not None and result[0] == result[1] and _is_writable(aval):
         return [_written_down(result[0], aval)]
-    # A program of this one equation: `eval_jaxpr` knows how to evaluate any primitive,
-    # and keeps the source line of the equation.
-    pairs = zip(eqn.invars, inputs, strict=True)
-    given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
-    unnamed = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-    alone = jaxpr.replace(
-        constvars=[],
-        invars=[*given],
-        eqns=[eqn],
-        outvars=list(eqn.outvars),
-        debug_info=unnamed,
-    )
-    outs = jax.core.eval_jaxpr(alone, [], *given.values())
+    outs = evaluated(eqn, program, [value.array for value in inputs])
     return [_Value(outs[0], result)] if len(outs) == 1 else list(map(_Value, outs))
 
 

@@ -3,6 +3,5 @@
 `_needed_leaves.py` finds them, and `_saves.py` says what a loop leaves behind for its
 way back. `_slim_steps.py` makes steps without the other leaves, and `_lean_loops.py`
 cuts down the loops inside a step. Buffers that are written row by row need not be in
-slots: `_written_rows.py` finds out what a step writes, and `_rows_once.py` rebuilds
-such a buffer from its first and its last state.
+slots: `_rows_once.py` rebuilds such a buffer from its first and its last state.
 """
