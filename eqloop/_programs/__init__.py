@@ -86,7 +86,7 @@ from ._loop_markers import (
 from ._places import JAX_FILES, OUR_FILES, Place, folders_of, frames_of, place_of
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
-from ._row_writes import READS, WRITES, RowWrite, row_write
+from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
 from ._varied import CannotVaryError, varied
@@ -135,6 +135,7 @@ __all__ = [
     "joined",
     "loop_name",
     "loop_scope",
+    "makes_zeros",
     "map_equations",
     "map_params",
     "map_programs",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.core
 import jax.extend.core as jex
+import numpy as np
 from jax import lax
 
 from ._equations import aval_of
@@ -69,3 +70,9 @@ def row_write(eqn: jex.JaxprEqn) -> RowWrite | None:
     is_clamped = eqn.params["mode"] not in _DROPS
     can_be_dropped = bool(axes) and not is_clamped
     return RowWrite(2, (eqn.invars[1],), axes, sizes, is_clamped, can_be_dropped)
+
+
+def makes_zeros(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation makes an array of zeros, to add or to write rows to."""
+    number = eqn.invars[0] if eqn.primitive.name == "broadcast_in_dim" else None
+    return isinstance(number, jex.Literal) and not np.any(number.val)

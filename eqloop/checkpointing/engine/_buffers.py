@@ -38,7 +38,7 @@ import jax.numpy as jnp
 
 from ..._arrays import is_symbolic
 from ..._compat import called_by, close, is_through
-from ..._programs import READS, RowWrite, aval_of, interpreted, row_write
+from ..._programs import READS, RowWrite, aval_of, interpreted, makes_zeros, row_write
 from ..._types import AnyJaxpr, Aval
 
 # With fewer rows than this, no counter of 32 bits wraps around to a row that it has
@@ -143,16 +143,18 @@ class Following:
     ) -> list[Understood]:
         """What is known of the outputs of a program."""
         jaxpr = close(program).jaxpr
-        # To read rows does no harm: it is done before the buffer is written to.
-        used = [x for eqn in jaxpr.eqns if not _is_row_read(eqn) for x in _used(eqn)]
-        uses = Count(x for x in (*used, *jaxpr.outvars) if isinstance(x, jex.Var))
+        uses = Count(x for x in jaxpr.outvars if isinstance(x, jex.Var))
+        for eqn in jaxpr.eqns:
+            # Reads do not count: they can all come before the write (`_in_place.py`).
+            # Of some operands, `with_symbolic_zeros` only uses the tangents.
+            if eqn.primitive.name not in READS:
+                used = eqn.invars[-1:] if is_through(eqn) else eqn.invars
+                uses.update(x for x in used if isinstance(x, jex.Var))
 
-        def note_copies(
-            variables: Sequence[jex.Var], known: Sequence[Understood]
-        ) -> None:
-            for var, value in zip(variables, known, strict=True):
-                if isinstance(value, Buffer) and uses[var] > 1:
-                    self.copied.add(value.leaf)
+        def note_copies(variables: Sequence[jex.Var], known: Sequence[Any]) -> None:
+            pairs = zip(variables, known, strict=True)
+            buffers = [(x, k.leaf) for x, k in pairs if isinstance(k, Buffer)]
+            self.copied.update(leaf for x, leaf in buffers if uses[x] > 1)
 
         def results(eqn: jex.JaxprEqn, ins: list[Understood]) -> list[Understood]:
             outs = self.results(eqn, ins)
@@ -172,7 +174,8 @@ class Following:
         if carried := self.carried(eqn):
             return self._loop(eqn, ins, carried)
         moved = range(len(ins))[_ONLY_MOVED.get(name, slice(0))]
-        self._compute_with(known for i, known in enumerate(ins) if i not in moved)
+        others = (known for i, known in enumerate(ins) if i not in moved)
+        self.computed_with.update(*map(leaves_in, others))
         if (write := row_write(eqn)) is not None:
             return [_after_write(eqn, write, ins)]
         found = self._rule(eqn, ins) if ins and eqn.outvars else None
@@ -180,22 +183,19 @@ class Following:
             found = _something_of(ins[i] for i in moved)
         return [found] * len(eqn.outvars)
 
-    def _compute_with(self, known: Iterable[Understood]) -> None:
-        self.computed_with.update(*map(leaves_in, known))
-
     def _loop(
         self, eqn: jex.JaxprEqn, ins: list[Understood], carried: Mapping[int, int]
     ) -> list[Understood]:
         outs: list[Understood] = [None] * len(eqn.outvars)
         for place, known in enumerate(ins):
             if place not in carried:
-                self._compute_with([known])
+                self.computed_with.update(leaves_in(known))
             elif isinstance(known, Buffer):
-                # Somewhere, perhaps several times.
+                # It is not known where, or how often.
                 shape = aval_of(eqn.invars[place]).shape
                 block = Block((None,) * len(shape), shape, False, True)
-                blocks = known.blocks | {block}
-                outs[carried[place]] = dataclasses.replace(known, blocks=blocks)
+                known = dataclasses.replace(known, blocks=known.blocks | {block})
+                outs[carried[place]] = known
             elif isinstance(known, Rows):
                 outs[carried[place]] = known
         return outs
@@ -225,25 +225,22 @@ class Following:
             # `where(p, rows.at[i].set(h), rows)`: it may have been written.
             case "select_n", _, Buffer(leaf), *_ if _are_of(leaf, ins[1:]):
                 return _with_blocks_of(ins[1:])
+            case "broadcast_in_dim", None | 0 if makes_zeros(eqn):
+                return Buffer(None)
             # A buffer plus zeros that rows were written to, as transposes have it.
             case "add" | "add_any", Buffer(one), Buffer(other) if None in (one, other):
                 return _with_blocks_of(ins)
-            case "broadcast_in_dim", _ if _is_literal_zero(
-                eqn.invars[0]
-            ) and after.shape != (1,):
-                return Buffer(None)
             # `[i]`, `[i, j]`, and back.
-            case "broadcast_in_dim" | "reshape", CounterIndex() | int() as number:
-                return (number,) if after.shape == (1,) else None
+            case "broadcast_in_dim" | "reshape", CounterIndex() | int() as number if (
+                after.shape == (1,)
+            ):
+                return (number,)
             case "concatenate", *parts if tuple in map(type, parts):
                 sizes = [aval_of(x).shape[0] for x in eqn.invars]
                 if any(map(is_symbolic, sizes)):
                     return None
-                parts = [
-                    part if isinstance(part, tuple) else (None,) * size
-                    for part, size in zip(parts, sizes, strict=True)
-                ]
-                return tuple(number for part in parts for number in part)
+                whole = lambda part, n: part if isinstance(part, tuple) else (None,) * n
+                return sum(map(whole, parts, sizes), ())
             case "reshape" | "squeeze", tuple(numbers) if after.ndim < 2:
                 return numbers if after.ndim else numbers[0]
             # Fewer bits would be the number modulo something else than the rows.
@@ -311,25 +308,11 @@ def _returns_operands(eqn: jex.JaxprEqn) -> bool:
     return name in ("copy", "optimization_barrier") or is_through(eqn)
 
 
-def _used(eqn: jex.JaxprEqn) -> Sequence[jax.core.Atom]:
-    """The operands that an equation uses the values of."""
-    # Of the others, `with_symbolic_zeros` uses the tangents.
-    return eqn.invars[-1:] if is_through(eqn) else eqn.invars
-
-
-def _is_row_read(eqn: jex.JaxprEqn) -> bool:
-    return eqn.primitive.name in READS
-
-
 def _literal(atom: jex.Literal) -> int | None:
     """The number that a literal is, if it is an integer."""
     aval = aval_of(atom)
     is_number = not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
     return int(atom.val) if is_number else None
-
-
-def _is_literal_zero(atom: jax.core.Atom) -> bool:
-    return isinstance(atom, jex.Literal) and jnp.ndim(atom.val) == 0 and not atom.val
 
 
 def _are_of(leaf: int | None, cases: Sequence[Understood]) -> bool:

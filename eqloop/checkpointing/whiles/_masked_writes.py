@@ -34,27 +34,27 @@ from ..engine._step import Step
 
 
 @functools.lru_cache(maxsize=128)
-def written_leaves(step: Step) -> Flags:
-    """The leaves of a carry that a step only writes rows to."""
-    following = _following()
-    outs = following.outputs(step.jaxpr, _known_of_inputs(step))[: step.num_carry]
-    spoiled = following.computed_with | following.copied
-    return tuple(
-        isinstance(out, Buffer)
-        and out.leaf == i
-        and i not in spoiled
-        and all(block.can_be_dropped for block in out.blocks)
-        for i, out in enumerate(outs)
-    )
+def written_leaves(step: Step, nowhere_else: bool = False) -> Flags:
+    """The leaves of a carry that a step only writes rows to.
 
-
-def _following() -> Following:
-    return Following(carried=_carried)
-
-
-def _known_of_inputs(step: Step) -> list[Understood]:
+    Args:
+        step: The step.
+        nowhere_else: Whether to leave out those of which something is also moved to
+            another output.
+    """
     leaves = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
-    return [*[None] * step.num_consts, *leaves, *[None] * len(step.x_types)]
+    inputs = [*[None] * step.num_consts, *leaves, *[None] * len(step.x_types)]
+    following = Following(carried=_carried)
+    outs = following.outputs(step.jaxpr, inputs)
+    spoiled = following.computed_with | following.copied
+
+    def is_written(i: int) -> bool:
+        out, others = outs[i], [*outs[:i], *outs[i + 1 :]]
+        is_moved = nowhere_else and any(i in leaves_in(other) for other in others)
+        is_leaf = isinstance(out, Buffer) and out.leaf == i and i not in spoiled
+        return is_leaf and not is_moved and all(b.can_be_dropped for b in out.blocks)
+
+    return tuple(map(is_written, range(step.num_carry)))
 
 
 def _carried(eqn: jex.JaxprEqn) -> dict[int, int]:
@@ -63,20 +63,10 @@ def _carried(eqn: jex.JaxprEqn) -> dict[int, int]:
     if not isinstance(loop, PlannedLoop) or loop.saves is not None:
         return {}
     step = loop.problem.step
-    if step.inverse is not None:
-        return {}
-    written = _written_by_loop(step)
+    # An inverse reads what it undoes. What a loop moves from one buffer to another goes
+    # on to a third one in its next steps, so it is not followed.
+    written = written_leaves(step, nowhere_else=True) if step.inverse is None else ()
     return {step.num_consts + i: i for i, flag in enumerate(written) if flag}
-
-
-@functools.lru_cache(maxsize=128)
-def _written_by_loop(step: Step) -> Flags:
-    """The `written_leaves` of a step whose rows the loop leaves nowhere else."""
-    outs = _following().outputs(step.jaxpr, _known_of_inputs(step))
-    apart = lambda i: all(
-        i not in leaves_in(out) for out in (*outs[:i], *outs[i + 1 :])
-    )
-    return tuple(mark and apart(i) for i, mark in enumerate(written_leaves(step)))
 
 
 @functools.lru_cache(maxsize=128)
@@ -117,28 +107,26 @@ def _masked(program: AnyJaxpr, inputs: list[_Pair], mask: Value) -> list[_Pair]:
         inputs: Its inputs. Those that are known to be buffers have masked writes.
         mask: The mask.
     """
-    following = _following()
+    following = Following(carried=_carried)
 
     def results(eqn: jex.JaxprEqn, pairs: list[_Pair]) -> list[_Pair]:
         known, values = [k for k, _ in pairs], [value for _, value in pairs]
-        places = [i for i, k in enumerate(known) if _is_buffer(k)]
-        inner = called_by(eqn)
-        if inner is not None and places:
+        # Zeros that rows are written to are no leaf, and need no mask.
+        buffers = [isinstance(k, Buffer) and k.leaf is not None for k in known]
+        if any(buffers) and (inner := called_by(eqn)) is not None:
             return _masked(inner, pairs, mask)
         outs = following.results(eqn, known)
-        if row_write(eqn) is not None and 0 in places:
+        if row_write(eqn) is not None and buffers[0]:
             return [(outs[0], _masked_write(eqn, program, values, mask))]
-        carried = _carried(eqn)
-        if masked := [i for i in places if i in carried]:
-            return list(zip(outs, _masked_loop(eqn, masked, values, mask), strict=True))
-        return list(zip(outs, evaluated(eqn, program, values), strict=True))
+        places = [i for i in _carried(eqn) if buffers[i]]
+        if places:
+            values = _masked_loop(eqn, places, values, mask)
+        else:
+            values = evaluated(eqn, program, values)
+        return list(zip(outs, values, strict=True))
 
     of_literal = lambda atom: (None, atom.val)
     return interpreted(program, inputs, of_literal, results, lambda c: (None, c))
-
-
-def _is_buffer(known: Understood) -> bool:
-    return isinstance(known, Buffer) and known.leaf is not None
 
 
 def _masked_loop(
