@@ -43,6 +43,7 @@ from ._calculus import (
     run,
     settled,
     traced,
+    value_of,
     vmap,
 )
 from ._compiled import temporary_bytes
@@ -166,6 +167,7 @@ __all__ = [
     "temporary_bytes",
     "traced",
     "unwatched",
+    "value_of",
     "varied",
     "vmap",
     "watched",

@@ -81,6 +81,15 @@ def interpreted(
     return [*map(of, jaxpr.outvars)]
 
 
+def value_of(literal: jex.Literal) -> Value:
+    """The value of a literal, as an array of its type."""
+    number = literal.val
+    if not isinstance(number, bool | int | float | complex):
+        return number
+    # A Python number has no dtype, and would promote like a weak type.
+    return np.asarray(number, getattr(literal.aval, "dtype", None))
+
+
 def evaluated(
     eqn: jex.JaxprEqn, program: AnyJaxpr, inputs: Sequence[Value]
 ) -> list[Value]:

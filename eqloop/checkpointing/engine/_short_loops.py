@@ -35,6 +35,7 @@ from ..._programs import (
     pruned,
     range_of_literal,
     range_of_result,
+    value_of,
 )
 from ..._types import Aval, Value
 from ._step import Step
@@ -120,15 +121,8 @@ def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Valu
 def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     """The outputs of a program."""
     results = lambda eqn, inputs: _results(program, eqn, inputs)
-    return interpreted(program, inputs, _of_literal, results, _Value)
-
-
-def _of_literal(atom: jex.Literal) -> _Value:
-    number = atom.val
-    if isinstance(number, bool | int | float | complex):
-        # A Python number has no dtype, and would promote like a weak type.
-        number = np.asarray(number, getattr(atom.aval, "dtype", None))
-    return _Value(number, range_of_literal(number))
+    of_literal = lambda x: _Value(value_of(x), range_of_literal(x.val))
+    return interpreted(program, inputs, of_literal, results, _Value)
 
 
 def _results(

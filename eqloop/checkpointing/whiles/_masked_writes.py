@@ -26,7 +26,7 @@ from jax import lax
 
 from ..._arrays import Flags, on_mesh, placed_as, split
 from ..._compat import called_by
-from ..._programs import evaluated, formula_of, interpreted, row_write
+from ..._programs import evaluated, formula_of, interpreted, row_write, value_of
 from ..._types import AnyJaxpr, Aval, Value
 from ..engine._buffers import Buffer, Following, Understood, known_of_leaf, leaves_in
 from ..engine._primitive import PlannedLoop
@@ -125,7 +125,7 @@ def _masked(program: AnyJaxpr, inputs: list[_Pair], mask: Value) -> list[_Pair]:
             values = evaluated(eqn, program, values)
         return list(zip(outs, values, strict=True))
 
-    of_literal = lambda atom: (None, atom.val)
+    of_literal = lambda atom: (None, value_of(atom))
     return interpreted(program, inputs, of_literal, results, lambda c: (None, c))
 
 
