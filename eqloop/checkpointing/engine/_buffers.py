@@ -13,17 +13,21 @@ Both read what is found here, by abstract interpretation. The program is gone th
 with something known in place of each value. For leaf 0 the counter and leaf 1 the
 buffer, of six rows:
 
-    i                               Index(0, {0})
-    j = select(i < 0, i, i + 6)     Index(0, {0, 6})         one of the two
-    at = reshape(j)                 (Index(0, {0, 6}),)
-    row = gather(rows, at)          Rows({1})                moved out of leaf 1
-    new = select(is_kept, row, h)   Rows({1})                still only moved
-    rows = scatter(rows, at, new)   Buffer(1, {Block([j, None], [1, 3])}, holds={1})
-    i = i + 1                       Index(0, {1})
+    i                               CounterIndex(0, {0})
+    j = select(i < 0, i, i + 6)     CounterIndex(0, {0, 6})    one of the two
+    at = reshape(j)                 (j,)                       an array of it
+    row = gather(rows, at)          Rows({1})                  moved out of leaf 1
+    new = select(is_kept, row, h)   Rows({1})                  still only moved
+    rows = scatter(rows, at, new)   Buffer(1, {Block((j, None), (1, 3))}, holds={1})
+    i = i + 1                       CounterIndex(0, {1})
 
-`None` stands for anything. An equation without a rule gives that. If one of its
-operands is a buffer, or has rows of it, then the buffer is computed with, which is
-noted besides.
+`None` stands for anything, and is what an equation without a rule gives. If one of its
+operands is a buffer, or has rows of it, then the buffer is computed with. That is noted
+beside the values, and so is a buffer of which one version is used twice.
+
+Calls are entered. A loop of this library is not, but whoever asks may say which of its
+buffers it only writes rows to (`Following.carried`). A `scan`, a `while` or a `cond` of
+JAX has no rule.
 """
 
 import dataclasses
@@ -167,6 +171,7 @@ class Following:
     def results(self, eqn: jex.JaxprEqn, ins: list[Understood]) -> list[Understood]:
         """What is known of the results of an equation."""
         name = eqn.primitive.name
+        # What is computed with in a call is noted there.
         if (inner := called_by(eqn)) is not None:
             return self.outputs(inner, ins)
         if _returns_operands(eqn):
