@@ -14,8 +14,8 @@ from jax.extend.core import primitives
 from packaging.requirements import Requirement
 
 import eqloop as el
-from eqloop import _compat, ir
-from eqloop.checkpointing.engine import _in_place, _kept_names
+from eqloop import _compat, _programs, ir
+from eqloop.checkpointing.engine import _kept_names
 from eqloop.debug import _can_fail
 from eqloop.ir import _primitives
 from eqloop.ir.codegen import _handlers
@@ -189,7 +189,7 @@ def test_names_in_tables_are_those_of_primitives():
     """A name that JAX has changed makes a table forget an operation, in silence."""
     found = {p.name for p in vars(primitives).values() if isinstance(p, jex.Primitive)}
     names: set[str] = set().union(
-        *(_can_fail._SAFE, _in_place.READS, _in_place.WRITES, _kept_names._DOTS),
+        *(_can_fail._SAFE, _programs.READS, _programs.WRITES, _kept_names._DOTS),
         *(_primitives.FOLDABLE, _primitives.COMMUTATIVE, _primitives.DISTINCT),
         *(_handlers._STATEMENTS, _handlers._EXPRESSIONS, _usage._RULES),
     )

@@ -5,7 +5,8 @@ A program is a jaxpr on a flat list of arrays.
 - **What a program does**: `_equations.py` finds its equations, `_reaching.py` tells
   which inputs reach which outputs, `_seen_batches.py` whether a row of a batch can see
   the others, `_effects.py` which effects it has, `_ranges.py` between which integers
-  its values lie, and `_places.py` from which line of the user's program an operation
+  its values lie, `_row_writes.py` which equations write rows of a buffer, and
+  `_places.py` from which line of the user's program an operation
   comes. `_compiled.py` compiles it to see how much memory it takes.
 - **Programs made of it**: `_jaxprs.py` makes and rewrites jaxprs. `_calculus.py` makes
   those of tangents, cotangents and batches, and `_varied.py` those of values that
@@ -30,14 +31,17 @@ from ._calculus import (
     batched_types,
     behind,
     called,
+    evaluated,
     has_backward_rules,
     has_rules,
+    interpreted,
     joined,
     pulled,
     pushed,
     run,
     settled,
     traced,
+    value_of,
     vmap,
 )
 from ._compiled import temporary_bytes
@@ -93,6 +97,7 @@ from ._places import (
 )
 from ._ranges import Range, range_of_literal, range_of_result
 from ._reaching import reached
+from ._row_writes import READS, WRITES, RowWrite, makes_zeros, row_write
 from ._seen_batches import ROW_BY_ROW, has_collectives, sees_batch
 from ._shifted_writes import without_shifted_writes
 from ._small_equations import (
@@ -111,7 +116,9 @@ from ._vmapped import Vmapped, mapped
 __all__ = [
     "JAX_FILES",
     "OUR_FILES",
+    "READS",
     "ROW_BY_ROW",
+    "WRITES",
     "CannotVaryError",
     "Doubled",
     "Formula",
@@ -119,6 +126,7 @@ __all__ = [
     "Range",
     "Rewrite",
     "Rewriter",
+    "RowWrite",
     "Selected",
     "Static",
     "Vmapped",
@@ -136,6 +144,7 @@ __all__ = [
     "constant",
     "detached",
     "equations",
+    "evaluated",
     "folders_of",
     "foreign_programs",
     "formula_of",
@@ -146,12 +155,14 @@ __all__ = [
     "has_rules",
     "input_names",
     "inputs_read",
+    "interpreted",
     "is_ref",
     "is_watched",
     "jaxpr_of",
     "joined",
     "loop_name",
     "loop_scope",
+    "makes_zeros",
     "map_equations",
     "map_params",
     "map_programs",
@@ -176,6 +187,7 @@ __all__ = [
     "renamed",
     "rewritable_programs",
     "rewrite_everywhere",
+    "row_write",
     "run",
     "sees_batch",
     "settled",
@@ -183,6 +195,7 @@ __all__ = [
     "traced",
     "traced_function",
     "unwatched",
+    "value_of",
     "varied",
     "vmap",
     "watched",

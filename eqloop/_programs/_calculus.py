@@ -36,7 +36,7 @@ from .._arrays import (
     tangent_types,
     zero_array,
 )
-from .._compat import form_of, is_through
+from .._compat import close, form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
 from ._equations import equations, formula_of, programs_in
 from ._jaxprs import program_from, without_dead_code
@@ -49,6 +49,54 @@ _Entry = TypeVar("_Entry")
 def run(program: jex.ClosedJaxpr, *flat: Value) -> list[Value]:
     """The outputs of a program."""
     return jex.jaxpr_as_fun(program)(*flat)
+
+
+def interpreted(
+    program: AnyJaxpr,
+    inputs: Sequence[_Entry],
+    of_literal: Callable[[jex.Literal], _Entry],
+    of_equation: Callable[[jex.JaxprEqn, list[_Entry]], Sequence[_Entry]],
+    of_constant: Callable[[Value], _Entry],
+) -> list[_Entry]:
+    """Goes through a program with anything in place of its values.
+
+    Args:
+        program: The program.
+        inputs: What stands for its inputs.
+        of_literal: What stands for a literal.
+        of_equation: From an equation, and what stands for its operands, to what stands
+            for its results. It may go through the programs in the equation.
+        of_constant: What stands for a constant of the program.
+
+    Returns:
+        What stands for the outputs.
+    """
+    closed = close(program)
+    jaxpr, constants = closed.jaxpr, map(of_constant, closed.consts)
+    found: dict[jex.Var, _Entry] = dict(zip(jaxpr.invars, inputs, strict=True))
+    found |= zip(jaxpr.constvars, constants, strict=True)
+    of = lambda x: of_literal(x) if isinstance(x, jex.Literal) else found[x]
+    for eqn in jaxpr.eqns:
+        found |= zip(eqn.outvars, of_equation(eqn, [*map(of, eqn.invars)]), strict=True)
+    return [*map(of, jaxpr.outvars)]
+
+
+def value_of(literal: jex.Literal) -> Value:
+    """The value of a literal, as an array of its type."""
+    number = literal.val
+    if not isinstance(number, bool | int | float | complex):
+        return number
+    # A Python number has no dtype, and would promote like a weak type.
+    return np.asarray(number, getattr(literal.aval, "dtype", None))
+
+
+def evaluated(eqn: jex.JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
+    """The results of one equation of a program."""
+    # As a program of this one equation: JAX knows how to evaluate any primitive, and
+    # keeps the source line of the equation.
+    pairs = zip(eqn.invars, inputs, strict=True)
+    given = {x: value for x, value in pairs if isinstance(x, jex.Var)}
+    return run(program_from([eqn], given, eqn.outvars), *given.values())
 
 
 def traced(f: Callable[..., Iterable[Value]], types: Sequence[Aval]) -> jex.ClosedJaxpr:

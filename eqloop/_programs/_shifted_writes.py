@@ -19,7 +19,6 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
@@ -27,6 +26,7 @@ from .._compat import misreads_shifted_writes
 from .._types import Value
 from ._equations import Rewrite, aval_of, computed_from
 from ._jaxprs import map_programs, rewrite_everywhere, with_equations
+from ._row_writes import row_write
 
 
 def without_shifted_writes(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -52,36 +52,23 @@ def _written_elsewhere(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.Closed
 
 def _is_shifted(eqn: jex.JaxprEqn, before: Sequence[jex.JaxprEqn]) -> bool:
     """Whether an equation writes several rows that are computed from its operand."""
-    if eqn.primitive.name not in ("scatter", "dynamic_update_slice"):
+    write = row_write(eqn)
+    if write is None or eqn.primitive.name == "scatter-add":
         return False
-    operand, update = _target_and_update(eqn)
+    operand, update = eqn.invars[0], eqn.invars[write.place]
     if not (isinstance(operand, jex.Var) and isinstance(update, jex.Var)):
         return False
-    return _writes_several(eqn) and operand in computed_from(before, [update])
-
-
-def _writes_several(eqn: jex.JaxprEqn) -> bool:
-    """Whether it writes more than one row along an axis that it does not fill."""
-    operand, update = (aval_of(atom).shape for atom in _target_and_update(eqn))
-    if eqn.primitive.name == "scatter":
-        numbers = eqn.params["dimension_numbers"]
-        left_out = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-        axes = [axis for axis in range(len(operand)) if axis not in left_out]
-        sizes = [update[axis] for axis in numbers.update_window_dims]
-    else:
-        axes, sizes = [*range(len(operand))], [*update]
-    return any(1 < size < operand[a] for a, size in zip(axes, sizes, strict=True))
-
-
-def _target_and_update(eqn: jex.JaxprEqn) -> tuple[jax.core.Atom, jax.core.Atom]:
-    """What is written to, and what is written."""
-    is_scatter = eqn.primitive.name == "scatter"
-    return eqn.invars[0], eqn.invars[2 if is_scatter else 1]
+    # More than one row along an axis that they do not fill.
+    sizes = zip(write.sizes, aval_of(operand).shape, strict=True)
+    writes_several = any(1 < size < most for size, most in sizes)
+    return writes_several and operand in computed_from(before, [update])
 
 
 def _selecting(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
     """The same write as a call, which writes elsewhere."""
-    at = eqn.invars.index(_target_and_update(eqn)[1])
+    made = row_write(eqn)
+    assert made is not None
+    at = made.place
     write = functools.partial(eqn.primitive.bind, **eqn.params)
 
     def shifted_write(*inputs: Value) -> Value:

@@ -27,23 +27,22 @@ from jax import lax
 from ..._arrays import pick, split
 from ..._compat import drops_barriers
 from ..._programs import (
+    READS,
+    WRITES,
     Rewrite,
     aval_of,
     computed_from,
     equations,
     formula_of,
+    makes_zeros,
     map_programs,
     renamed,
     rewrite_everywhere,
+    row_write,
     run,
     with_equations,
 )
 from ..._types import PyTree, Value
-
-# Equations that read rows of their first operand.
-READS = frozenset({"dynamic_slice", "gather", "slice"})
-# Equations that return their first operand with some rows replaced or added to.
-WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 def run_in_place(
@@ -96,39 +95,23 @@ def _level(program: jex.ClosedJaxpr, rewrite: Rewrite) -> jex.ClosedJaxpr:
 def _with_rows_added(eqns: Sequence[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
     """Equations that add rows to a buffer instead of all of a buffer of zeros."""
     made = {var: eqn for eqn in eqns for var in eqn.outvars}
-    return [_with_row_added(eqn, made) for eqn in eqns]
+    # The equation that a variable comes from, unless it is an input or a literal.
+    source = lambda x: None if isinstance(x, jex.Literal) else made.get(x)
 
-
-def _with_row_added(
-    eqn: jex.JaxprEqn, made: dict[jex.Var, jex.JaxprEqn]
-) -> jex.JaxprEqn:
-    if eqn.primitive.name != "add_any":
+    def changed(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        both = eqn.invars if eqn.primitive.name == "add_any" else []
+        for buffer, rows in zip(both, both[::-1], strict=True):
+            scatter = source(rows)
+            # XLA does this by itself for a `dynamic_update_slice` into zeros.
+            if scatter is None or scatter.primitive.name != "scatter-add":
+                continue
+            zeros = source(scatter.invars[0])
+            if zeros is not None and makes_zeros(zeros):
+                invars = [buffer, *scatter.invars[1:]]
+                return scatter.replace(invars=invars, outvars=eqn.outvars)
         return eqn
-    for buffer, rows in (eqn.invars, eqn.invars[::-1]):
-        scatter = _source(rows, made)
-        # XLA does this by itself for a `dynamic_update_slice` into zeros.
-        if scatter is None or scatter.primitive.name != "scatter-add":
-            continue
-        zeros = _source(scatter.invars[0], made)
-        if zeros is not None and _is_zero(zeros):
-            invars = [buffer, *scatter.invars[1:]]
-            return scatter.replace(invars=invars, outvars=eqn.outvars)
-    return eqn
 
-
-def _source(
-    atom: jax.core.Atom, made: dict[jex.Var, jex.JaxprEqn]
-) -> jex.JaxprEqn | None:
-    """The equation that a variable comes from, unless it is an input or a literal."""
-    return None if isinstance(atom, jex.Literal) else made.get(atom)
-
-
-def _is_zero(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation makes an array of zeros."""
-    number = eqn.invars[0] if eqn.invars else None
-    is_number = isinstance(number, jex.Literal)
-    is_repeated = eqn.primitive.name == "broadcast_in_dim"
-    return is_repeated and is_number and not number.val
+    return list(map(changed, eqns))
 
 
 def _with_reads_first(
@@ -195,9 +178,9 @@ def _barrier_for(variables: Sequence[jax.core.Atom]) -> jex.JaxprEqn:
 
 def _index_variables(write: jex.JaxprEqn) -> list[jex.Var]:
     """The variables that say where an equation writes."""
-    is_slice = write.primitive.name == "dynamic_update_slice"
-    atoms = write.invars[2:] if is_slice else write.invars[1:2]
-    return [x for x in _variables(atoms) if aval_of(x).size]
+    written = row_write(write)
+    assert written is not None
+    return [x for x in _variables(written.at) if aval_of(x).size]
 
 
 def _variables(atoms: Iterable[jax.core.Atom]) -> list[jex.Var]:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -31,11 +30,12 @@ from ..._compat import close, scan_counts
 from ..._programs import (
     Range,
     equations,
-    program_from,
+    evaluated,
+    interpreted,
     pruned,
     range_of_literal,
     range_of_result,
-    run,
+    value_of,
 )
 from ..._types import Aval, Value
 from ._step import Step
@@ -120,23 +120,8 @@ def _after_step(step: Step, known: Numbers, flat: Sequence[Value]) -> list[_Valu
 
 def _values_of(program: jex.ClosedJaxpr, inputs: Sequence[_Value]) -> list[_Value]:
     """The outputs of a program."""
-    jaxpr = program.jaxpr
-    values: dict[jex.Var, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
-    values |= zip(jaxpr.constvars, map(_Value, program.consts), strict=True)
-
-    def read(atom: jax.core.Atom) -> _Value:
-        if not isinstance(atom, jex.Literal):
-            return values[atom]
-        number, aval = atom.val, atom.aval
-        if isinstance(number, bool | int | float | complex):
-            # A Python number has no dtype, and would promote like a weak type.
-            number = np.asarray(number, getattr(aval, "dtype", None))
-        return _Value(number, range_of_literal(number))
-
-    for eqn in jaxpr.eqns:
-        outs = _results(eqn, list(map(read, eqn.invars)))
-        values |= zip(eqn.outvars, outs, strict=True)
-    return list(map(read, jaxpr.outvars))
+    of_literal = lambda x: _Value(value_of(x), range_of_literal(x.val))
+    return interpreted(program, inputs, of_literal, _results, _Value)
 
 
 def _results(eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
@@ -160,11 +145,7 @@ def _results(eqn: jex.JaxprEqn, inputs: list[_Value]) -> list[_Value]:
     aval = eqn.outvars[0].aval
     if result is not None and result[0] == result[1] and _is_writable(aval):
         return [_written_down(result[0], aval)]
-    # As a program of this one equation: JAX knows how to evaluate any primitive, and
-    # keeps the source line of the equation.
-    pairs = zip(eqn.invars, inputs, strict=True)
-    given = {x: value.array for x, value in pairs if isinstance(x, jex.Var)}
-    outs = run(program_from([eqn], given, eqn.outvars), *given.values())
+    outs = evaluated(eqn, [value.array for value in inputs])
     return [_Value(outs[0], result)] if len(outs) == 1 else list(map(_Value, outs))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from jax import lax
 
 import eqloop as el
-from eqloop._programs._calculus import run
+from eqloop._programs import WRITES, run
 from eqloop.checkpointing.engine import _in_place
 
 pytestmark = pytest.mark.sampled
@@ -135,7 +135,7 @@ def test_the_index_to_write_at_comes_with_what_is_read(name):
     (write,) = (
         eqn
         for eqn in program.eqns
-        if eqn.primitive.name in _in_place.WRITES
+        if eqn.primitive.name in WRITES
         and any(x in branch.outvars for x in eqn.invars[1:])
     )
     users = [eqn for eqn in program.eqns if write.invars[0] in eqn.invars]

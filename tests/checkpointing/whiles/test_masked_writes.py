@@ -74,6 +74,25 @@ def by_way_of_another(h, rows, i):
     return rows.at[i].set(0 * h * jnp.sqrt(jnp.sum(other**2))), i + 1
 
 
+def by_way_of_a_call(h, rows, i):
+    """No such buffer: the same, where a call returns both of them."""
+    both = lambda rows: (jnp.zeros((2, WIDTH)).at[0].set(rows[i]), rows.at[i].set(h))
+    other, rows = jax.jit(both)(rows)
+    return rows.at[i].set(0 * h * jnp.sqrt(jnp.sum(other**2))), i + 1
+
+
+def by_way_of_a_loop(h, rows, i):
+    """No such buffer: the same, where a loop within the step returns both of them."""
+
+    def move(carry, _):
+        rows, other = carry
+        return (rows.at[i].set(h), other.at[0].set(rows[i])), None
+
+    init = rows, jnp.zeros((2, WIDTH))
+    (rows, other), _ = el.Scan(move, schedule=el.Recursive(2))(init, length=2)
+    return rows.at[i].set(0 * h * jnp.sqrt(jnp.sum(other**2))), i + 1
+
+
 def everywhere(h, rows, i):
     """No such buffer: there is no index that could be out of bounds."""
     return rows.at[:].add(h), i + 1
@@ -83,7 +102,16 @@ WRITES = {
     f.__name__: f
     for f in (appended, kept, sliced, added, within_jit, in_a_loop, out_of_bounds)
 }
-OTHERS = {f.__name__: f for f in (computed_with, by_way_of_another, everywhere)}
+OTHERS = {
+    f.__name__: f
+    for f in (
+        computed_with,
+        by_way_of_another,
+        by_way_of_a_call,
+        by_way_of_a_loop,
+        everywhere,
+    )
+}
 EVERY = WRITES | OTHERS
 
 

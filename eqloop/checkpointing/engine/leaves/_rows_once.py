@@ -29,7 +29,7 @@ This is right in two cases:
   instead of dropped, then the last index must also be known to be in range.
 
 Both the buffer and the counter are recognised in the program of the step
-(`_written_rows.py`): the buffer is returned as it came except for one row, and the
+(`_buffers.py`): the buffer is returned as it came except for one row, and the
 index of that row is the counter plus a fixed number. A buffer that is written in any
 other way is an ordinary leaf, and slots hold it.
 """
@@ -43,19 +43,38 @@ from jax import lax
 
 from ...._arrays import along, explicit_sharding, is_symbolic
 from ...._types import Aval, Value
+from .._buffers import (
+    MOST_ROWS,
+    Buffer,
+    CounterIndex,
+    Following,
+    Understood,
+    known_of_leaf,
+)
 from .._in_place import writes_rows
 from .._loop import Loop
 from .._step import Step
 from ._lean_loops import lean
-from ._written_rows import (
-    MOST_ROWS,
-    Counter,
-    CounterIndex,
-    Reading,
-    Understood,
-    WrittenBuffer,
-    known_of_leaf,
-)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """A leaf of the carry that each step adds a positive number to.
+
+    Attributes:
+        stride: The number.
+        steps: How many steps there are, at most.
+        start: What it is before the first step, if that is known and not negative.
+    """
+
+    stride: int
+    steps: int
+    start: int | None
+
+    @property
+    def span(self) -> int:
+        """How far it comes until the last step."""
+        return self.stride * (self.steps - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +148,8 @@ def _carry_after(step: Step, counters: dict[int, Counter]) -> list[Understood]:
     program = lean(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
     known = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
     inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
-    return Reading(counters).outputs(program, inputs)[: step.num_carry]
+    starts = {i: c.start for i, c in counters.items() if c.start is not None}
+    return Following(starts).outputs(program, inputs)[: step.num_carry]
 
 
 def _counters(
@@ -163,12 +183,15 @@ def _rows_of(
         after: What is known of it after a step.
         counters: The leaves of the carry that count.
     """
-    if not isinstance(after, WrittenBuffer) or after.leaf != leaf or not after.writes:
+    if not isinstance(after, Buffer) or after.leaf != leaf or not after.blocks:
+        return None
+    # Symbolic sizes cannot be compared, and empty arrays have no rows.
+    if any(is_symbolic(size) or not size for size in aval.shape):
         return None
     # An axis along which all writes start at the same counter. The offsets may differ:
     # a step may choose between a few writes.
     for axis, rows in enumerate(aval.shape):
-        places = {write.starts[axis] for write in after.writes}
+        places = {block.starts[axis] for block in after.blocks}
         indices = [
             p for p in places if isinstance(p, CounterIndex) and p.leaf in counters
         ]
@@ -176,8 +199,8 @@ def _rows_of(
             continue
         offsets = frozenset[int]().union(*(p.offsets for p in indices))
         counter, offset = indices[0].leaf, min(offsets)
-        height = max(write.sizes[axis] for write in after.writes)
-        is_clamped = any(write.is_clamped for write in after.writes)
+        height = max(block.sizes[axis] for block in after.blocks)
+        is_clamped = any(block.is_clamped for block in after.blocks)
         written = rows, height, offsets, is_clamped
         if _is_once(counters[counter], *written):
             return RowsOnce(axis, counter, offset)
