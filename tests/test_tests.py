@@ -1,8 +1,16 @@
-"""The tests themselves: what two of them share is in a module that is not a test."""
+"""The tests themselves: none imports another, and what they assert can fail."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import eqloop as el
+
+from .asserts import assert_close, assert_raises, assert_same
 
 TESTS = Path(__file__).parent
 
@@ -25,3 +33,22 @@ def test_no_test_is_imported():
         if name in tests
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("said", ["ValueError: Scan: … 3", "TypeError: 3 … Scan: `f`"])
+def test_an_error_of_another_kind_or_order_is_noticed(said: str):
+    wrong = lambda: el.Scan(3)
+    assert_raises(wrong, "TypeError: Scan: `f` … 3")
+    with pytest.raises(AssertionError):
+        assert_raises(wrong, said)
+
+
+ONES = jnp.ones(3)
+
+
+@pytest.mark.parametrize("other", [ONES + 1, ONES[:1], ONES.astype(int), [ONES], "a"])
+def test_another_tree_is_noticed(other: Any):
+    assert_close({"x": ONES, "s": "a"}, {"x": ONES * (1 + 1e-6), "s": "a"})
+    for check in (assert_close, assert_same):
+        with pytest.raises(AssertionError):
+            check({"x": ONES, "s": "a"}, {"x": other, "s": "a"})
