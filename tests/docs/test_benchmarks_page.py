@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.benchmarks import (
+    _gains,
     _headlines,
     _lines,
     _once,
@@ -56,6 +57,29 @@ def test_the_first_figures_are_those_of_the_benchmarks(page):
     assert text == _headlines.with_figures(text, KEPT["cpu"])
     with pytest.raises(ValueError, match="no place for its headline"):
         _headlines.with_figures("# A page", KEPT["cpu"])
+
+
+def test_the_table_of_gains_is_that_of_the_benchmarks():
+    page = _gains.PAGE.read_text()
+    assert page == _gains.with_gains(page, KEPT)
+
+
+def test_gains_are_ratios_of_programs_without_a_special_case():
+    """Their median and the greatest, of those programs that differ."""
+    times = [("without mixed storage", 0.5), ("without mixed storage", 0.8)]
+    outcomes = [
+        outcome(
+            row("as it is", evaluations=100),
+            row(name, evaluations=150, temp_bytes=3_000_000),
+            verdicts=(verdict(f"time, as it is over {name}", figure),),
+        )
+        for name, figure in times
+    ]
+    (line,) = _gains.text({"cpu": {"ablation": record(*outcomes)}}).splitlines()[2:]
+    assert line == (
+        "| mixed storage | 2 | 1.62 x, up to 2.00 x |  | 1.50 x, up to 1.50 x | "
+        "1.50 x, up to 1.50 x |  |  |"
+    )
 
 
 def test_all_groups_are_on_the_page_with_their_pictures():
