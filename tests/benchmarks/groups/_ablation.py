@@ -32,8 +32,8 @@ from ._diffrax import kinds as solves
 # What storing everything takes, by these factors, or the least that is feasible.
 _PARTS = (0.5, 0.1, 0.015)
 _ROUNDS = 9
-# On a CPU, the time of all its cores: a special case that has other cores help takes as
-# much, but what else the machine does is not counted.
+# On a CPU, the time that its cores are busy with the program: what else they do is not
+# counted, and neither is that several of them may share the work.
 _CLOCKS = {"cpu": time.process_time}
 # Of those that a step of a kind can have to do with, most change no program of others.
 _OF_LOOPS = ("next carries", "products kept per batch", "products in parts")
@@ -78,7 +78,7 @@ class _Program:
     def case(self, without: SpecialCase | None = None) -> Case:
         """The program as it is, or without a special case."""
         name = AS_IT_IS if without is None else f"without {without.name}"
-        case = Case(name, self.fn, self.args, requires=self.requires, plan=self.plan)
+        case = Case(name, self.fn, self.args, plan=self.plan, on_h100=True)
         return case if without is None else dataclasses.replace(case, under=without.off)
 
     @property
