@@ -1,7 +1,8 @@
 """A comparison: cases measured beside one another, and what is claimed of them."""
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Comparison:
         rounds: how many times every case is run.
         compile_rounds: how many times every case is compiled.
         size: where this stands on the horizontal axis, if its group is drawn.
+        clock: tells the time of a run, in seconds.
     """
 
     title: str
@@ -32,6 +34,7 @@ class Comparison:
     rounds: int = 15
     compile_rounds: int = 1
     size: int | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     def once(self) -> "Comparison":
         """The same with each case compiled and run once: to see that all of it runs."""
@@ -40,7 +43,10 @@ class Comparison:
     def run(self) -> Outcome:
         """Measures the cases; a claim stands where its cases could all be measured."""
         found = measure(
-            self.cases, rounds=self.rounds, compile_rounds=self.compile_rounds
+            self.cases,
+            rounds=self.rounds,
+            compile_rounds=self.compile_rounds,
+            clock=self.clock,
         )
         measured = {
             name: one for name, one in found.items() if isinstance(one, Measurement)
@@ -70,6 +76,7 @@ class Comparison:
 
 
 def _row(case: Case, measurement: Measurement) -> Row:
+    plan, there = measurement.plan, measurement.on_h100
     return Row(
         name=case.name,
         line=case.line,
@@ -78,4 +85,7 @@ def _row(case: Case, measurement: Measurement) -> Row:
         compile_seconds=float(np.median(measurement.compile_seconds)),
         temp_bytes=measurement.temp_bytes,
         error=measurement.error,
+        evaluations=plan and plan.evaluations,
+        kernels=there and there.kernels,
+        h100_bytes=there and there.temp_bytes,
     )

@@ -106,11 +106,16 @@ def with_figures(page: str, groups: Mapping[str, Record]) -> str:
     Raises:
         ValueError: If the page has no such comments.
     """
-    page = _filled(page, "headline", headline(groups))
-    return _filled(page, "figures", text(groups))
+    page = filled(page, "headline", headline(groups))
+    return filled(page, "figures", text(groups))
 
 
-def _filled(page: str, name: str, written: str) -> str:
+def filled(page: str, name: str, written: str) -> str:
+    """A page with a text between its two comments of this name.
+
+    Raises:
+        ValueError: If the page has no such comments.
+    """
     block = re.compile(_BLOCK.format(name), re.DOTALL)
     page, count = block.subn(lambda _: written, page)
     if count != 1:

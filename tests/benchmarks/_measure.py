@@ -5,6 +5,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqloop as el
+
+from ._h100 import ForH100, compiled_for_h100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +33,8 @@ class Case:
         is_compiled: whether it is compiled before; otherwise it is called as Python
             calls it, and what JAX does for each call is part of what is measured.
         plan: makes the plan that `fn` compiles by, if it has one that is of interest.
+        under: gives a context in which `fn` is traced and compiled.
+        on_h100: whether it is also compiled for an H100, where that is possible.
     """
 
     name: str
@@ -39,6 +44,8 @@ class Case:
     line: str = ""
     is_compiled: bool = True
     plan: Callable[[], el.Plan] | None = None
+    under: Callable[[], AbstractContextManager[None]] = nullcontext
+    on_h100: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,6 +62,7 @@ class Measurement:
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
         plan: what the case was compiled by, of a case that tells.
+        on_h100: what a compiler for an H100 made of it, if it was asked.
     """
 
     seconds: np.ndarray
@@ -62,6 +70,7 @@ class Measurement:
     temp_bytes: int
     error: float
     plan: el.Plan | None
+    on_h100: ForH100 | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +81,11 @@ class Skipped:
 
 
 def measure(
-    cases: Sequence[Case], *, rounds: int = 15, compile_rounds: int = 1
+    cases: Sequence[Case],
+    *,
+    rounds: int = 15,
+    compile_rounds: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Measurement | Skipped]:
     """Compiles and runs the cases A B C A B C ..., so that all share the noise.
 
@@ -80,19 +93,21 @@ def measure(
         cases: what to measure; names are unique.
         rounds: how many times each is run, after one run that is not counted.
         compile_rounds: how many times each is compiled from nothing.
+        clock: tells the time of a run, in seconds.
 
     Returns:
         For each name, in order, what was measured, or that the case was skipped.
     """
-    runnable = [case for case in cases if _is_installed(case.requires)]
+    runnable = [case for case in cases if is_installed(case.requires)]
     compile_seconds, programs, plans = _compile(runnable, compile_rounds)
+    on_h100 = {case.name: _compiled_for_h100(case) for case in runnable}
     results = {case.name: programs[case.name](*case.args) for case in runnable}
     errors = _errors(runnable, results)
     del results
     seconds = np.empty((len(runnable), rounds))
     for turn in range(rounds):
         for row, case in enumerate(runnable):
-            seconds[row, turn] = _seconds(programs[case.name], *case.args)
+            seconds[row, turn] = _seconds(clock, programs[case.name], *case.args)
     measured = {
         case.name: Measurement(
             seconds=seconds[row],
@@ -100,6 +115,7 @@ def measure(
             temp_bytes=temp_bytes(programs[case.name]) if case.is_compiled else 0,
             error=errors[case.name],
             plan=plans[case.name],
+            on_h100=on_h100[case.name],
         )
         for row, case in enumerate(runnable)
     }
@@ -111,7 +127,7 @@ def temp_bytes(program: jax.stages.Compiled) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
-def _is_installed(package: str | None) -> bool:
+def is_installed(package: str | None) -> bool:
     """Imports a case's package beforehand, so that no measurement contains that."""
     if package is None:
         return True
@@ -138,34 +154,50 @@ def _compile(
     for turn in range(rounds):
         for row, case in enumerate(cases):
             _forget()
-            start = time.perf_counter()
-            if case.is_compiled:
-                programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
-            else:
-                programs[case.name] = case.fn
-                jax.block_until_ready(case.fn(*case.args))
-            seconds[row, turn] = time.perf_counter() - start
-            # Here, while the times are known that the program was planned with.
-            plans[case.name] = case.plan() if case.plan else None
+            with case.under():
+                start = time.perf_counter()
+                if case.is_compiled:
+                    programs[case.name] = jax.jit(case.fn).lower(*case.args).compile()
+                else:
+                    programs[case.name] = case.fn
+                    jax.block_until_ready(case.fn(*case.args))
+                seconds[row, turn] = time.perf_counter() - start
+                # Here, while the times are known that the program was planned with.
+                plans[case.name] = case.plan() if case.plan else None
     return seconds, programs, plans
+
+
+def _compiled_for_h100(case: Case) -> ForH100 | None:
+    if not case.on_h100:
+        return None
+    forget_programs()
+    with case.under():
+        return compiled_for_h100(case.fn, *case.args)
 
 
 def _forget() -> None:
     """Empties JAX's caches, and those in which this project keeps what it planned."""
-    jax.clear_caches()
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "eqloop":
-            for value in vars(module).values():
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+    forget_programs()
     # The times of steps are no cache of a function, and are taken anew as well.
     el.measurements(None)
 
 
-def _seconds(program: Callable[..., Any], *args: Any) -> float:
-    start = time.perf_counter()
+def forget_programs() -> None:
+    """Empties the caches of JAX and of this project, but for the times of steps."""
+    jax.clear_caches()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "eqloop":
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+
+def _seconds(
+    clock: Callable[[], float], program: Callable[..., Any], *args: Any
+) -> float:
+    start = clock()
     jax.block_until_ready(program(*args))
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _errors(cases: Sequence[Case], results: dict[str, Any]) -> dict[str, float]:

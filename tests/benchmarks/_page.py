@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ._gains import PAGE as GAINS
+from ._gains import with_gains
 from ._headlines import PAGES, with_figures
 from ._once import Shown, shown
 from ._plots import PICTURES
@@ -83,6 +85,7 @@ def write(page: Path) -> None:
     if page.resolve().parent == PAGES[-1].parent:  # it is that of the documentation
         for other in PAGES:
             other.write_text(with_figures(other.read_text(), results["cpu"]))
+        GAINS.write_text(with_gains(GAINS.read_text(), results))
 
 
 def text(results: Results) -> str:

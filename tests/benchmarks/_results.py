@@ -29,6 +29,9 @@ class Row:
         temp_bytes: what XLA allocates besides arguments and results.
         error: the greatest difference of a result from the reference, relative to the
             greatest entry of that array of the reference.
+        evaluations: how often its plan evaluates a step, of a case that has one.
+        kernels: how many of them the program starts for an H100, and `h100_bytes`, what
+            it allocates there, if it was compiled for one.
     """
 
     name: str
@@ -38,6 +41,9 @@ class Row:
     compile_seconds: float
     temp_bytes: int
     error: float
+    evaluations: int | None = None
+    kernels: int | None = None
+    h100_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +167,16 @@ def save(results: Results, path: Path) -> None:
         place: {name: dataclasses.asdict(record) for name, record in groups.items()}
         for place, groups in results.items()
     }
+    for groups in data.values():
+        for record in groups.values():
+            for outcome in record["outcomes"]:
+                outcome["rows"] = tuple(map(_without_none, outcome["rows"]))
     path.write_text(json.dumps(_rounded(data), indent=1) + "\n")
+
+
+def _without_none(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Most rows have no plan, and are compiled for no other device."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _record(data: dict[str, Any]) -> Record:

@@ -4,6 +4,7 @@ Nothing is measured here.
 """
 
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from tests.benchmarks import (
+    _gains,
+    _h100,
     _headlines,
     _lines,
     _once,
@@ -22,6 +25,7 @@ from tests.benchmarks import (
     _results,
 )
 from tests.benchmarks._machine import environment, watch
+from tests.benchmarks._special_cases import SPECIAL_CASES
 from tests.benchmarks.groups import GROUPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -56,6 +60,58 @@ def test_the_first_figures_are_those_of_the_benchmarks(page):
     assert text == _headlines.with_figures(text, KEPT["cpu"])
     with pytest.raises(ValueError, match="no place for its headline"):
         _headlines.with_figures("# A page", KEPT["cpu"])
+
+
+def test_the_table_of_gains_is_that_of_the_benchmarks():
+    page = _gains.PAGE.read_text()
+    assert page == _gains.with_gains(page, KEPT)
+
+
+def test_gains_are_ratios_of_programs_without_a_special_case():
+    """Their median and the greatest, of those programs that differ."""
+    times = [("without mixed storage", 0.5), ("without mixed storage", 0.8)]
+    outcomes = [
+        outcome(
+            row("as it is", evaluations=100),
+            row(name, evaluations=150, temp_bytes=3_000_000),
+            verdicts=(verdict(f"time, as it is over {name}", figure),),
+        )
+        for name, figure in times
+    ]
+    (line,) = _gains.text({"cpu": {"ablation": record(*outcomes)}}).splitlines()[2:]
+    assert line == (
+        "| mixed storage | 2 | 1.62 x, up to 2.00 x |  | 1.50 x, up to 1.50 x | "
+        "1.50 x, up to 1.50 x |  |  |"
+    )
+
+
+@pytest.mark.parametrize("special", SPECIAL_CASES, ids=lambda special: special.name)
+def test_a_special_case_is_switched_off_and_on_again(special):
+    module = importlib.import_module(f"eqloop.checkpointing.{special.module}")
+    *path, name = special.function.split(".")
+    owner = getattr(module, path[0]) if path else module
+    own = vars(owner)[name]
+    with special.off():
+        assert vars(owner)[name] is not own
+    assert vars(owner)[name] is own
+
+
+def test_kernels_of_a_loop_count_as_often_as_it_runs():
+    text = """\
+%body (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  ROOT %y = f32[2]{0} fusion(%x), kind=kLoop, calls=%add
+}
+
+ENTRY %main (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  %copied = f32[2]{0} copy(%x)
+  ROOT %w = f32[2]{0} while(%copied), condition=%c, body=%body, \
+backend_config={"known_trip_count":{"n":"7"}}
+}
+"""
+    assert _h100.kernels_of(text) == 8
+    assert _h100.kernels_of(text.replace("known_trip_count", "unknown")) == 2
 
 
 def test_all_groups_are_on_the_page_with_their_pictures():

@@ -1,9 +1,10 @@
 """The comparisons, a family of them a file. No measuring happens here."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from .._comparison import Comparison
+from ._ablation import ablation
 from ._budget import budget, million
 from ._calls import calls
 from ._cells import cells
@@ -37,7 +38,7 @@ class Group:
 
     title: str
     about: str
-    comparisons: Callable[[], Sequence[Comparison]]
+    comparisons: Callable[[], Iterable[Comparison]]
     figures_in: str | None = None
 
 
@@ -183,5 +184,13 @@ GROUPS: Mapping[str, Group] = {
         "Looking out for NaN and infinity",
         "What `DebugNonFinite` costs while nothing is found.",
         debug,
+    ),
+    "ablation": Group(
+        "Without the special cases",
+        "Programs as they are, and with one special case of the package switched off: "
+        "a kind of candidate of `Budget`, or a rewriting. Only programs that differ "
+        "are shown. [How it works](how_it_works.md#what-the-special-cases-gain) sums "
+        "it up.",
+        ablation,
     ),
 }

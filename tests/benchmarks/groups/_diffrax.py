@@ -1,7 +1,7 @@
 """Gradients of differential equations that Diffrax solves, by its adjoint and ours."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,29 +25,32 @@ THEIRS, OURS = "Diffrax, RecursiveCheckpointAdjoint", "eqloop, CheckpointedAdjoi
 
 def diffrax() -> Sequence[Comparison]:
     """Two equations, three ways to save, single and in batches."""
+    return [_comparison(*kind) for kind in kinds()]
+
+
+def kinds() -> Iterator[tuple[str, Any, str, bool, tuple[Any, ...]]]:
+    """A title, the field, what is saved, whether steps adapt, and the arguments."""
     lorenz, neural = (_lorenz, _lorenz_inputs), (_neural, _neural_inputs)
     batch, ode = f"{EXAMPLES} of them", f"A neural ODE of width {WIDTH}"
-    kinds = [
+    every = [
         ("Lorenz", lorenz, 0, False),
         (f"Lorenz, {batch}", lorenz, EXAMPLES, False),
         (f"Lorenz, {batch}, each with its own steps", lorenz, EXAMPLES, True),
         (ode, neural, 0, False),
         (f"{ode}, {batch}", neural, EXAMPLES, False),
     ]
-    return [
-        _comparison(f"{title}: {saved} saved", equation, saved, count, adapts)
-        for title, equation, count, adapts in kinds
-        for saved in SAVED
-    ]
+    for title, (field, make_inputs), count, adapts in every:
+        for saved in SAVED:
+            args = make_inputs((count,) if count else ())
+            yield f"{title}: {saved} saved", field, saved, adapts, args
 
 
 def _comparison(
-    title: str, equation: Any, saved: str, batch: int, adapts: bool
+    title: str, field: Any, saved: str, adapts: bool, args: tuple[Any, ...]
 ) -> Comparison:
-    field, make_inputs = equation
-    args = make_inputs((batch,) if batch else ())
+    batch = jax.tree.leaves(args[0])[0].ndim > 1
     cases = [
-        Case(name, partial(_gradient, field, saved, adapts, name), args, "diffrax")
+        Case(name, partial(gradient_of, field, saved, adapts, name), args, "diffrax")
         for name in (THEIRS, OURS)
     ]
     claims: list[Claim] = [
@@ -58,9 +61,10 @@ def _comparison(
     return Comparison(title, cases, claims, tolerance=1e-2, rounds=rounds)
 
 
-def _gradient(
+def gradient_of(
     field: Any, saved: str, adapts: bool, name: str, y0: Any, params: Any
 ) -> Any:
+    """The gradient of a solve by one of the two adjoints."""
     dfx = importlib.import_module("diffrax")
     adjoint = dfx.RecursiveCheckpointAdjoint()
     if name == OURS:

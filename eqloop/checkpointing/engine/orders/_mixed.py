@@ -2,6 +2,9 @@
 
 The arithmetic is in `_mixed_chain.py`. How residuals are put into slots that are made
 for carries is in `_kept_steps.py`.
+
+It gains: without, a GRU of width 128 within 68 kB takes 2.1 times as long on a CPU, and
+the wave equation 1.05 to 1.2 times as long.
 """
 
 import dataclasses

@@ -13,6 +13,9 @@ small operations are started once. So to run steps again takes a part of the tim
 it took to run them at first, where one had to wait for the other.
 
 A reversal is given one of the two, and asks it for what it needs (`rerun`).
+
+It gains: without segments side by side, what is planned for an H100 starts 1.15 times
+as many kernels in the median, and up to 1.6 times as many. On a CPU, nothing is gained.
 """
 
 import abc

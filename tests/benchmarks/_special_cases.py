@@ -1,0 +1,133 @@
+"""The special cases of the package, each of which can be switched off for a while.
+
+Nothing in the package is there for this. A switch replaces one function, and then
+empties the caches in which programs and plans are kept.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import eqloop as el
+from eqloop.checkpointing.engine.orders._mixed import Mixed
+
+from ._measure import forget_programs
+
+# The name of a program that has all of them.
+AS_IT_IS = "as it is"
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialCase:
+    """A kind of candidate, or a rewriting, and how to do without it.
+
+    Attributes:
+        name: What tables call it.
+        module: Where the function is, within `eqloop.checkpointing`.
+        function: The function, or a method of a class as `Class.method`.
+        instead: From the function to what takes its place.
+        chosen_in: For a kind of candidate, whether a schedule chose one in a layout.
+            `None` for a rewriting: programs of the same plan differ.
+    """
+
+    name: str
+    module: str
+    function: str
+    instead: Callable[[Callable[..., Any]], Any]
+    chosen_in: Callable[[Any, Any], bool] | None = None
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """A context in which the package does without it."""
+        module = importlib.import_module(f"eqloop.checkpointing.{self.module}")
+        *path, name = self.function.split(".")
+        owner = getattr(module, path[0]) if path else module
+        own = vars(owner)[name]
+        setattr(owner, name, self.instead(own))
+        try:
+            forget_programs()
+            yield
+        finally:
+            setattr(owner, name, own)
+            forget_programs()
+
+
+def _nothing(own: Any) -> Callable[..., None]:
+    return lambda *args, **kwargs: None
+
+
+def _no(own: Any) -> Callable[..., bool]:
+    return lambda *args, **kwargs: False
+
+
+def _none_of(own: Any) -> Callable[..., Iterator[Any]]:
+    return lambda *args, **kwargs: iter(())
+
+
+def _as_it_is(own: Any) -> Callable[..., Any]:
+    return lambda first, *args, **kwargs: first
+
+
+_REVERSALS, _ORDERS = "engine.reversals", "engine.orders"
+
+SPECIAL_CASES = (
+    SpecialCase(
+        "products stored by the primal",
+        "planning._search",
+        "_in_two_parts",
+        lambda own: lambda length, products: own(length, False),
+        lambda schedule, layout: layout.steps_with_products > 0,
+    ),
+    SpecialCase(
+        "mixed storage",
+        "planning._search",
+        "_mixed",
+        _none_of,
+        lambda schedule, layout: isinstance(layout.order, Mixed),
+    ),
+    SpecialCase(
+        "segments side by side",
+        "planning._search",
+        "_side_by_side",
+        _none_of,
+        lambda schedule, layout: layout.order.abreast > 1,
+    ),
+    SpecialCase(
+        "run-offs",
+        "planning._choice",
+        "run_time",
+        _nothing,
+        lambda schedule, layout: isinstance(schedule, el.Budget),
+    ),
+    SpecialCase(
+        "default batches",
+        "_schedules",
+        "with_batches",
+        lambda own: lambda loop, plain: plain,
+        lambda schedule, layout: isinstance(schedule, el.Recursive),
+    ),
+    SpecialCase(
+        "next carries",
+        "engine._backward_step",
+        "Pull.beside_next",
+        lambda own: property(lambda self: None),
+    ),
+    SpecialCase(
+        "products kept per batch",
+        f"{_REVERSALS}._together",
+        "_rerun",
+        lambda own: lambda sweep, steps: steps.stored(sweep),
+    ),
+    SpecialCase(
+        "products in parts", f"{_REVERSALS}._products_in_parts", "_in_parts", _nothing
+    ),
+    SpecialCase("rows once", "engine.leaves._rows_once", "_rows_of", _nothing),
+    SpecialCase("in-place writes", "engine._in_place", "in_place", _as_it_is),
+    SpecialCase("masked writes", "whiles._masked_writes", "_end", _nothing),
+    SpecialCase("short loops", "engine._short_loops", "_is_short_loop", _no),
+    SpecialCase("later steps", "whiles._later_steps", "_later", _as_it_is),
+    SpecialCase("early ends", "whiles._early_ends", "_with_early_end", _as_it_is),
+    SpecialCase("short sums", "engine._short_sums", "_as_sum", _as_it_is),
+)
