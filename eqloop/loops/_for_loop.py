@@ -9,9 +9,9 @@ import equinox as eqx
 from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._abstract_loop import AbstractLoop
 from ._carry import Words
 from ._open_loop import OpenedLoop
+from ._scan import AbstractLoop
 
 
 class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
