@@ -21,8 +21,7 @@ from ._mesh import (
     free_axes,
     quoted,
 )
-from ._open_map import open_arguments
-from ._planner import as_chunk_size
+from ._open_map import as_chunk_size, open_arguments
 from ._split_rows import SplitRows
 
 

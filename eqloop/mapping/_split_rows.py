@@ -22,10 +22,10 @@ from .._calls import OpenedCall, Outputs
 from .._programs import has_backward_rules, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import Budget
+from ._chunk_loop import ChunkPlanner
 from ._mesh import SomeMesh, constrained, place
-from ._open_map import OpenedMap, OpenedRow, open_row, trace_call
+from ._open_map import OpenedMap, OpenedRow, open_row, planner_for, trace_call
 from ._padding import padded, without_padding
-from ._planner import ChunkPlanner, planner_for
 from ._vmap import Vmap
 
 _NAME = "ParallelMap"
