@@ -8,8 +8,8 @@ How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 - **While loops**: `_while_loop.py`, which opens their calls as well.
 - **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
   types, and `_backward.py` has what `backward=` does to a cotangent.
-- **Layers**: `_stacked_layers.py` scans over equal layers, stacked by `_stack.py`.
-  `_layer_state.py` has their `eqx.nn.State`.
+- **Layers**: `_stacked_layers.py` scans over equal layers, which `_stack.py` stacks,
+  and their `eqx.nn.State`.
 - **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
 """
 

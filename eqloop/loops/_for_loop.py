@@ -94,7 +94,11 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         key: PRNGKey | None = None,
     ) -> OpenedLoop:
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-            return _carrying(f if self.f_transform is None else self.f_transform(f))
+            # The step of a scan whose carry is nothing.
+            f = enforce_annotations(
+                f if self.f_transform is None else self.f_transform(f)
+            )
+            return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
         opener = self._opener()
         opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
@@ -108,12 +112,6 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
                 f"an inverse, but these steps have no carry to undo. Use another "
                 f"schedule, such as `el.Recursive(16)`."
             )
-
-
-def _carrying(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`f` as the step of a scan whose carry is nothing."""
-    f = enforce_annotations(f)
-    return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
 
 def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> str:

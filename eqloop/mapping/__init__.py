@@ -11,9 +11,8 @@ at once.
   `_chunk_loop.py` cuts the rows into chunks and runs it on all of them. `_fitting.py`
   finds out how large chunks may be within a budget.
 - **Derivatives**: `_planned_map.py` makes a primitive of a map.
-- **Devices**: `_mesh.py` and `_specs.py` say which axes are split over which devices,
-  `_split_rows.py` gives each device its rows, and `_padding.py` adds rows where they
-  cannot be divided evenly.
+- **Devices**: `_mesh.py` says which axes are split over which devices, and
+  `_split_rows.py` gives each device its rows.
 """
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap

@@ -156,7 +156,6 @@ class _Search:
 
 
 def _whole_map(loop: ChunkLoop) -> _Measured:
-    """The map itself."""
     return loop.run, loop.f.in_types
 
 
