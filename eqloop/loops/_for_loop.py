@@ -95,9 +95,8 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
     ) -> OpenedLoop:
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
             # The step of a scan whose carry is nothing.
-            f = enforce_annotations(
-                f if self.f_transform is None else self.f_transform(f)
-            )
+            f = f if self.f_transform is None else self.f_transform(f)
+            f = enforce_annotations(f)
             return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
         opener = self._opener()
