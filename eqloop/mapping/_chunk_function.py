@@ -50,7 +50,7 @@ from ..progress import NO_BARS, Again, BarChange, Meter
 # For the consts and the xs, or for the sums and the ys.
 MarkPair = tuple[Flags, Flags]
 
-
+# How a result is reduced over the rows: "sum" or "mean"; `None` if it is stacked.
 Reduction = str | None
 _HALF = (jnp.float16, jnp.bfloat16)
 
@@ -214,14 +214,14 @@ class Vectorised:
         else:
             ys = jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
         results = list(zip(ys, self.y_axes, self.reductions, strict=True))
-        sums = [total(y, visits, axis) for y, axis, how in results if how is not None]
+        sums = [_total(y, visits, axis) for y, axis, how in results if how is not None]
         return sums, [y for y, _, how in results if how is None]
 
     def __call__(
         self, function: ChunkFunction, size: int, has_visits: bool
     ) -> jex.ClosedJaxpr:
         """Traces it, see `ChunkFunction.trace`. It closes over no tracers."""
-        visits = [visits_type(size)] if has_visits else []
+        visits = [_visits_type(size)] if has_visits else []
 
         def flat(*inputs: Value) -> list[Value]:
             counts = len(visits), len(function.const_types)
@@ -304,25 +304,25 @@ def _mesh_axis(
     return mesh_axis
 
 
-def visits_type(size: int) -> Aval:
+def _visits_type(size: int) -> Aval:
     """The type of `visits` for so many rows."""
     return jax.ShapeDtypeStruct((size,), jnp.int8)
 
 
-def total(y: Value, visits: PyTree, axis: int) -> Value:
+def _total(y: Value, visits: PyTree, axis: int) -> Value:
     """The sum over the rows of a chunk, where a row in two chunks counts half in each.
 
     Integers cannot be halved, and count only in the second of the two chunks. Floats of
     16 bits are added up in 32 bits.
     """
     if visits is not None and is_inexact(y):
-        y = halved(y, visits, axis)
+        y = _halved(y, visits, axis)
     elif visits is not None:
         y = jnp.where(along(visits == 1, (axis,), y), jnp.zeros_like(y), y)
     return jnp.sum(y, axis, dtype=jnp.float32 if y.dtype in _HALF else None)
 
 
-def halved(y: Value, visits: PyTree, axis: int) -> Value:
+def _halved(y: Value, visits: PyTree, axis: int) -> Value:
     """Rows, where those that are in two chunks are divided by two."""
     return jnp.where(along(visits > 0, (axis,), y), y / 2, y)
 
@@ -384,12 +384,12 @@ def pulled_function(
         def halve(visits: PyTree, *flat: Value) -> list[Value]:
             before, ct_ys = split(flat, len(flat) - len(axes))
             ct_ys = [
-                ct if share else halved(ct, visits, axis)
+                ct if share else _halved(ct, visits, axis)
                 for ct, share, axis in zip(ct_ys, shares, axes, strict=True)
             ]
             return run(program, *[visits] * num_visits, *before, *ct_ys)
 
-        return traced(halve, [visits_type(size), *program.in_avals[num_visits:]])
+        return traced(halve, [_visits_type(size), *program.in_avals[num_visits:]])
 
     y_axes = tuple(pick(f.x_axes, marks[1]))
     return dataclasses.replace(
