@@ -42,14 +42,7 @@ from ..checkpointing import (
     with_inverse,
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
-from ._backward import (
-    Backward,
-    Truncate,
-    cut_before,
-    cuts_of,
-    passed_back,
-    refuse_cuts,
-)
+from ._backward import Backward, Truncate, cut_before, cuts_of, passed_back, refuse_cuts
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled
 
 _VARYING = (

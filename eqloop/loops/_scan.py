@@ -8,15 +8,7 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Self,
-    SupportsIndex,
-    final,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex, final
 
 import equinox as eqx
 

@@ -22,12 +22,7 @@ from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._scan import (
-    check_schedule,
-    check_unroll,
-    checks_no_values,
-    planned_by,
-)
+from ._scan import check_schedule, check_unroll, checks_no_values, planned_by
 from ._stack import (
     Layer,
     check_returned,

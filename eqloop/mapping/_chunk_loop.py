@@ -27,9 +27,7 @@ from .._arrays import (
 )
 from .._programs import mark
 from .._types import Aval, Index, PyTree, Value
-from ..checkpointing import (
-    Saveable,
-)
+from ..checkpointing import Saveable
 from ..progress import tied
 from ._chunk_function import ChunkFunction, MarkPair
 

@@ -16,10 +16,7 @@ from .._arrays import is_inexact, pick, put
 from .._calls import format_bytes
 from .._programs import aval_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
-from ..checkpointing import (
-    Saveable,
-    unlisted,
-)
+from ..checkpointing import Saveable, unlisted
 from ._chunk_function import ChunkFunction, MarkPair, pulled_function
 from ._chunk_loop import AtMost, ChunkLoop, equal_chunks, run_stored
 

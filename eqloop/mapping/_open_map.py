@@ -35,13 +35,7 @@ from .._calls import (
     enforce_annotations,
     explained,
 )
-from .._programs import (
-    has_backward_rules,
-    is_ref,
-    loop_scope,
-    refuse_refs,
-    sees_batch,
-)
+from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs, sees_batch
 from .._types import PyTree, Value
 from ..checkpointing import (
     Budget,
