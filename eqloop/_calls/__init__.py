@@ -2,36 +2,47 @@
 
 In the order in which a call meets them:
 
-- the transform (`_transform.py`) with its settings (`_settings.py`), the parameters in
-  which it is generic (`_generics.py`), and the docstrings that it inherits
-  (`_docstrings.py`),
-- the check of its arguments (`_typecheck.py`),
-- what is remembered of calls outside of `jit` (`_eager.py`, `_captures.py`),
-- the call taken apart (`_opening.py`).
+- the transform, its settings, and what it is generic in (`_transform.py`),
+- what is remembered of calls outside of `jit` (`_eager.py`),
+- the call taken apart, and its types checked (`_opening.py`).
 """
 
-from ._docstrings import document_settings
 from ._eager import compiled_once
-from ._generics import Carry, Function, NewCarry, NewP, NewR, NewX, NewY, P, R, X, Y
 from ._opening import (
     OpenedCall,
     Outputs,
     argument_names,
+    enforce_annotations,
+    explained,
     open_call,
     parameters_of,
     positional_names,
+    typed,
+    without_annotations,
 )
-from ._settings import (
+from ._transform import (
+    AbstractTransform,
+    Carry,
+    Function,
+    NewCarry,
+    NewP,
+    NewR,
+    NewX,
+    NewY,
+    P,
+    R,
+    X,
+    Y,
     as_count,
     as_int_if_index,
     check_bool,
     check_least,
+    document_settings,
     format_bytes,
     int_of,
     parse_bytes,
+    setting,
 )
-from ._transform import AbstractTransform, setting
-from ._typecheck import enforce_annotations, explained, typed, without_annotations
 
 __all__ = [
     "AbstractTransform",

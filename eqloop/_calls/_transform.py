@@ -1,9 +1,16 @@
-"""The base class of every transform: a PyTree around the function it transforms."""
+"""The base class of every transform, a PyTree around its function, and its settings.
+
+First the class, with what it is generic in. Then what its settings may be: checks,
+counts, and amounts of memory as people write them. At last the docstrings of classes
+that inherit settings.
+"""
 
 import abc
 import dataclasses
 import functools
 import inspect
+import operator
+import re
 from collections.abc import Callable
 from typing import (
     TYPE_CHECKING,
@@ -12,14 +19,45 @@ from typing import (
     Generic,
     Protocol,
     Self,
-    TypeVar,
     dataclass_transform,
     overload,
 )
 
 import equinox as eqx
 
-from ._generics import Function, NewP, NewR
+from .._arrays import describe
+from .._types import Value
+
+# What transforms are generic in: the parameters and the results of their functions. A
+# type checker that cannot follow how a transform is made, as mypy cannot where there
+# are settings alone, takes `Any` for each of them.
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+    Carry = TypeVar("Carry", default=Any)
+    Y = TypeVar("Y", default=Any)
+    X = TypeVar("X", default=Any)
+    Function = TypeVar("Function", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+    Carry = TypeVar("Carry")
+    Y = TypeVar("Y")
+    X = TypeVar("X")
+    Function = TypeVar("Function")
+
+# The same, of the function that is given to an `_of`, see below.
+NewP = ParamSpec("NewP")
+NewR = TypeVar("NewR")
+NewCarry = TypeVar("NewCarry")
+NewY = TypeVar("NewY")
+NewX = TypeVar("NewX")
+
 
 _Instance = TypeVar("_Instance")
 _InstanceIn = TypeVar("_InstanceIn", contravariant=True)
@@ -182,22 +220,18 @@ class AbstractTransform(eqx.Module, Generic[Function], metaclass=_TransformMeta)
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        return dataclasses.replace(self, f=_bind(self.f, instance, owner))
+        # A transform of a transform leaves the binding to the innermost, which knows
+        # that `self` is not an argument to be mapped.
+        if isinstance(self.f, AbstractTransform):
+            f = self.f.__get__(instance, owner)
+        else:
+            f = eqx.Partial(self.f, instance)
+        return dataclasses.replace(self, f=f)
 
 
 def is_abstract(transform: type) -> bool:
     """Whether a class is one of the contracts rather than one of the transforms."""
     return transform.__name__.startswith("Abstract")
-
-
-def _bind(
-    f: Callable[..., Any], instance: Any, owner: type | None
-) -> Callable[..., Any]:
-    # A transform of a transform leaves the binding to the innermost, which knows that
-    # `self` is not an argument to be mapped.
-    if isinstance(f, AbstractTransform):
-        return f.__get__(instance, owner)
-    return eqx.Partial(f, instance)
 
 
 def _reject_unknown(cls: type, settings: dict[str, Any]) -> None:
@@ -236,3 +270,135 @@ def _without_settings(signature: inspect.Signature) -> inspect.Signature:
     parameters = signature.parameters.values()
     shown = [p for p in parameters if p.kind != p.KEYWORD_ONLY or p.default is p.empty]
     return inspect.Signature([p.replace(annotation=p.empty) for p in shown])
+
+
+# What settings may be.
+
+_UNITS = {"B": 1}
+for _power, _prefix in enumerate("KMGTP", start=1):
+    _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}iB": 1024**_power}
+_UNIT_OF = {name.lower(): size for name, size in _UNITS.items()}
+
+
+def check_bool(owner: str, setting: str, value: object) -> None:
+    """Raises unless a setting is `True` or `False`."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: `{setting}` must be a bool, not {value!r}.")
+
+
+def int_of(value: Value) -> int | None:
+    """The int that a value is or stands for; `None` for bools, tracers and the rest."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # a tracer has an `__index__`, too, which raises
+        return None
+
+
+def as_int_if_index(value: Value) -> Value:
+    """The int that a value stands for, NumPy's say; any other value as it is."""
+    number = int_of(value)
+    return value if number is None else number
+
+
+def check_least(owner: str, setting: str, value: int, least: int) -> None:
+    """Raises if a setting is less than it may be."""
+    if value < least:
+        raise ValueError(
+            f"{owner}: `{setting}` must be at least {least}, but it is {value}."
+        )
+
+
+def as_count(owner: str, setting: str, what: str, value: object, least: int = 1) -> int:
+    """Makes an `int` of a setting that is a number of something.
+
+    Args:
+        owner: The name of the transform.
+        setting: The name of the setting.
+        what: What it is the number of.
+        value: What was given.
+        least: The least that will do.
+    """
+    if (number := int_of(value)) is None:
+        raise TypeError(
+            f"{owner}: `{setting}` must be an int, {what}, but it is "
+            f"{describe(value)}, of type {type(value).__name__}."
+        )
+    check_least(owner, setting, number, least)
+    return number
+
+
+def parse_bytes(owner: str, value: object) -> int:
+    """The number of bytes that an int or a string such as `"512MiB"` stands for.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If the string cannot be read, or the number is not positive.
+    """
+    count = _count_of(owner, value)
+    if count < 1:
+        raise ValueError(f"{owner}: there must be at least 1 byte, not {value!r}.")
+    return count
+
+
+def _count_of(owner: str, value: object) -> int:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]+)\s*", value, re.I)
+        if match is None or match[2].lower() not in _UNIT_OF:
+            raise ValueError(
+                f"{owner}: {value!r} is not an amount of memory. Write a number and "
+                f"its unit, such as '64kB', '512 MiB' or '1.5GiB', or give an int, "
+                f"which is taken as bytes. Units are {', '.join(_UNITS)}."
+            )
+        return int(float(match[1]) * _UNIT_OF[match[2].lower()])
+    if (count := int_of(value)) is None:
+        raise TypeError(
+            f"{owner}: the memory must be an int, in bytes, or a string such as "
+            f"'512MiB', not {value!r} of type {type(value).__name__}."
+        )
+    return count
+
+
+def format_bytes(count: int) -> str:
+    """A count of bytes with three digits and a binary unit."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1000:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.3g} {unit}"
+
+
+# Docstrings of classes that inherit settings from others.
+
+_ARGS = re.compile(r"^Args:\n(?: {4}.*\n|\n(?= {4}))+", re.MULTILINE)
+_SECTION = re.compile(r"(?=^\w+:$)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+): .*\n(?:^ {8}.*\n)*", re.MULTILINE)
+
+
+def document_settings(cls: type) -> None:
+    """Completes the `Args:` of a class by those of the classes it is derived from.
+
+    So a setting that several classes have is documented once, where it is declared; a
+    class for which it means something else says so in its own docstring, which counts.
+    """
+    own = _documented(cls)
+    entries: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        entries |= _documented(base)
+    if not dataclasses.is_dataclass(cls) or own.keys() == entries.keys():
+        return
+    fields = sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
+    args = "".join(entries[field.name] for field in fields if field.name in entries)
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    if found := _ARGS.search(doc):
+        cls.__doc__ = f"{doc[: found.start()]}Args:\n{args}{doc[found.end() :]}"
+    elif found := _SECTION.search(doc):
+        cls.__doc__ = f"{doc[: found.start()]}Args:\n{args}\n{doc[found.end() :]}"
+
+
+def _documented(cls: type) -> dict[str, str]:
+    """The entries of the `Args:` of a class, by what they are about."""
+    args = _ARGS.search(inspect.cleandoc(vars(cls).get("__doc__") or "") + "\n")
+    return {entry[1]: entry[0] for entry in _ENTRY.finditer(args[0])} if args else {}

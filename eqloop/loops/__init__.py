@@ -2,23 +2,22 @@
 
 How a step is repeated, and what is stored of it, is decided in `checkpointing`.
 
-- **Loops of known length**: `_abstract_loop.py` has their settings, and `_open_loop.py`
-  opens a call. The loops are in `_scan.py`, `_for_loop.py`, `_sliced_scan.py`, and
+- **Loops of known length**: `_scan.py` has what all of them share, and the scans;
+  `_open_loop.py` opens a call. Others are in `_for_loop.py`, `_sliced_scan.py`, and
   `_scan_while.py` for a scan that may end early.
-- **While loops**: `_while_loop.py`; `_open_while.py` opens a call.
+- **While loops**: `_while_loop.py`, which opens their calls as well.
 - **What both share**: `_carry.py` finds the dynamic leaves of a carry and checks its
   types, and `_backward.py` has what `backward=` does to a cotangent.
-- **Layers**: `_stacked_layers.py` scans over equal layers, stacked by `_stack.py`.
-  `_layer_state.py` has their `eqx.nn.State`.
+- **Layers**: `_stacked_layers.py` scans over equal layers, which `_stack.py` stacks,
+  and their `eqx.nn.State`.
 - **Prefixes**: `_associative_scan.py`, in chunks by `_prefix_sweep.py`.
 """
 
-from ._abstract_loop import AbstractLoop, frontier
 from ._associative_scan import AssociativeScan
 from ._backward import ClipCotangent, Truncate, cut_before, cuts_of, refuse_cuts
 from ._for_loop import CheckpointedForLoop, ForLoop
 from ._open_loop import check_one_key
-from ._scan import AbstractScan, CheckpointedScan, Scan
+from ._scan import AbstractLoop, AbstractScan, CheckpointedScan, Scan, frontier
 from ._scan_while import ScanWhile
 from ._sliced_scan import SlicedScan
 from ._stacked_layers import StackedLayers

@@ -151,18 +151,6 @@ class ClipCotangent:
 Backward: TypeAlias = Truncate | Callable[[Any], Any]
 
 
-def check_backward(owner: str, backward: object) -> None:
-    """Checks that a setting can be a `backward`."""
-    # A class is callable: `el.Truncate` without its number, say.
-    is_one = isinstance(backward, Truncate | Callable | None)
-    if not is_one or isinstance(backward, type):
-        raise TypeError(
-            f"{owner}: `backward` must be `el.Truncate(every)`, "
-            f"`el.ClipCotangent(max_norm)`, or a function from the cotangent of the "
-            f"carry to another, not {backward!r}."
-        )
-
-
 def refuse_cuts(owner: str, backward: object) -> None:
     """Checks that a loop whose steps are undone by an inverse is not truncated."""
     if isinstance(backward, Truncate):

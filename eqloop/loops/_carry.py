@@ -21,7 +21,6 @@ import equinox as eqx
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._arrays import (
@@ -367,7 +366,8 @@ def _type_change(name: str, before: PyTree, after: PyTree) -> str | None:
         return _sharding_change(name, jax.typeof(before), after)
     line = _line(name, before, after)
     if fits:
-        return f"{line} (cast it with .astype, or start from {_article(after.dtype)})"
+        article = "an" if str(after.dtype)[0] in "aeiou" else "a"
+        return f"{line} (cast it with .astype, or start from {article} {after.dtype})"
     return line
 
 
@@ -377,7 +377,3 @@ def _sharding_change(name: str, before: Aval, after: Aval) -> str | None:
         return None
     types = [aval.str_short(short_dtypes=True) for aval in (before, after)]
     return f"  {name}: {types[0]} came in, {types[1]} came out (`jax.sharding.reshard`)"
-
-
-def _article(dtype: np.dtype) -> str:
-    return f"{'an' if str(dtype)[0] in 'aeiou' else 'a'} {dtype}"

@@ -9,9 +9,9 @@ import equinox as eqx
 from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._abstract_loop import AbstractLoop
 from ._carry import Words
 from ._open_loop import OpenedLoop
+from ._scan import AbstractLoop
 
 
 class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
@@ -94,7 +94,10 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
         key: PRNGKey | None = None,
     ) -> OpenedLoop:
         def f_transform(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-            return _carrying(f if self.f_transform is None else self.f_transform(f))
+            # The step of a scan whose carry is nothing.
+            f = f if self.f_transform is None else self.f_transform(f)
+            f = enforce_annotations(f)
+            return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
         opener = self._opener()
         opener = dataclasses.replace(opener, f_transform=f_transform, words=_WORDS)
@@ -108,12 +111,6 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
                 f"an inverse, but these steps have no carry to undo. Use another "
                 f"schedule, such as `el.Recursive(16)`."
             )
-
-
-def _carrying(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`f` as the step of a scan whose carry is nothing."""
-    f = enforce_annotations(f)
-    return lambda carry, xs, **keywords: (carry, f(*xs, **keywords))
 
 
 def _call_of_f(_: PyTree, xs: tuple[PyTree, ...], keywords: dict[str, Any]) -> str:

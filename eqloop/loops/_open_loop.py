@@ -42,14 +42,7 @@ from ..checkpointing import (
     with_inverse,
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
-from ._backward import (
-    Backward,
-    Truncate,
-    cut_before,
-    cuts_of,
-    passed_back,
-    refuse_cuts,
-)
+from ._backward import Backward, Truncate, cut_before, cuts_of, passed_back, refuse_cuts
 from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled
 
 _VARYING = (
@@ -206,7 +199,7 @@ class LoopOpener:
         step, same = hoist(self.name, settled.step, consts, outputs, _VARYING)
         if self.undo is not None:
             refuse_cuts(self.name, self.backward)
-            step, consts = self._with_inverse(step, consts, carry, inputs)
+            step, consts = self._with_inverse(self.undo, step, consts, carry, inputs)
         loop = Loop(
             inputs.length,
             self.reverse,
@@ -232,12 +225,24 @@ class LoopOpener:
         return OpenedLoop(step, consts, *arrays, loop, close, carry, label, head)
 
     def _with_inverse(
-        self, step: Step, consts: list[Value], carry: Carry, inputs: AlongAxes
+        self,
+        undo: Callable[..., PyTree],
+        step: Step,
+        consts: list[Value],
+        carry: Carry,
+        inputs: AlongAxes,
     ) -> tuple[Step, list[Value]]:
         """The step with its inverse, and the consts that the two share."""
         after = dataclasses.replace(carry, owner="Reversible", words=_OF_AN_INVERSE)
+
+        def call(carry: PyTree, arrays: list[Value]) -> PyTree:
+            _, x, key, _ = inputs.rest.join(arrays)
+            keywords = {} if key is None else {"key": key}
+            with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
+                return undo(carry, x, **keywords)
+
         inverse = trace_settled(
-            lambda carry, x: self._undo(carry, *inputs.rest.join(x)[1:3]),
+            call,
             lambda out: (out, [], None),
             after,
             inputs.element_types,
@@ -249,12 +254,6 @@ class LoopOpener:
                 f"\n{eqx.tree_pformat(inverse.carry.tree)}"
             )
         return with_inverse(step, consts, inverse.step, inverse.consts)
-
-    def _undo(self, carry: PyTree, x: PyTree, key: PRNGKey | None) -> PyTree:
-        keywords = {} if key is None else {"key": key}
-        with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
-            assert self.undo is not None
-            return self.undo(carry, x, **keywords)
 
     def _inputs(
         self, f: PyTree, xs: PyTree, length: int | None, key: PRNGKey | None

@@ -1,25 +1,261 @@
-"""`Scan` and `CheckpointedScan`: `jax.lax.scan` as a PyTree around its function."""
+"""Loops of known length: what all of them share, and the scans.
+
+`AbstractLoop` has their settings, and says how they are run and planned. `Scan` and
+`CheckpointedScan` are `jax.lax.scan` as a PyTree around its function.
+"""
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    SupportsIndex,
-    final,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Self, SupportsIndex, final
 
 import equinox as eqx
 
-from .._calls import Carry, NewCarry, NewY, Y, compiled_once, setting, typed
+from .._arrays import hashable_axes
+from .._calls import (
+    AbstractTransform,
+    Carry,
+    Function,
+    NewCarry,
+    NewY,
+    Y,
+    as_int_if_index,
+    check_bool,
+    compiled_once,
+    setting,
+    typed,
+    without_annotations,
+)
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
-from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
-from ._abstract_loop import AbstractLoop, checks_no_values
-from ._backward import Backward, check_backward
-from ._open_loop import OpenedLoop
+from ..checkpointing import (
+    AUTO,
+    AbstractSchedule,
+    Frontier,
+    Plan,
+    Recursive,
+    StoreAll,
+    as_jax_policy,
+    as_loop_policy,
+    form_to_plan,
+    frontier_of,
+    plan,
+)
+from ..progress import ProgressBar, as_progress, check_progress
+from ._backward import Backward, Truncate
+from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
+
+
+class AbstractLoop(AbstractTransform[Function]):
+    """A loop whose number of steps is known beforehand.
+
+    Subclasses differ in how they are called: `plan` and `_open` take what the call
+    takes. Final classes say which schedule they run when `schedule` is not given.
+
+    Args:
+        schedule: How to trade memory for recomputation when the loop is differentiated
+            in reverse mode. By default every residual is stored, as in `jax.lax.scan`.
+        policy: Which residuals of a step are stored when it is recomputed; `"auto"` to
+            have a [`Budget`][eqloop.Budget] choose that as well.
+        in_axes: The axis of each leaf of `xs` that is scanned: a prefix tree of `int`,
+            `None` and callables from a leaf to either. `None` gives each step the whole
+            leaf. By default axis 0 of every array.
+        out_axes: The axis of each leaf of the outputs along which the steps are
+            stacked. A leaf with `None` must be the same for all steps, and is not
+            stacked.
+        f_axes: The axis of each leaf of `f` that is scanned, as for stacked layers.
+            `None`, the default, gives each step the whole leaf.
+        f_transform: Called on `f` in the body, just before `f` is called; it returns
+            what is called instead, for example with parameters that were cast.
+        reverse: Whether to go from the last element of `xs` to the first. Outputs stay
+            in the order of `xs`.
+        unroll: How many steps one iteration of the compiled loop runs; `True` for all.
+        split_keys: Whether to split the `key` of the call, so that each step gets its
+            own key. Otherwise all steps get the same key.
+        progress: Shows a progress bar: `True`, an int (after how many steps it moves)
+            or a [`ProgressBar`][eqloop.ProgressBar].
+    """
+
+    f: Callable[..., PyTree]
+    schedule: AbstractSchedule | None = setting(default=None)
+    # Not static, so that `eqx.tree_at` reaches it.
+    policy: Any = setting(default=None, converter=as_loop_policy, static=False)
+    in_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    out_axes: PyTree = setting(default=eqx.if_array(0), converter=hashable_axes)
+    f_axes: PyTree = setting(default=None, converter=hashable_axes)
+    f_transform: Callable[[PyTree], PyTree] | None = setting(default=None)
+    reverse: bool = setting(default=False)
+    unroll: int | bool = setting(default=1, converter=as_int_if_index)
+    split_keys: bool = setting(default=True)
+    progress: ProgressBar | None = setting(default=None, converter=as_progress)
+
+    @abc.abstractmethod
+    def _default_schedule(self) -> AbstractSchedule:
+        """The schedule to run if none is given."""
+
+    @abc.abstractmethod
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
+        """The plan that a gradient of the call would run by."""
+
+    @abc.abstractmethod
+    def _open(self, *args: PyTree, **kwargs: PyTree) -> OpenedLoop:
+        """Takes a call apart, of which these are the arguments."""
+
+    def _run(self, opened: OpenedLoop) -> tuple[PyTree, PyTree]:
+        """Runs the loop: the last carry and the outputs."""
+        return opened.run(
+            type(self).__name__,
+            **self._how(),
+            progress=self.progress,
+        )
+
+    def _problem(
+        self, *args: PyTree, length: SupportsIndex | None = None, **kwargs: PyTree
+    ) -> dict[str, Any]:
+        """What a call would run, from the types of its arguments."""
+
+        def open_call(loop: Self, args: PyTree, kwargs: PyTree) -> OpenedLoop:
+            return loop._open(*args, length=length, **kwargs).at_reversal()
+
+        opened = open_abstractly(open_call, self, args, kwargs)
+        step, loop = form_to_plan(opened.step, opened.loop)
+        return dict(step=step, loop=loop, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return planned_by(type(self).__name__, self._schedule(), self.policy)
+
+    def _schedule(self) -> AbstractSchedule:
+        return self._default_schedule() if self.schedule is None else self.schedule
+
+    def _opener(self) -> LoopOpener:
+        """How a call is read, as far as these settings say it."""
+        return LoopOpener(
+            name=type(self).__name__,
+            in_axes=self.in_axes,
+            out_axes=self.out_axes,
+            f_axes=self.f_axes,
+            f_transform=self.f_transform,
+            split_keys=self.split_keys,
+            reverse=self.reverse,
+            unroll=self.unroll,
+            undo=self._schedule().undo,
+        )
+
+    def __check_init__(self) -> None:
+        name = type(self).__name__
+        check_schedule(name, self.schedule)
+        self._how()
+        check_unroll(name, self.unroll)
+        check_progress(name, self.progress)
+        check_bool(name, "reverse", self.reverse)
+        check_bool(name, "split_keys", self.split_keys)
+        if self.f_transform is not None and not callable(self.f_transform):
+            raise TypeError(
+                f"{name}: `f_transform` must be a function from f to f, or None, not "
+                f"{self.f_transform!r}."
+            )
+
+
+@typed
+def frontier(loop: AbstractLoop, *args: PyTree, **kwargs: PyTree) -> Frontier:
+    """The trade-off between memory and time for a gradient of a loop.
+
+    The loop is not run. As for a [`Budget`][eqloop.Budget], the programs of a few plans
+    are compiled, and short loops of the step are timed.
+
+    Args:
+        loop: A scan, or any other loop that has a `plan`.
+        *args: The arguments of the loop, such as `init` and `xs`; a
+            `jax.ShapeDtypeStruct` can stand for an array.
+        **kwargs: Its keyword arguments, such as `length` and `key`.
+
+    Returns:
+        The plans that no other plan beats in both memory and time, of those that a
+        [`Budget`][eqloop.Budget] searches. They go from the least memory to the least
+        time. `frontier(...).plot()` draws them, and marks the plan of the loop's own
+        schedule.
+
+    Raises:
+        TypeError: As the call of the loop does.
+        ValueError: As the call of the loop does, and if its schedule cannot be met.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import eqloop as el
+        >>> scan = el.Scan(lambda h, x: (jnp.sin(h) + x, None))
+        >>> plans = el.frontier(scan, jnp.zeros(100), jnp.zeros((64, 100)))
+        >>> plans[-1].relative_time <= plans[0].relative_time
+        True
+        >>> plans[0].peak_bytes < plans.chosen.peak_bytes
+        True
+    """
+    signature = inspect.signature(loop.plan)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
+            f"{without_annotations(signature)}."
+        ) from None
+    return frontier_of(**loop._problem(*args, **kwargs))
+
+
+# What settings may be, and what follows from them.
+
+
+def checks_no_values(loop: Any, *_: object, **__: object) -> bool:
+    """Whether a call may be compiled: an inverse may be compared with the step."""
+    return loop.schedule is None or loop.schedule.undo is None
+
+
+def check_schedule(owner: str, schedule: object) -> None:
+    """Checks that `schedule` is one, or `None`."""
+    if not isinstance(schedule, AbstractSchedule | None):
+        budget = f"el.Budget({schedule!r})" if isinstance(schedule, str) else ""
+        raise TypeError(
+            f"{owner}: `schedule` must be a schedule, such as "
+            f"`{budget or 'el.Recursive(16)'}`, not {schedule!r}."
+        )
+
+
+def planned_by(owner: str, schedule: AbstractSchedule, policy: Any) -> dict[str, Any]:
+    """By which schedule and policy a loop runs, if `policy` may be `"auto"`."""
+    policy = as_loop_policy(policy)  # `eqx.tree_at` may have put in a name
+    if policy != AUTO:
+        policy = as_jax_policy(policy)
+    elif not schedule.can_choose_policy:
+        raise ValueError(
+            f"{owner}: with `policy='auto'` a budget chooses what each step "
+            f"keeps, but the schedule is {schedule!r}. Give it a budget, such as "
+            f"`schedule=el.Budget('1GiB')`, or a policy of `eqloop.policies`."
+        )
+    return dict(schedule=schedule, policy=policy)
+
+
+def check_unroll(owner: str, unroll: object) -> None:
+    """Checks that `unroll` says how many steps to run at once."""
+    if not isinstance(unroll, int):
+        raise TypeError(f"{owner}: `unroll` must be an int or a bool, not {unroll!r}.")
+    if unroll < 1 and unroll is not False:
+        raise ValueError(
+            f"{owner}: `unroll` must be at least 1, but it is {unroll}. To unroll the "
+            f"whole loop, pass `unroll=True`."
+        )
+
+
+def check_backward(owner: str, backward: object) -> None:
+    """Checks that a setting can be a `backward`."""
+    # A class is callable: `el.Truncate` without its number, say.
+    is_one = isinstance(backward, Truncate | Callable | None)
+    if not is_one or isinstance(backward, type):
+        raise TypeError(
+            f"{owner}: `backward` must be `el.Truncate(every)`, "
+            f"`el.ClipCotangent(max_norm)`, or a function from the cotangent of the "
+            f"carry to another, not {backward!r}."
+        )
+
+
+# The scans.
 
 # A function, or a method, which `self` is bound to later.
 Stepping = (

@@ -13,12 +13,11 @@ from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting,
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
-from ._abstract_loop import AbstractLoop, checks_no_values
-from ._backward import Backward, check_backward
+from ._backward import Backward
 from ._carry import OF_A_SCAN
 from ._open_loop import OpenedLoop
-from ._open_while import Condition, varied_with, varies_with
-from ._scan import Stepping
+from ._scan import AbstractLoop, Stepping, check_backward, checks_no_values
+from ._while_loop import Condition, varied_with, varies_with
 
 
 class AbstractConditional(eqx.Module):

@@ -1,13 +1,17 @@
-"""Equal layers as one: a module whose arrays have a leading axis, one entry a layer."""
+"""Equal layers as one: a module whose arrays have a leading axis, one entry a layer.
+
+Their state is stacked as well, under one `StateIndex` for all layers. See
+[`equinox.nn.State`][]: a dictionary from the markers of `StateIndex`es to values.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from .._arrays import (
-    Difference,
     as_arrays,
     describe,
     flatten,
@@ -17,7 +21,9 @@ from .._arrays import (
     structure_differences,
 )
 from .._types import PyTree, Value
-from ._layer_state import Layer, with_array_state, with_markers_of
+
+# A layer, or a stack of them as one tree.
+Layer = TypeVar("Layer")
 
 
 def stack(owner: str, layers: Sequence[Layer]) -> Layer:
@@ -35,7 +41,8 @@ def stack(owner: str, layers: Sequence[Layer]) -> Layer:
     others = [with_markers_of(first, other) for other in others]
     for number, other in enumerate(others, start=1):
         _check_alike(owner, first, other, f"layers[{number}]")
-    return jax.tree.map(_stack_leaves, first, *others)
+    stacked = lambda *xs: jnp.stack(xs) if is_dynamic(xs[0]) else xs[0]
+    return jax.tree.map(stacked, first, *others)
 
 
 def layer_at(layers: Layer, index: Any) -> Layer:
@@ -104,15 +111,12 @@ def _check_alike(owner: str, first: PyTree, other: PyTree, name: str) -> None:
 def _structure_lines(first: PyTree, other: PyTree, name: str) -> Iterator[str]:
     if flatten(first)[1] == flatten(other)[1]:
         return
-    for difference in structure_differences(first, other, name):
-        yield _structure_line(difference)
-
-
-def _structure_line(difference: Difference) -> str:
-    path, one, other = difference.path, difference.one, difference.other
-    if one == other:
-        return f"  {path}: the static fields of the {one} differ from layers[0]"
-    return f"  {path}: {other or 'nothing'}, but {one or 'nothing'} in layers[0]"
+    for d in structure_differences(first, other, name):
+        if d.one == d.other:
+            yield f"  {d.path}: the static fields of the {d.one} differ from layers[0]"
+        else:
+            what, like = d.other or "nothing", d.one or "nothing"
+            yield f"  {d.path}: {what}, but {like} in layers[0]"
 
 
 def _leaf_lines(
@@ -134,5 +138,73 @@ def _statics_differ(one: object, other: object) -> bool:
     return not is_dynamic(one) and not same_static(one, other)
 
 
-def _stack_leaves(*leaves: PyTree) -> Value:
-    return jnp.stack(leaves) if is_dynamic(leaves[0]) else leaves[0]
+# The state of layers.
+
+
+def with_array_state(layer: Layer) -> Layer:
+    """A layer whose initial state consists of arrays, so that it can be stacked."""
+
+    def convert(node: PyTree) -> PyTree:
+        if not _is_index(node):
+            return node
+        return _with_init(node, as_arrays(node.init, scalars=True))
+
+    return jax.tree.map(convert, layer, is_leaf=_is_index)
+
+
+def with_markers_of(first: PyTree, layer: Layer) -> Layer:
+    """A layer whose states have the names of those of the first layer."""
+    names = iter(filter(_is_index, jax.tree.leaves(first, is_leaf=_is_index)))
+
+    def rename(node: PyTree) -> PyTree:
+        if not _is_index(node):
+            return node
+        return _with_init(next(names, node), node.init)
+
+    return jax.tree.map(rename, layer, is_leaf=_is_index)
+
+
+def state_of(
+    owner: str, layers: PyTree, state: eqx.nn.State, depth: int
+) -> eqx.nn.State:
+    """The part of a state that belongs to the layers.
+
+    Raises:
+        ValueError: If it does not hold the states of this many layers.
+    """
+    try:
+        part = state.substate(layers)
+    except KeyError as error:
+        raise ValueError(
+            f"{owner}: the state holds nothing for {error}, which is in the layers. "
+            f"Pass the state that `eqx.nn.make_with_state` made of the model that they "
+            f"are part of."
+        ) from None
+    if any(jnp.shape(leaf)[:1] != (depth,) for leaf in jax.tree.leaves(part)):
+        raise ValueError(
+            f"{owner}: the arrays of the state must have an entry for each of the "
+            f"{depth} layers, along a leading axis, but it is\n"
+            f"  {eqx.tree_pformat(part)}\nThe state of a few of the layers is "
+            f"`jax.tree.map(lambda leaf: leaf[few], state.substate(layers))`."
+        )
+    return part
+
+
+def check_returned(owner: str, out: PyTree) -> tuple[PyTree, eqx.nn.State]:
+    """The `x` and the state that a layer returned."""
+    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], eqx.nn.State):
+        return out
+    raise TypeError(
+        f"{owner}: a layer that is given a state must return `(x, state)`, but it "
+        f"returned {eqx.tree_pformat(out)}."
+    )
+
+
+def _is_index(node: object) -> bool:
+    return isinstance(node, eqx.nn.StateIndex)
+
+
+def _with_init(index: Value, init: PyTree) -> PyTree:
+    if not jax.tree.leaves(init):  # it has been taken out, see `delete_init_state`
+        return index
+    return eqx.tree_at(lambda index: index.init, index, init)

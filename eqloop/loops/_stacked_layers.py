@@ -20,16 +20,18 @@ from .._calls import (
 )
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
-from ._abstract_loop import (
-    check_schedule,
-    check_unroll,
-    checks_no_values,
-    planned_by,
-)
 from ._carry import Words
-from ._layer_state import Layer, check_returned, state_of, with_array_state
 from ._open_loop import LoopOpener, OpenedLoop, open_abstractly
-from ._stack import layer_at, num_layers, stack
+from ._scan import check_schedule, check_unroll, checks_no_values, planned_by
+from ._stack import (
+    Layer,
+    check_returned,
+    layer_at,
+    num_layers,
+    stack,
+    state_of,
+    with_array_state,
+)
 
 _NewLayer = TypeVar("_NewLayer")
 _NAME = "StackedLayers"

@@ -7,16 +7,12 @@ at once.
 - **The transforms**: `_vmap.py`, `_map.py`, `_chunked_vmap.py`, `_parallel_map.py` and
   `_shard_map.py`, with `_unvmap.py` for what leaves a `vmap`. `_abstract_map.py` has
   what they share, and `_open_map.py` opens a call.
-- **Chunks**: `_planner.py` decides how large they are (`_fitting.py` searches for what
-  fits into a budget), and `_chunks.py` cuts the rows. `_chunk_function.py` is what runs
-  on a chunk, `_chunk_loop.py` runs it on all of them, and `_stored.py` does so under a
-  policy.
-- **Derivatives**: `_planned_map.py` makes a primitive of a map, and
-  `_chunk_derivatives.py` the functions on a chunk that its derivatives run.
-- **Sums over rows**: `_reduce.py`.
-- **Devices**: `_mesh.py` and `_specs.py` say which axes are split over which devices,
-  `_split_rows.py` gives each device its rows, and `_padding.py` adds rows where they
-  cannot be divided evenly.
+- **Chunks**: `_chunk_function.py` is what runs on a chunk, with its derivatives, and
+  `_chunk_loop.py` cuts the rows into chunks and runs it on all of them. `_fitting.py`
+  finds out how large chunks may be within a budget.
+- **Derivatives**: `_planned_map.py` makes a primitive of a map.
+- **Devices**: `_mesh.py` says which axes are split over which devices, and
+  `_split_rows.py` gives each device its rows.
 """
 
 from ._chunked_vmap import ChunkedVmap as ChunkedVmap

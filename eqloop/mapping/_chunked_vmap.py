@@ -11,9 +11,7 @@ from .._types import PyTree
 from ..checkpointing import Budget, as_jax_policy, as_policy
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractAxesMap
-from ._open_map import open_map
-from ._planner import as_chunk_size, planner_for
-from ._reduce import check_reduce
+from ._open_map import as_chunk_size, check_reduce, open_map, planner_for
 
 
 def _as_chunk_size(size: SupportsIndex | Budget) -> int | Budget:

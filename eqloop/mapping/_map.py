@@ -8,8 +8,8 @@ import equinox as eqx
 from .._calls import NewP, NewR, P, R, as_count, compiled_once, setting
 from ..progress import ProgressBar, as_progress, check_progress
 from ._abstract_map import AbstractMap
+from ._chunk_loop import AtMost
 from ._open_map import open_map
-from ._planner import AtMost
 
 
 def _as_batch_size(size: SupportsIndex | None) -> int | None:

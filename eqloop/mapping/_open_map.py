@@ -1,128 +1,61 @@
 """Opens the call of a map: from the user's trees to a function of rows, and back."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .._arrays import (
     AlongAxes,
-    Arrays,
     Axis,
     Rest,
     as_arrays,
     axes_tree,
     axis_sizes,
+    broadcast_prefix,
     common_length,
     describe,
+    flatten,
     is_dynamic,
-    mesh_axis_of,
+    is_scalar,
     numbers_with_axes,
+    paths,
     pick,
     refuse_symbolic,
     resolve_axes,
-    strongly_typed,
 )
-from .._calls import OpenedCall, Outputs, argument_names, enforce_annotations, explained
-from .._programs import (
-    has_backward_rules,
-    is_ref,
-    loop_scope,
-    refuse_refs,
-    sees_batch,
+from .._calls import (
+    OpenedCall,
+    Outputs,
+    argument_names,
+    as_count,
+    enforce_annotations,
+    explained,
 )
-from .._types import Aval, PyTree, Value
-from ..checkpointing import Saveable, Step, Viewing, hoist, trace_step
+from .._programs import has_backward_rules, is_ref, loop_scope, refuse_refs, sees_batch
+from .._types import PyTree, Value
+from ..checkpointing import (
+    Budget,
+    Saveable,
+    Viewing,
+    hoist,
+    is_budget,
+    refuse_second_place,
+    trace_step,
+)
 from ..progress import NO_BARS, Guarded, Meter, ProgressBar, make_meter
-from ._chunk_function import ChunkFunction, ChunkTracer
+from ._chunk_function import Reduction, Vectorised, finish
+from ._chunk_loop import AtMost, ChunkPlanner
+from ._fitting import Within
 from ._planned_map import planned_map
-from ._planner import ChunkPlanner
-from ._reduce import Reduction, finish, resolve_reductions, total
 
 _DEFAULT_AXES = eqx.if_array(0)
 VARYING = (
     "results that depend on mapped arguments, and so are not the same for every row"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Vectorised:
-    """A function of one row, applied to many.
-
-    Attributes:
-        row: `f`, traced on one row: a step without a carry.
-        x_axes: The axis of the rows in each argument.
-        y_axes: The axis of the rows in each result.
-        reductions: How each result is reduced, `None` for those that are stacked.
-    """
-
-    row: Step
-    x_axes: tuple[int, ...]
-    y_axes: tuple[int, ...]
-    reductions: tuple[Reduction, ...]
-
-    def vectorised(self, consts: Arrays, xs: Arrays) -> list[jax.Array]:
-        """The results for some rows, all at once."""
-        one = lambda *x: self.row(consts, [], x)[1]
-        if xs[0].shape[self.x_axes[0]] == 1:
-            # Without `vmap`, so that a `cond` runs only one of its branches.
-            ys = one(*map(jnp.squeeze, xs, self.x_axes))
-            return list(map(jnp.expand_dims, ys, self.y_axes))
-        return jax.vmap(one, in_axes=self.x_axes, out_axes=list(self.y_axes))(*xs)
-
-    def __call__(
-        self, size: int, visits: PyTree, consts: Arrays, xs: Arrays
-    ) -> tuple[list[Value], list[Value]]:
-        """The sums and the other results for a chunk, see `ChunkFunction`."""
-        results = zip(
-            self.vectorised(consts, xs), self.y_axes, self.reductions, strict=True
-        )
-        sums, ys = [], []
-        for y, axis, how in results:
-            if how is None:
-                ys.append(y)
-            else:
-                sums.append(total(y, visits, axis))
-        return sums, ys
-
-    def chunk_function(
-        self, name: str, consts: Arrays, xs: Arrays, size: int, planner: ChunkPlanner
-    ) -> ChunkFunction:
-        """The chunk function, for chunks of any size.
-
-        Args:
-            name: The name of the transform, for error messages.
-            consts: The arrays that are the same for every row.
-            xs: The arrays that have rows.
-            size: How many rows there are.
-            planner: How the rows are cut.
-        """
-        const_types, x_types = (
-            [jax.typeof(strongly_typed(x)) for x in group] for group in (consts, xs)
-        )
-        y_axes = pick(self.y_axes, [how is None for how in self.reductions])
-        probe = planner.probe(size)
-        return ChunkFunction(
-            trace=ChunkTracer(self),
-            length=size,
-            const_types=tuple(const_types),
-            x_types=tuple(
-                jex.mapped_aval(size, axis, aval)
-                for aval, axis in zip(x_types, self.x_axes, strict=True)
-            ),
-            x_axes=self.x_axes,
-            y_axes=tuple(y_axes),
-            shares=(False,) * len(y_axes),
-            num_sums=len(self.y_axes) - len(y_axes),
-            uses_visits=len(y_axes) < len(self.y_axes),
-            probe=probe,
-            mesh_axis=_mesh_axis(name, x_types, self.x_axes, probe[0]),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +126,10 @@ class OpenedMap:
         # All rows at once need no loop, and JAX differentiates that as a `vmap`. A bar
         # needs the loop, even if it has a single chunk.
         if planner.is_whole(self.size) and not meter.is_shown:
-            sums, ys = f(self.size, None, consts, xs)
+            sums, ys = f.on_rows(None, consts, xs)
         else:
-            chunked = f.chunk_function(self.name, consts, xs, self.size, planner)
+            probe = planner.probe(self.size)
+            chunked = f.chunk_function(self.name, consts, xs, self.size, probe)
             if sees:
                 chunked = dataclasses.replace(chunked, origin=chunked)
             if meter.is_shown:
@@ -211,39 +145,6 @@ class OpenedMap:
             next(ys) if how is None else finish(how, next(sums), self.size, y.dtype)
             for how, y in zip(f.reductions, f.row.y_types, strict=True)
         ]
-
-
-def _mesh_axis(
-    name: str, x_types: Sequence[Aval], axes: Sequence[int], size: int
-) -> Hashable:
-    """The explicit axes of a mesh that rows are split over, if they are.
-
-    Args:
-        name: The name of the transform, for error messages.
-        x_types: The types of the arrays that have rows.
-        axes: The axis of the rows in each of them.
-        size: How many rows are in a chunk.
-    """
-    found = list(map(mesh_axis_of, x_types, axes))
-    mesh_axis = found[0]
-    if mesh_axis is None and not any(found):
-        return None
-    sizes = jax.sharding.get_abstract_mesh().shape
-    names = mesh_axis if isinstance(mesh_axis, tuple) else (mesh_axis,)
-    parts = math.prod(sizes.get(name, 1) for name in names)
-    is_even = set(found) == {mesh_axis} and size % parts == 0
-    if not is_even:
-        listing = "\n".join(
-            f"  {aval.str_short(True)} along axis {axis}"
-            for aval, axis in zip(x_types, axes, strict=True)
-        )
-        raise ValueError(
-            f"{name}: rows that are split over devices of an explicit mesh must all be "
-            f"split in the same way, and so must each chunk, which has {size} rows "
-            f"here:\n{listing}\nUse `el.ParallelMap`, which runs chunks on each device "
-            f"by itself, or choose another chunk_size."
-        )
-    return mesh_axis
 
 
 def open_map(
@@ -379,13 +280,11 @@ def _is_split(
     """Whether an argument is one key, which is split to give each row its own."""
     if argument != "key" or "key" not in kwargs or not is_dynamic(value):
         return False
-    is_typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    is_one = value.ndim == 0 if is_typed else _is_legacy_key(value)
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        is_one = value.ndim == 0
+    else:
+        is_one = value.dtype == jnp.uint32 and value.ndim == 1
     return is_one and specs["key"][0] is not None
-
-
-def _is_legacy_key(value: jax.Array) -> bool:
-    return value.dtype == jnp.uint32 and value.ndim == 1
 
 
 def _split(name: str, key: jax.Array, size: int) -> jax.Array:
@@ -439,3 +338,66 @@ def _nothing_to_map(name: str, arguments: list[tuple[str, PyTree]]) -> str:
         f"{name}: there is nothing to map over, as in_axes gives no array of these "
         f"arguments an axis:\n{listing or '  (none)'}\nMap an array, or call f itself."
     )
+
+
+# What `chunk_size` and `reduce` mean.
+
+
+def as_chunk_size(owner: str, what: str, size: object) -> int | Budget:
+    """Makes an `int` of a number of rows, and takes a `Budget` as it is."""
+    if not is_budget(size):
+        return as_count(owner, "chunk_size", what, size)
+    refuse_second_place(owner, size)
+    return size
+
+
+def planner_for(size: int | Budget, exact: bool) -> ChunkPlanner:
+    """The planner for a `chunk_size` as the user gives it."""
+    return AtMost(size, exact) if isinstance(size, int) else Within(size.nbytes, exact)
+
+
+def check_reduce(name: str, spec: object) -> None:
+    """Checks a `reduce=` that a user passed."""
+    for leaf, path in zip(flatten(spec)[0], paths(spec, "reduce"), strict=True):
+        if not (leaf is None or (isinstance(leaf, str) and leaf in ("sum", "mean"))):
+            raise ValueError(
+                f"{name}: `{path}` must be 'sum', 'mean', or None to stack the rows, "
+                f"not {leaf!r}."
+            )
+
+
+def resolve_reductions(
+    name: str, out: PyTree, spec: PyTree
+) -> tuple[PyTree, list[Reduction]]:
+    """Finds the reduction of each array that `f` returned.
+
+    Args:
+        name: The name of the transform, for error messages.
+        out: The result of `f`.
+        spec: A prefix tree of reductions.
+
+    Returns:
+        The result, in which Python numbers that are reduced have become arrays; and the
+        reduction of each of its arrays.
+    """
+    leaves, treedef = flatten(out)
+    specs = broadcast_prefix(name, spec, out, "out", "reduce", noun="reduction")
+    reductions: list[Reduction] = []
+    for index, (path, (how, _)) in enumerate(
+        zip(paths(out, "out"), specs, strict=True)
+    ):
+        if how is not None and is_scalar(leaves[index]):
+            leaves[index] = jnp.asarray(leaves[index])
+        if is_dynamic(leaf := leaves[index]):
+            _check_adds_up(name, path, leaf, how)
+            reductions.append(how)
+    return treedef.unflatten(leaves), reductions
+
+
+def _check_adds_up(name: str, path: str, leaf: Value, how: Reduction) -> None:
+    if how is not None and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{name}: reduce={how!r} adds up what f returns, which cannot be done with "
+            f"{path}, which is {describe(leaf)}. Give it None in a tree of reductions, "
+            f"to stack it."
+        )

@@ -13,16 +13,8 @@ from .._calls import NewP, NewR, P, R, compiled_once, setting
 from .._types import PyTree, Value
 from ..checkpointing import Budget
 from ._abstract_map import AbstractAxesMap
-from ._mesh import (
-    SomeMesh,
-    are_movable,
-    check_mesh,
-    current_mesh,
-    free_axes,
-    quoted,
-)
-from ._open_map import open_arguments
-from ._planner import as_chunk_size
+from ._mesh import SomeMesh, are_movable, check_mesh, current_mesh, free_axes, quoted
+from ._open_map import as_chunk_size, open_arguments
 from ._split_rows import SplitRows
 
 

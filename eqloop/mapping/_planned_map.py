@@ -45,7 +45,8 @@ from .._programs import (
 from .._types import BatchAxis, PyTree, Value
 from ..checkpointing import Saveable, policies
 from ..progress import BarChange, tied
-from ._chunk_derivatives import (
+from ._chunk_function import (
+    ChunkFunction,
     MarkPair,
     batched_function,
     in_front,
@@ -53,9 +54,7 @@ from ._chunk_derivatives import (
     pushed_function,
     settled_function,
 )
-from ._chunk_function import ChunkFunction
-from ._planner import ChunkPlanner
-from ._stored import run_stored
+from ._chunk_loop import ChunkPlanner, run_stored
 
 
 def planned_map(
@@ -120,7 +119,7 @@ class PlannedMap(Formula):
 
     def doubled(self, moves: Flags) -> Doubled:
         moves_in = _flags(self.in_tree.unflatten(moves))
-        gives = self._out_marks(self.moves_out(moves))
+        gives = _flags(self.out_tree.unflatten(self.moves_out(moves)))
         in_avals = with_tangent_types(self.in_avals, moves_in)
         f = pushed_function(self.f, moves_in, gives)
         formula = PlannedMap(f, self.planner, self.policy, in_avals)
@@ -207,9 +206,6 @@ class PlannedMap(Formula):
 
     def with_bars(self, change: BarChange) -> Self:
         return self.with_params(f=self.f.with_bars(change))
-
-    def _out_marks(self, flat: Sequence[bool]) -> MarkPair:
-        return _flags(self.out_tree.unflatten(flat))
 
 
 # Pairs of lists: consts and xs, or sums and ys.

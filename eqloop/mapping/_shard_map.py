@@ -24,15 +24,18 @@ from .._calls import (
 )
 from .._types import PyTree
 from ._mesh import (
+    Resolved,
     SomeMesh,
     are_movable,
+    check_even,
     check_mesh,
+    check_replicated,
     current_mesh,
     free_axes,
     place,
     quoted,
+    resolve_specs,
 )
-from ._specs import Resolved, check_even, check_replicated, resolve_specs
 
 
 def _can_be_moved(transform: "ShardMap[Any]", *args: PyTree) -> bool:

@@ -5,19 +5,25 @@ handed on from report to report, as part of the loop's state, and so the reports
 order. Each takes something that was just computed along, or XLA would run it as soon as
 it could; and it has no side effect that JAX knows of, so that a loop with a bar may be
 wherever one without may be.
+
+A program that is run again shows its bars once, and one that may fail closes them: both
+are changes of the meters in it (`BarChange`).
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._arrays import Arrays, refuse_symbolic, split
+from .._programs import Formula, map_equations, map_params
 from .._types import Index, PyTree, Value
 from . import _display
 from ._bar import ProgressBar
@@ -106,22 +112,19 @@ class Meter:
     @property
     def here(self) -> "Gauge":
         """The gauge of the loop itself."""
-        return self._gauge(self.phase, self.source if self.forward else None)
-
-    @property
-    def backward(self) -> "Meter":
-        """The same for a backward sweep that is a loop by itself."""
-        return self._with(phase=self.back.phase, forward=True)
+        source = self.source if self.forward else None
+        total = source.total if source is not None and self.is_known else _UNKNOWN
+        return Gauge(source, self.every, self.phase, total)
 
     @property
     def back(self) -> "Gauge":
         """The gauge of the backward sweep."""
-        phase = f"{self.phase}, {_BACKWARD}" if self.phase else _BACKWARD
-        return self._gauge(phase, self.source)
+        return self.backward.here
 
-    def _gauge(self, phase: str, source: Source | None) -> "Gauge":
-        total = source.total if source is not None and self.is_known else _UNKNOWN
-        return Gauge(source, self.every, phase, total)
+    @property
+    def backward(self) -> "Meter":
+        """The same for a backward sweep that is a loop by itself."""
+        return self._with(phase=self._in(_BACKWARD), forward=True)
 
     @property
     def again(self) -> "Meter":
@@ -131,12 +134,14 @@ class Meter:
     @property
     def tangents(self) -> "Meter":
         """The same for the loop that computes tangents."""
-        phase = f"{self.phase}, {_TANGENTS}" if self.phase else _TANGENTS
-        return self._with(phase=phase)
+        return self._with(phase=self._in(_TANGENTS))
 
     def moved(self, by: int) -> "Meter":
         """The same with so many leaves more before the number in the carry."""
         return self._with(at=self.at + by)
+
+    def _in(self, phase: str) -> str:
+        return f"{self.phase}, {phase}" if self.phase else phase
 
     def _with(self, **changes: Any) -> "Meter":
         return dataclasses.replace(self, **changes) if self.is_shown else self
@@ -353,12 +358,9 @@ def _default_every(total: int | None) -> int:
 
 def _token(arrays: Arrays) -> jax.Array:
     """A number that is not known before these arrays are."""
-    return sum((_touch(x) for x in map(_raw, arrays) if x.size), jnp.zeros((), int))
-
-
-def _touch(x: Value) -> Value:
-    first = x if _is_sharded(x) else lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
-    return jnp.count_nonzero(first)
+    one = lambda x: lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
+    first = [x if _is_sharded(x) else one(x) for x in map(_raw, arrays) if x.size]
+    return sum(map(jnp.count_nonzero, first), jnp.zeros((), int))
 
 
 def _is_sharded(x: Value) -> bool:
@@ -394,3 +396,82 @@ def _report(
         arrays = tuple(map(np.asarray, values))
         number = _display.report(source, phase, number, done, total, arrays)
     return np.full(message.shape[:-1], number, np.int32)
+
+
+# What becomes of the bars in a program that is run again, or that may fail.
+
+
+class BarChange(abc.ABC):
+    """A change of the bars in a program: a frozen, hashable dataclass."""
+
+    @abc.abstractmethod
+    def meter(self, meter: Meter) -> Meter:
+        """The bars of a loop in the program."""
+
+    @property
+    def in_reverse(self) -> "BarChange":
+        """The same for a reverse sweep in the program."""
+        return self
+
+    def equation(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        """An equation of the program."""
+        change = lambda p: p.with_bars(self) if isinstance(p, Formula) else p
+        return map_params(eqn, change)
+
+    def __call__(self, program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        """The program; the very same if there are no bars in it."""
+        return _changed(program, self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(BarChange):
+    """A program is run again: without the bars that have been shown.
+
+    Attributes:
+        backward: Whether to leave out those of backward sweeps, too.
+    """
+
+    backward: bool = False
+
+    def meter(self, meter: Meter) -> Meter:
+        return NO_BARS if self.backward else meter.again
+
+    @property
+    def in_reverse(self) -> BarChange:
+        # A sweep that is there already is one whose bar has been shown.
+        return Again(backward=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarded(BarChange):
+    """Callbacks close all bars when they raise.
+
+    When a callback raises, as that of `eqx.error_if` does, the program is abandoned,
+    and no report closes its bars.
+    """
+
+    def meter(self, meter: Meter) -> Meter:
+        return meter
+
+    def equation(self, eqn: jex.JaxprEqn) -> jex.JaxprEqn:
+        if eqn.primitive.name.endswith("_callback"):
+            callback = _closing(eqn.params["callback"])
+            return eqn.replace(params={**eqn.params, "callback": callback})
+        return super().equation(eqn)
+
+
+@functools.lru_cache(maxsize=256)
+def _changed(program: jex.ClosedJaxpr, change: BarChange) -> jex.ClosedJaxpr:
+    return map_equations(program, change.equation)
+
+
+def _closing(callback: Any) -> Any:
+    @functools.wraps(callback, updated=())
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        try:
+            return callback(*args, **kwargs)
+        except BaseException:
+            _display.close_all()
+            raise
+
+    return call

@@ -15,7 +15,7 @@ import pytest
 from beartype import beartype
 from jaxtyping import Array, Float, PyTree, TypeCheckError, jaxtyped
 
-from eqloop._calls._typecheck import enforce_annotations, explained
+from eqloop._calls._opening import enforce_annotations, explained
 
 
 def double(x: Float[Array, " n"], times: int = 2) -> Float[Array, " n"]:

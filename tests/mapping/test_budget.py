@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import eqloop as el
-from eqloop.mapping import _planner
+from eqloop.mapping import _fitting
 
 from ..asserts import assert_close
 from ..compiling import temp_bytes
@@ -75,15 +75,15 @@ def programs(f, shape, chunk_size, **settings):
 @pytest.fixture
 def sizes(monkeypatch):
     """The sizes that are found, in order."""
-    search, found = _planner.largest_that_fits, []
+    search, found = _fitting.largest_that_fits, []
 
     def largest_that_fits(*args):
         size, used = search(*args)
         found.append(size)
         return size, used
 
-    monkeypatch.setattr(_planner, "largest_that_fits", largest_that_fits)
-    _planner._found.cache_clear()
+    monkeypatch.setattr(_fitting, "largest_that_fits", largest_that_fits)
+    _fitting._found.cache_clear()
     return found
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_compiled_by_itself_is_estimated():
 
 
 def test_without_a_figure_of_the_compiler_all_values_are_counted(monkeypatch):
-    monkeypatch.setattr(_planner, "temporary_bytes", lambda run, *types: None)
+    monkeypatch.setattr(_fitting, "temporary_bytes", lambda run, *types: None)
     x = jnp.ones((12, 3))
     run = lambda size: el.ChunkedVmap(lambda x: jnp.outer(x, x).sum(0), size)(x)
     assert_close(run(el.Budget(700)), run(12))
@@ -169,7 +169,7 @@ def test_without_a_figure_of_the_compiler_all_values_are_counted(monkeypatch):
 def test_is_found_once_for_maps_that_are_alike(monkeypatch):
     compiled = []
     count = lambda run, *types: compiled.append(run) or 7
-    monkeypatch.setattr(_planner, "temporary_bytes", count)
+    monkeypatch.setattr(_fitting, "temporary_bytes", count)
     for _ in range(2):
         el.ChunkedVmap(lambda x: jnp.sin(x) ** 7, el.Budget(12345))(jnp.ones((9, 2)))
     assert len(compiled) == 1

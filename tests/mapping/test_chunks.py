@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from eqloop.mapping._chunks import Chunks, equal_chunks
+from eqloop.mapping._chunk_loop import Chunks, equal_chunks
 
 ROWS = st.integers(0, 3000)
 AT_MOST = st.integers(1, 4000)

@@ -3,7 +3,7 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from eqloop.mapping._chunks import equal_chunks
+from eqloop.mapping._chunk_loop import equal_chunks
 from eqloop.mapping._fitting import largest_that_fits
 
 
