@@ -169,7 +169,7 @@ class Formula(HiPrimitive):
         """Which inputs, in flat order, it reads if it is not differentiated."""
         return (True,) * len(self.in_avals_flat)
 
-    def leaner(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
+    def keep_outputs(self, used: Flags) -> tuple["Formula", Flags, Flags] | None:
         """A smaller formula for some of the outputs, which is not differentiated.
 
         Args:

@@ -148,9 +148,9 @@ class PlannedLoop(Formula):
             _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
         except NoWayBackError:
             used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
-            if (leaner := again.leaner(used)) is None:
+            if (smaller := again.keep_outputs(used)) is None:
                 raise
-            return self._pull_by(*leaner, perturbed, inputs, cts)
+            return self._pull_by(*smaller, perturbed, inputs, cts)
         return again.sweep_back(residuals, cts)
 
     def _pull_by(
@@ -162,7 +162,7 @@ class PlannedLoop(Formula):
         inputs: PyTree,
         cts: PyTree,
     ) -> tuple[PyTree, PyTree]:
-        """The same by a smaller formula, for what has no cotangent; see `leaner`."""
+        """The same without what has no cotangent, by `keep_outputs`."""
         take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
         pulled, log = formula.pull_logs(take(perturbed), take(inputs), given)
@@ -322,7 +322,7 @@ class PlannedLoop(Formula):
             return super().reached_out(marks, axis_name)
         return [*carry, *ys, *[False] * integers, *in_slots]
 
-    def leaner(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
+    def keep_outputs(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
         problem, saves = self.problem, self.saves
         step, meter = problem.step, problem.loop.meter
         carry, ys, slots = self.out_tree.unflatten(used)

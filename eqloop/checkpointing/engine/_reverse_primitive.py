@@ -53,8 +53,8 @@ from ._problem import (
 from ._step import Step, reaching, without_outputs
 from ._sweep import Sweep
 from .leaves._needed_leaves import needs_of
+from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 from .leaves._saves import Needs, Saves
-from .leaves._slim_steps import Known, Slim, narrowed
 from .reversals._known_products import KnownProducts, Products
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Reverse(Formula):
         if known is not None:
             last = put(given.final, given.final, last)
             consts = [*consts, *known.consts(last, init[problem.repetition.lead :])]
-            step, back = narrowed(step, known), Slim(back, known)
+            step, back = restricted(step, known), Restricted(back, known)
         settings = step, problem.loop, back, self.layout.reversal
         products = self._known_products(rows, known)
         first = pick(init[problem.repetition.lead :], given.held)
@@ -313,7 +313,7 @@ class Reverse(Formula):
         return again(self.problem)
 
     def _known_products(
-        self, rows: Arrays, known: Known | None
+        self, rows: Arrays, known: StoredLeaves | None
     ) -> KnownProducts | None:
         """The stored products of the last steps, with programs that take them.
 
@@ -326,8 +326,8 @@ class Reverse(Formula):
         step = without_outputs(self.products.step)
         back = self.back.with_products(self.products)
         if known is not None:
-            step = narrowed(step, known)
-            back = None if back is None else Slim(back, known)
+            step = restricted(step, known)
+            back = None if back is None else Restricted(back, known)
         first = self.problem.loop.length - self.layout.steps_with_products
         return KnownProducts(rows, first, step, back)
 
@@ -335,9 +335,9 @@ class Reverse(Formula):
         """The active inputs, without the leaves of the carry that `lead` counts."""
         return active._replace(carry=active.carry[self.problem.repetition.lead :])
 
-    def _known_of_carry(self, given: Needs) -> Known:
+    def _known_of_carry(self, given: Needs) -> StoredLeaves:
         """Which leaves of each carry are known, given what slots hold."""
-        return Known.of(given, self.again, self.problem.loop_back)
+        return StoredLeaves.of(given, self.again, self.problem.loop_back)
 
     def _derived(
         self,

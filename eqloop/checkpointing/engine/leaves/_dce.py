@@ -20,17 +20,17 @@ from ...._programs import formula_of, renamed
 
 
 @functools.lru_cache(maxsize=512)
-def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
+def dce(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
     """A program with the same inputs, and with only those outputs that are used.
 
     It must not be differentiated, since a derivative may read more.
     """
     jaxpr = _underived(program.jaxpr)
-    # A leaner loop reads fewer inputs, so equations before it may become dead, and then
-    # the outputs of loops among these.
+    # A loop with fewer outputs reads fewer inputs. So equations before it may be dead,
+    # and then outputs of loops among these.
     while True:
         jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, list(used), instantiate=True)
-        eqns = _leaner(jaxpr)
+        eqns = _with_dead_outputs_removed(jaxpr)
         if all(map(operator.is_, eqns, jaxpr.eqns)):
             return jex.ClosedJaxpr(jaxpr, program.consts)
         jaxpr, used = jaxpr.replace(eqns=eqns), (True,) * len(jaxpr.outvars)
@@ -69,14 +69,14 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
     return [*made, eqn.replace(invars=ins)]
 
 
-def _leaner(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
+def _with_dead_outputs_removed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
     """The equations of a program, in which loops have only outputs that are needed."""
     needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[jex.JaxprEqn]()
     for eqn in reversed(jaxpr.eqns):
         if (formula := formula_of(eqn)) is not None:
-            leaner = formula.leaner(tuple(var in needed for var in eqn.outvars))
-            if leaner is not None:
-                formula, takes, gives = leaner
+            smaller = formula.keep_outputs(tuple(var in needed for var in eqn.outvars))
+            if smaller is not None:
+                formula, takes, gives = smaller
                 ins, outs = pick(eqn.invars, takes), pick(eqn.outvars, gives)
                 eqn = eqn.replace(params={"_prim": formula}, invars=ins, outvars=outs)
         eqns.append(eqn)
