@@ -52,7 +52,7 @@ class HoldsPrograms(HiPrimitive):
         """Which inputs, in flat order, it reads if it is not differentiated."""
         return (True,) * len(self.in_avals_flat)
 
-    def leaner(self, used: Flags) -> "tuple[HoldsPrograms, Flags, Flags] | None":
+    def keep_outputs(self, used: Flags) -> "tuple[HoldsPrograms, Flags, Flags] | None":
         """A smaller one for some of the outputs, which is not differentiated.
 
         Args:

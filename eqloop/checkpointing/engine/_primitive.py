@@ -97,7 +97,7 @@ from ._stored_products import products_to_store, storing_products
 from ._sweep import KnownProducts, Sweep
 from ._walk import Walk
 from .leaves._needed_leaves import leaves_computed, needs_of, without_leaves
-from .leaves._slim_steps import Known, Slim, narrowed
+from .leaves._restricted_steps import Restricted, StoredLeaves, restricted
 from .orders._all_at_once import pull_residuals, store_residuals
 from .reversals._known_products import Products
 
@@ -184,9 +184,9 @@ class PlannedLoop(Formula):
             _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
         except NoWayBackError:
             used = tuple(not is_zero(ct) for ct in self.flat_out(cts))
-            if (leaner := again.leaner(used)) is None:
+            if (smaller := again.keep_outputs(used)) is None:
                 raise
-            return self._pull_by(*leaner, perturbed, inputs, cts)
+            return self._pull_by(*smaller, perturbed, inputs, cts)
         return again.sweep_back(residuals, cts)
 
     def _pull_by(
@@ -198,7 +198,7 @@ class PlannedLoop(Formula):
         inputs: PyTree,
         cts: PyTree,
     ) -> tuple[PyTree, PyTree]:
-        """The same by a smaller formula, for what has no cotangent; see `leaner`."""
+        """The same without what has no cotangent, by `keep_outputs`."""
         take = lambda tree: formula.in_tree.unflatten(pick(self.flat_in(tree), takes))
         given = formula.out_tree.unflatten(pick(self.flat_out(cts), gives))
         pulled, log = formula.pull_logs(take(perturbed), take(inputs), given)
@@ -381,7 +381,7 @@ class PlannedLoop(Formula):
             return super().reached_out(marks, axis_name)
         return [*carry, *ys, *stored.flat]
 
-    def leaner(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
+    def keep_outputs(self, used: Flags) -> tuple[Formula, Flags, Flags] | None:
         problem, saves = self.problem, self.saves
         step, meter = problem.step, problem.loop.meter
         carry, ys, stored = self.out_tree.unflatten(used)
@@ -551,7 +551,7 @@ class Reverse(Formula):
             none = list[Value]([None] * len(given.final))
             last = put(none, given.final, stored.last)
             consts = [*consts, *known.consts(last, init)]
-            step, back = narrowed(step, known), Slim(back, known)
+            step, back = restricted(step, known), Restricted(back, known)
         products = self._known_products(stored.products, known)
         first = pick(init, given.held)
         sweep = Sweep(
@@ -741,7 +741,7 @@ class Reverse(Formula):
         return again(self.problem)
 
     def _known_products(
-        self, rows: Arrays, known: Known | None
+        self, rows: Arrays, known: StoredLeaves | None
     ) -> KnownProducts | None:
         """The stored products of the last steps, with programs that take them.
 
@@ -754,8 +754,8 @@ class Reverse(Formula):
         step = without_outputs(self.products.step)
         back = self.back.with_products(self.products)
         if known is not None:
-            step = narrowed(step, known)
-            back = None if back is None else Slim(back, known)
+            step = restricted(step, known)
+            back = None if back is None else Restricted(back, known)
         first = self.problem.loop.length - self.layout.steps_with_products
         return KnownProducts(rows, first, step, back)
 
@@ -763,9 +763,9 @@ class Reverse(Formula):
         """The active inputs, without the leaves of the carry that `lead` counts."""
         return active._replace(carry=active.carry[self.problem.lead :])
 
-    def _known_of_carry(self, given: Needs) -> Known:
+    def _known_of_carry(self, given: Needs) -> StoredLeaves:
         """Which leaves of each carry are known, given what slots hold."""
-        return Known.of(given, self.again, self.problem.loop_back)
+        return StoredLeaves.of(given, self.again, self.problem.loop_back)
 
     def _derived(
         self,

@@ -17,7 +17,7 @@ from ..engine._problem import (
 )
 from ..engine._step import Step
 from ..engine.leaves._needed_leaves import leaves_read
-from ..engine.leaves._slim_steps import Known, Slim
+from ..engine.leaves._restricted_steps import Restricted, StoredLeaves
 from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
@@ -41,11 +41,11 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
     needs = needs_of_gradient(problem, active, wanted)
     forward = again(settled_problem(problem, active, reverse=True))
-    known = Known.of(needs, forward, problem.loop_back)
+    known = StoredLeaves.of(needs, forward, problem.loop_back)
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
     held_types = tuple(pick(step.carry_types, needs.held))
-    slim = back if all(needs.held) else Slim(back, known)
+    restricted = back if all(needs.held) else Restricted(back, known)
     sizes = dict(
         x=nbytes(step.x_types),
         ct_x=nbytes(pick(step.x_types, active.xs)),
@@ -66,12 +66,12 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         known=_known_bytes(back),
         maps=_map_bytes(back, residuals),
         residuals=residuals,
-        rows=rows_per_step(slim, DeviceSlots()),
+        rows=rows_per_step(restricted, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),
         evaluation=work(step.jaxpr.jaxpr, rate),
         shared=shared_work(step, rate),
         dots=count_dots(step.jaxpr),
-        spared=_spared(slim, rate),
+        spared=_spared(restricted, rate),
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,

@@ -38,7 +38,7 @@ from ..._programs import (
 from ..._types import Index, Value
 from ..engine._loop import zero
 from ..engine._step import Step
-from ..engine.leaves._lean_loops import lean
+from ..engine.leaves._dce import dce
 
 
 @functools.lru_cache(maxsize=128)
@@ -46,17 +46,17 @@ def only_run(step: Step) -> Step:
     """A step of the same meaning that is faster to run; JAX cannot differentiate it.
 
     If a custom derivative is involved, the step is the primal of a derivative
-    (`settled`), in which inner loops fill slots. Nothing reads these here, so `lean`
+    (`settled`), in which inner loops fill slots. Nothing reads these here, so `dce`
     removes them.
     """
-    return with_early_ends(leaned(step))
+    return with_early_ends(dce_step(step))
 
 
 @functools.lru_cache(maxsize=128)
-def leaned(step: Step) -> Step:
+def dce_step(step: Step) -> Step:
     """A step of the same meaning without what is there for derivatives alone."""
     used = (True,) * len(step.jaxpr.out_avals)
-    return step.rewritten(lambda program: lean(program, used))
+    return step.rewritten(lambda program: dce(program, used))
 
 
 @functools.lru_cache(maxsize=128)

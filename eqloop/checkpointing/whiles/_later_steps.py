@@ -15,7 +15,7 @@ from ..._programs import equations
 from ..engine._short_loops import numbers_after, with_known, without_short_loops
 from ..engine._step import Step
 from ..engine._walk import Walk
-from ._early_ends import leaned, with_early_ends
+from ._early_ends import dce_step, with_early_ends
 from ._while_layout import State, first_state, run_until
 
 
@@ -34,11 +34,11 @@ class Steps(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def steps_to_run(step: Step) -> Steps:
     """The steps of a loop; short loops are written out if that decides a branch."""
-    lean = leaned(step)
-    written = without_short_loops(lean)
+    plain = dce_step(step)
+    written = without_short_loops(plain)
     later = _later(written)
-    has_fewer = _count_branches(written) < _count_branches(lean)
-    first = written if has_fewer else with_early_ends(lean)
+    has_fewer = _count_branches(written) < _count_branches(plain)
+    first = written if has_fewer else with_early_ends(plain)
     return Steps(first, first if later is written else later)
 
 

@@ -5,6 +5,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import eqloop as el
@@ -178,3 +179,14 @@ def test_rows_that_are_written_once(changes, stride, start, is_known):
 @hypothesis.given(*of_programs)
 def test_writes_that_are_masked(changes, stride, start):
     check_masked(changes, stride, start)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_written"),
+    [("kept", True), ("row", True), ("in a loop", True), ("at times", False)],
+)
+def test_writes_that_can_be_masked(change, is_written):
+    """Not if a version of the buffer is used twice: XLA would copy it in any case."""
+    types = list(map(jax.typeof, carry_of(0)))
+    step, _ = trace_step(step_of([(change, "at it")], 1), types, [])
+    assert written_leaves(step) == (False, False, is_written, True)

@@ -30,7 +30,7 @@ from .._backward_step import BackwardStep, program_of
 from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
-from ._lean_loops import lean
+from ._dce import dce
 from ._rows_once import rows_once
 
 
@@ -145,14 +145,14 @@ def without_leaves(step: Step, held: Sequence[bool], ys: Sequence[bool] = ()) ->
 
     def narrow(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         outs = (*held, *ys)[: len(program.out_avals)]
-        return taking(lean(program, outs), kept)
+        return taking(dce(program, outs), kept)
 
     inverse = step.inverse and narrow(step.inverse)
     return Step(narrow(step.jaxpr), step.num_consts, sum(held), inverse)
 
 
 def _inputs_read(program: jex.ClosedJaxpr, used: Flags) -> list[bool]:
-    program = lean(program, used)
+    program = dce(program, used)
     return inputs_read(program, [True] * len(program.out_avals))
 
 

@@ -57,7 +57,7 @@ from .._buffers import (
 from .._in_place import writes_rows
 from .._loop import Loop
 from .._step import Step
-from ._lean_loops import lean
+from ._dce import dce
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def counter_strides(step: Step) -> tuple[int | None, ...]:
 
 def _carry_after(step: Step, counters: dict[int, Counter]) -> list[Understood]:
     """What is known of the carry after a step, given which leaves of it count."""
-    program = lean(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
+    program = dce(step.jaxpr, (True,) * len(step.jaxpr.out_avals))
     known = [known_of_leaf(i, aval) for i, aval in enumerate(step.carry_types)]
     inputs = [*[None] * step.num_consts, *known, *[None] * len(step.x_types)]
     starts = {i: c.start for i, c in counters.items() if c.start is not None}

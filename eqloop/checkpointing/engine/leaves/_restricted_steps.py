@@ -29,13 +29,13 @@ from .._layout import Needs
 from .._loop import Loop
 from .._step import Step
 from ..reversals._known_products import Products
-from ._lean_loops import lean
+from ._dce import dce
 from ._needed_leaves import taking, without_leaves
 from ._rows_once import RowsOnce, rows_once
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class StoredLeaves:
     """The leaves of a carry that are known.
 
     Attributes:
@@ -48,7 +48,7 @@ class Known:
     rows: tuple[RowsOnce | None, ...]
 
     @classmethod
-    def of(cls, needs: Needs, step: Step, loop: Loop) -> "Known":
+    def of(cls, needs: Needs, step: Step, loop: Loop) -> "StoredLeaves":
         """The leaves that are known to a sweep that is given some leaves."""
         leaves = zip(rows_once(step, loop), needs.held, needs.final, strict=True)
         rows = tuple(row if f and not h else None for row, h, f in leaves)
@@ -101,61 +101,61 @@ class Known:
 
 
 @functools.lru_cache(maxsize=256)
-def narrowed(step: Step, known: Known) -> Step:
+def restricted(step: Step, leaves: StoredLeaves) -> Step:
     """A step without outputs, cut down to the leaves that slots hold."""
-    if not known.more:
-        return without_leaves(step, known.held)
+    if not leaves.more:
+        return without_leaves(step, leaves.held)
     # An inverse is not cut down: `rows_once` recognises no buffers in a step with one.
     types = step.const_types, step.carry_types, step.x_types
-    narrow = _of_held(lean(step.jaxpr, known.held), types, known)
-    return Step(narrow, step.num_consts + known.more, sum(known.held))
+    narrow = _of_held(dce(step.jaxpr, leaves.held), types, leaves)
+    return Step(narrow, step.num_consts + leaves.more, sum(leaves.held))
 
 
 def _of_held(
     program: jex.ClosedJaxpr,
     types: tuple[list[Aval], list[Aval], list[Aval]],
-    known: Known,
+    leaves: StoredLeaves,
 ) -> jex.ClosedJaxpr:
     """A program of a step, cut down to the leaves that slots hold.
 
     Args:
         program: From consts, carry and `x`. It reads no leaf that is not known.
         types: The types of consts, carry and `x`.
-        known: The leaves of a carry that are known.
+        leaves: The leaves of a carry that are known.
 
     Returns:
         A program from the consts, those that leaves are made from, the leaves that
         slots hold, and `x`.
     """
     consts, carry, x = types
-    more = known.consts(carry, carry)
+    more = leaves.consts(carry, carry)
 
     def of_all(*flat: Value) -> list[Value]:
         consts, more, carry, x = split(flat, *counts)
-        return run(program, *consts, *known.whole(carry, more), *x)
+        return run(program, *consts, *leaves.whole(carry, more), *x)
 
     counts = len(consts), len(more), len(carry)
     program_of_all = traced(of_all, [*consts, *more, *carry, *x])
-    kept = [*[True] * (counts[0] + counts[1]), *known.held, *[True] * len(x)]
+    kept = [*[True] * (counts[0] + counts[1]), *leaves.held, *[True] * len(x)]
     outs = (True,) * len(program_of_all.out_avals)
-    return taking(lean(program_of_all, outs), kept)
+    return taking(dce(program_of_all, outs), kept)
 
 
 @dataclasses.dataclass(frozen=True)
-class Slim(Around):
+class Restricted(Around):
     """A backward step, cut down to the leaves of a carry that slots hold.
 
     Attributes:
-        known: The leaves of a carry that are known. `inner` reads no others.
+        leaves: The leaves of a carry that are known. `inner` reads no others.
     """
 
-    known: Known
+    leaves: StoredLeaves
 
     @property
     def types(self) -> tuple[list[Aval], list[Aval], list[Aval]]:
         consts, carry, x = self.inner.types
-        more = self.known.consts(carry, carry)
-        return [*consts, *more], pick(carry, self.known.held), x
+        more = self.leaves.consts(carry, carry)
+        return [*consts, *more], pick(carry, self.leaves.held), x
 
     @property
     def takes_blocks(self) -> bool:
@@ -170,7 +170,7 @@ class Slim(Around):
         products = self.inner.products
         if products is None:
             return None
-        narrow = _of_held(products.program, self.inner.types, self.known)
+        narrow = _of_held(products.program, self.inner.types, self.leaves)
         return dataclasses.replace(products, program=narrow)
 
     def with_products(self, products: Products) -> BackwardStep | None:
@@ -179,21 +179,21 @@ class Slim(Around):
 
     @property
     def beside_next(self) -> NextCarry | None:
-        found, held = self.inner.beside_next, self.known.held
+        found, held = self.inner.beside_next, self.leaves.held
         if found is None or not all(held[leaf] for leaf in found.leaves):
             return None
         leaves = tuple(sum(held[:leaf]) for leaf in found.leaves)
         return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        whole, types = self.known.whole, self.inner.types[1]
+        whole, types = self.leaves.whole, self.inner.types[1]
         return self._without_others(self.inner, whole, types, loop, inputs, ends)
 
     def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
-        whole = self.known.whole
+        whole = self.leaves.whole
         # The carries of the steps are stacked, the consts are shared. Without leaves to
         # make, `whole` only puts leaves in their places.
-        if self.known.more:
+        if self.leaves.more:
             whole = jax.vmap(whole, in_axes=(0, None))
         types = [stack_type(aval, loop.length) for aval in self.inner.types[1]]
         return self._without_others(self.inner.joined, whole, types, loop, inputs, ends)
@@ -217,7 +217,7 @@ class Slim(Around):
             inputs: The inputs of the reversal, cut down to the leaves in slots.
             ends: The other inputs of the reversal.
         """
-        held, (consts, carry, xs) = self.known.held, inputs
+        held, (consts, carry, xs) = self.leaves.held, inputs
         # A type is enough to trace with in place of a leaf that is not known. No
         # equation that is left reads it, or `taking` would fail.
         carry = put(carry_types, held, carry)
@@ -229,10 +229,10 @@ class Slim(Around):
 
         def run(*flat: Value) -> Taken:
             consts, carry, xs, ends = tree.unflatten(flat)
-            consts, more = split(consts, len(consts) - self.known.more)
+            consts, more = split(consts, len(consts) - self.leaves.more)
             return take(loop, (consts, whole(carry, more), xs), ends)
 
         traced, out = jax.make_jaxpr(run, return_shape=True)(*flat)
-        program = taking(lean(traced, (True,) * len(traced.out_avals)), marks)
+        program = taking(dce(traced, (True,) * len(traced.out_avals)), marks)
         outs = jax.core.eval_jaxpr(program.jaxpr, program.consts, *pick(flat, marks))
         return jax.tree.unflatten(jax.tree.structure(out), outs)

@@ -18,17 +18,19 @@ from ...._programs import formula_of, pruned, renamed, with_equations, with_part
 
 
 @functools.lru_cache(maxsize=512)
-def lean(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
+def dce(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
     """A program with the same inputs, and with only those outputs that are used.
 
     It must not be differentiated, since a derivative may read more.
     """
     program = pruned(_underived(program), used)
-    # A leaner loop reads fewer inputs, so equations before it may become dead, and then
-    # the outputs of loops among these.
-    while (leaner := with_equations(program, _leaner(program.jaxpr))) is not program:
-        program = pruned(leaner)
-    return program
+    # A loop with fewer outputs reads fewer inputs. So equations before it may be dead,
+    # and then outputs of loops among these.
+    while True:
+        eqns = _with_dead_outputs_removed(program.jaxpr)
+        if (fewer := with_equations(program, eqns)) is program:
+            return program
+        program = pruned(fewer)
 
 
 def _underived(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -65,14 +67,14 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
     return [*made, eqn.replace(invars=ins)]
 
 
-def _leaner(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
+def _with_dead_outputs_removed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
     """The equations of a program, in which loops have only outputs that are needed."""
     needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[jex.JaxprEqn]()
     for eqn in reversed(jaxpr.eqns):
         if (formula := formula_of(eqn)) is not None:
-            leaner = formula.leaner(tuple(var in needed for var in eqn.outvars))
-            if leaner is not None:
-                formula, takes, gives = leaner
+            smaller = formula.keep_outputs(tuple(var in needed for var in eqn.outvars))
+            if smaller is not None:
+                formula, takes, gives = smaller
                 ins, outs = pick(eqn.invars, takes), pick(eqn.outvars, gives)
                 eqn = eqn.replace(params={"_prim": formula}, invars=ins, outvars=outs)
         eqns.append(eqn)
