@@ -74,7 +74,7 @@ def test_branches_are_found(code: str):
 # What JAX makes jaxprs and primitives of, and the files that know it.
 MAKINGS = {
     "dce_jaxpr": {"_jaxprs.py"},
-    "debug_info": {"_jaxprs.py", "_compat.py", "_masked_writes.py"},
+    "debug_info": {"_jaxprs.py", "_compat.py"},
     "DebugInfo": {"_jaxprs.py"},
     "jex.Jaxpr()": {"_jaxprs.py"},
     "jex.Var()": {"_jaxprs.py"},

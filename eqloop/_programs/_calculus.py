@@ -38,7 +38,7 @@ from .._arrays import (
 )
 from .._compat import close, form_of, is_through
 from .._types import AnyJaxpr, Aval, BatchAxis, PyTree, Value
-from ._equations import equations, formula_of, programs_in
+from ._equations import aval_of, equations, formula_of, programs_in
 from ._jaxprs import program_from, without_dead_code
 
 Groups: TypeAlias = tuple[Flags, ...]
@@ -87,7 +87,7 @@ def value_of(literal: jex.Literal) -> Value:
     if not isinstance(number, bool | int | float | complex):
         return number
     # A Python number has no dtype, and would promote like a weak type.
-    return np.asarray(number, getattr(literal.aval, "dtype", None))
+    return np.asarray(number, aval_of(literal).dtype)
 
 
 def evaluated(eqn: jex.JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
