@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 from typing import NoReturn, TypeGuard, final
 
@@ -20,11 +21,10 @@ from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
-from .planning._memory import peak_bytes
+from .planning._memory import device_bytes, peak_bytes
 from .planning._paces import Paces, paces
 from .planning._two_places import (
     SecondPlace,
-    device_bytes,
     fastest_in_two_places,
     smallest_in_two_places,
 )
@@ -178,13 +178,14 @@ class Budget(AbstractSchedule):
         # With a second place, plans count that do not fit into the first one alone.
         within = self.nbytes if self._second is None else None
         times = paces(problem, active, self.measure, within)
-        candidates = [best(problem, active, self.nbytes, times)]
+        found = best(problem, active, self.nbytes, times)
         if self._second is not None:
+            limit = times.duration(found) if found else math.inf
             places = self.nbytes, self._second
-            candidates += [fastest_in_two_places(problem, active, *places, times.base)]
-        layouts = [layout for layout in candidates if layout is not None]
-        if layouts:
-            return min(layouts, key=times.duration)
+            in_both = fastest_in_two_places(problem, active, *places, times, limit)
+            found = in_both or found
+        if found is not None:
+            return found
         of_all = self._layout_for_all(problem, within)
         if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
             return of_all
@@ -205,8 +206,7 @@ class Budget(AbstractSchedule):
         """Raises an error that says which budget would be enough, for which plan."""
         candidates = [smallest(problem, active, times)]
         if self._second is not None:
-            second = self._second
-            candidates += [smallest_in_two_places(problem, active, second, times.base)]
+            candidates += [smallest_in_two_places(problem, self._second, times)]
         layouts = [layout for layout in candidates if layout is not None]
         takes = functools.partial(device_bytes, problem, active)
         smaller = min(layouts, key=takes)
