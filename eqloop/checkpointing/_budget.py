@@ -61,8 +61,11 @@ class Budget(AbstractSchedule):
     [`measurements`][eqloop.measurements] keeps the measured times in a file.
 
     There can be a second place for carries: the memory of the host, or files. Then the
-    search includes plans that store carries in both, where they save the most time. How
-    long it takes to move a carry is measured, too. On a CPU, device and host share one
+    search includes plans whose forward pass stores its carries there. Those that are
+    stored while steps are run again stay on the device, or go there as well, as under
+    [`Binomial`][eqloop.Binomial]. How long it takes to move a carry is measured, and
+    decides; as with [`Offload`][eqloop.Offload], the time of a plan does not include
+    it. On a CPU, device and host share one
     memory: each limit holds for its own place, and the plan's `peak_bytes` counts both.
     Files are written as with [`Spill`][eqloop.Spill]: in the backward pass, which runs
     the loop once more to write them. They have no names.
@@ -107,10 +110,11 @@ class Budget(AbstractSchedule):
     References:
         Storing residuals in the place of carries follows J. R. Maddison, *Step-based
         checkpointing with high-level algorithmic differentiation*,
-        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Two places follow
-        J. Herrmann and G. Pallez, *H-Revolve: a framework for adjoint computation on
-        synchronous hierarchical platforms*,
-        [ACM TOMS 46(2), 2020](https://doi.org/10.1145/3378672).
+        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Equal parts of a loop,
+        each reached from a carry in the second place, follow G. Aupy and J. Herrmann,
+        *Periodicity in optimal hierarchical checkpointing schemes for adjoint
+        computations*,
+        [OMS 32(3), 2017](https://doi.org/10.1080/10556788.2016.1230612).
     """
 
     nbytes: int

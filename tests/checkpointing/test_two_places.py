@@ -155,7 +155,7 @@ def counted(schedule, length=23):
 
 @pytest.mark.parametrize(
     "schedule",
-    [Leaves(3, 2), slow(Leaves(4, 1)), slow(Leaves(2, 3)), slow(Leaves(6, 2, 2))],
+    [Leaves(3, 2), slow(Leaves(4, 1)), slow(Leaves(2, 3)), slow(Leaves(6, 2))],
     ids=repr,
 )
 def test_evaluations_are_those_of_the_plan(schedule):
@@ -271,7 +271,7 @@ def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
     plan = lambda nbytes: el.Scan(
         f, schedule=el.Budget(nbytes, host="1MiB", measure=False)
     ).plan(init, xs)
-    with pytest.raises(ValueError, match="elsewhere .* on the host") as error:
+    with pytest.raises(ValueError, match=" on the host") as error:
         plan(64)
     least = int(str(error.value).split("which is ")[1].split()[0])
     assert on_device_peak(plan(least)) <= least
@@ -292,22 +292,23 @@ def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
 def test_what_is_chosen(near, far, move, expected, monkeypatch):
     """By the pace and the bytes that are counted, without compiling anything."""
     monkeypatch.setattr(_two_places, "move_time", lambda *_: move * times.base.advance)
-    first = lambda every, *_: every[0][1]
+    first = lambda every, *_: every[0][1] if every else None
     monkeypatch.setattr(_two_places, "fastest_of", first)
     problem, active, times = planned()
     held = times.base.cost.held
     second = _two_places.SecondPlace(HostSlots(), (far + 1) * held)
     find = _two_places.fastest_in_two_places.__wrapped__
-    layout = find(problem, active, (near + 1) * (held + 8), second, times)
+    room = (near + 1) * (held + 8)
+    layout = find(problem, active, room, second, times)
     assert isinstance(layout.order, expected)
     assert layout.is_elsewhere
     assert layout.bytes_elsewhere(times.base.cost) <= second.nbytes
     # It is used only if it is faster than what one place has.
-    assert find(problem, active, 0, second, times, limit=0.0) is None
+    assert find(problem, active, room, second, times, limit=0.0) is None
 
 
 def planned():
-    """A loop of 400 steps, what of it is differentiated, and an estimate of its pace."""
+    """A loop of 400 steps, what of it is differentiated, and its estimated pace."""
     seen = []
 
     @dataclasses.dataclass(frozen=True)
@@ -326,10 +327,10 @@ def planned():
 )
 def test_moves_of_far_slots_are_about_as_many_as_estimated(settings, monkeypatch):
     moves = []
-    for name in ("read", "write"):
-        move = getattr(SpillFiles, name)
+    for which in ("read", "write"):
+        move = getattr(SpillFiles, which)
         counting = lambda *args, move=move: (moves.append(1), move(*args))[1]
-        monkeypatch.setattr(SpillFiles, name, counting)
+        monkeypatch.setattr(SpillFiles, which, counting)
     order = Revolved(*settings)
     pinned = Pinned(el.Layout(order, FileSlots(".", SpillFiles("."))))
     run = lambda h: el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=pinned)(

@@ -79,9 +79,8 @@ def fastest_in_two_places(
         # What is counted on the device is the least that it takes there.
         if counted_bytes(layout, pace.cost) <= nbytes
     )
-    every = sorted(
-        (item for item in timed if item[0] < limit), key=lambda item: item[0]
-    )
+    faster = (item for item in timed if item[0] < limit)
+    every = sorted(faster, key=lambda item: item[0])
     found = fastest_of(every, problem, active, nbytes, times)
     if found is None and limit == math.inf:
         # The compiler may share memory that was counted twice, so this may fit after
@@ -157,9 +156,9 @@ def _primal_slots(order: AbstractOrder) -> int:
     # Without the list of where they are, which takes long for many layouts.
     if isinstance(order, Nested):
         return sum(outermost for outermost, *_ in order.levels)
-    return (
-        order.slots if isinstance(order, Revolved) else len(order.by_carries().starts)
-    )
+    if isinstance(order, Revolved):
+        return order.slots
+    return len(order.by_carries().starts)
 
 
 def _moves(order: AbstractOrder) -> float:
@@ -169,8 +168,9 @@ def _moves(order: AbstractOrder) -> float:
         # Each is written once, and read once to run its segment again.
         return 2 * stored
     # The carry of each block is written on the way to a run of consecutive blocks, and
-    # read when the block is reversed. The way starts at a carry that is read, too. There
-    # are about as many runs as in `Revolved.reversed_in`. With very few slots, carries
-    # are also written that are not kept, but then it takes more to run steps again.
+    # read when the block is reversed. The way starts at a carry that is read, too.
+    # There are about as many runs as in `Revolved.reversed_in`. With very few slots,
+    # carries that are not kept are also written, but then most of the time goes into
+    # running steps again.
     blocks = order.blocks.count
     return 2 * blocks + max(stored, blocks / (stored / 2 + 1))
