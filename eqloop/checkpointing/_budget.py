@@ -65,10 +65,10 @@ class Budget(AbstractSchedule):
     stored while steps are run again stay on the device, or go there as well, as under
     [`Binomial`][eqloop.Binomial]. How long it takes to move a carry is measured, and
     decides; as with [`Offload`][eqloop.Offload], the time of a plan does not include
-    it. On a CPU, device and host share one
-    memory: each limit holds for its own place, and the plan's `peak_bytes` counts both.
-    Files are written as with [`Spill`][eqloop.Spill]: in the backward pass, which runs
-    the loop once more to write them. They have no names.
+    it. On a CPU, device and host share one memory: each limit holds for its own place,
+    and the plan's `peak_bytes` counts both. Files are written as with
+    [`Spill`][eqloop.Spill]: in the backward pass, which runs the loop once more to
+    write them. They have no names.
 
     With `policy="auto"` on the loop, the budget also chooses which values are kept of a
     step whose residuals are stored, among the values that have a
