@@ -30,7 +30,7 @@ from ._search import blocks_to_try, layouts, revolved, sizes
 
 # Numbers of leaves, and of slots in each, are coarser than in one place: there are all
 # pairs of them.
-_RATIO = 1.25
+_COARSE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +128,9 @@ def _layouts(
         if order.stores_residuals or (stops and order.abreast > 1):
             continue
         if _primal_slots(order) <= far:
-            yield dataclasses.replace(layout, slots=slots), _moves(order)
+            yield dataclasses.replace(layout, slots=slots), _count_moves(order)
     for order in _equal_leaves(length, far):
-        moves = _moves(order)
+        moves = _count_moves(order)
         yield Layout(order, slots), moves
         if joins and order.block > 1:
             yield Layout(order, slots, Together(order.block)), moves
@@ -141,12 +141,12 @@ def _equal_leaves(length: int, far: int) -> Iterator[Segmented]:
 
     The first leaf is shorter if there are steps left over.
     """
-    counts = sizes(min(far, length), _RATIO)
+    counts = sizes(min(far, length), _COARSE)
     leaves = dict.fromkeys(-(-length // count) for count in counts)
     for each in leaves:
         count, over = divmod(length, each)
         for block in blocks_to_try(each):
-            for leaf in revolved(each, block, _RATIO):
+            for leaf in revolved(each, block, _COARSE):
                 first = Revolved(over, leaf.slots, min(block, over))
                 yield Segmented((*([(1, first)] if over else []), (count, leaf)))
 
@@ -161,7 +161,7 @@ def _primal_slots(order: AbstractOrder) -> int:
     return len(order.by_carries().starts)
 
 
-def _moves(order: AbstractOrder) -> float:
+def _count_moves(order: AbstractOrder) -> float:
     """About how many carries are written to slots of the primal, or read from them."""
     stored = _primal_slots(order)
     if not isinstance(order, Revolved):
