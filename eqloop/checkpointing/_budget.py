@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import os
 from typing import NoReturn, TypeGuard, final
 
@@ -20,11 +21,10 @@ from .engine.slots._host_slots import HostSlots
 from .engine.slots._spill_files import SpillFiles
 from .planning._alike import alike
 from .planning._choice import best, smallest
-from .planning._memory import peak_bytes
+from .planning._memory import device_bytes, peak_bytes
 from .planning._paces import Paces, paces
 from .planning._two_places import (
     SecondPlace,
-    device_bytes,
     fastest_in_two_places,
     smallest_in_two_places,
 )
@@ -61,11 +61,14 @@ class Budget(AbstractSchedule):
     [`measurements`][eqloop.measurements] keeps the measured times in a file.
 
     There can be a second place for carries: the memory of the host, or files. Then the
-    search includes plans that store carries in both, where they save the most time. How
-    long it takes to move a carry is measured, too. On a CPU, device and host share one
-    memory: each limit holds for its own place, and the plan's `peak_bytes` counts both.
-    Files are written as with [`Spill`][eqloop.Spill]: in the backward pass, which runs
-    the loop once more to write them. They have no names.
+    search includes plans whose forward pass stores its carries there. Those that are
+    stored while steps are run again stay on the device, or go there as well, as under
+    [`Binomial`][eqloop.Binomial]. How long it takes to move a carry is measured, and
+    decides; as with [`Offload`][eqloop.Offload], the time of a plan does not include
+    it. On a CPU, device and host share one memory: each limit holds for its own place,
+    and the plan's `peak_bytes` counts both. Files are written as with
+    [`Spill`][eqloop.Spill]: in the backward pass, which runs the loop once more to
+    write them. They have no names.
 
     With `policy="auto"` on the loop, the budget also chooses which values are kept of a
     step whose residuals are stored, among the values that have a
@@ -107,10 +110,11 @@ class Budget(AbstractSchedule):
     References:
         Storing residuals in the place of carries follows J. R. Maddison, *Step-based
         checkpointing with high-level algorithmic differentiation*,
-        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Two places follow
-        J. Herrmann and G. Pallez, *H-Revolve: a framework for adjoint computation on
-        synchronous hierarchical platforms*,
-        [ACM TOMS 46(2), 2020](https://doi.org/10.1145/3378672).
+        [arXiv:2305.09568](https://arxiv.org/abs/2305.09568). Equal parts of a loop,
+        each reached from a carry in the second place, follow G. Aupy and J. Herrmann,
+        *Periodicity in optimal hierarchical checkpointing schemes for adjoint
+        computations*,
+        [OMS 32(3), 2017](https://doi.org/10.1080/10556788.2016.1230612).
     """
 
     nbytes: int
@@ -178,13 +182,14 @@ class Budget(AbstractSchedule):
         # With a second place, plans count that do not fit into the first one alone.
         within = self.nbytes if self._second is None else None
         times = paces(problem, active, self.measure, within)
-        candidates = [best(problem, active, self.nbytes, times)]
+        found = best(problem, active, self.nbytes, times)
         if self._second is not None:
+            limit = times.duration(found) if found else math.inf
             places = self.nbytes, self._second
-            candidates += [fastest_in_two_places(problem, active, *places, times.base)]
-        layouts = [layout for layout in candidates if layout is not None]
-        if layouts:
-            return min(layouts, key=times.duration)
+            in_both = fastest_in_two_places(problem, active, *places, times, limit)
+            found = in_both or found
+        if found is not None:
+            return found
         of_all = self._layout_for_all(problem, within)
         if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
             return of_all
@@ -205,8 +210,7 @@ class Budget(AbstractSchedule):
         """Raises an error that says which budget would be enough, for which plan."""
         candidates = [smallest(problem, active, times)]
         if self._second is not None:
-            second = self._second
-            candidates += [smallest_in_two_places(problem, active, second, times.base)]
+            candidates += [smallest_in_two_places(problem, self._second, times)]
         layouts = [layout for layout in candidates if layout is not None]
         takes = functools.partial(device_bytes, problem, active)
         smaller = min(layouts, key=takes)

@@ -9,10 +9,10 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import _plan
-from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
 from eqloop.checkpointing.engine.orders._levels import nests
 from eqloop.checkpointing.engine.orders._nested import Nested
 from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.orders._segmented import Segmented
 
 from ..compiling import temp_bytes
 from ..marks import slow
@@ -231,7 +231,7 @@ def test_pictures():
 
 @pytest.mark.parametrize(
     "order",
-    [Revolved(40, 4), Nested(nests(40, 3)), Hierarchical(40, 2, 3, 1.0)],
+    [Revolved(40, 4), Nested(nests(40, 3)), Segmented(((4, Revolved(10, 3)),))],
     ids=repr,
 )
 def test_a_picture_of_carries_elsewhere(order, tmp_path):

@@ -11,12 +11,16 @@ import pytest
 
 import eqloop as el
 from eqloop.checkpointing import _budget
-from eqloop.checkpointing.engine.orders._hierarchical import Hierarchical
+from eqloop.checkpointing._schedules import Pinned
+from eqloop.checkpointing.engine.orders._nested import Nested
+from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.engine.orders._segmented import Segmented
 from eqloop.checkpointing.engine.slots._file_slots import FileSlots
 from eqloop.checkpointing.engine.slots._host_slots import HostSlots
 from eqloop.checkpointing.engine.slots._slots import DeviceSlots
 from eqloop.checkpointing.engine.slots._spill_files import SpillFiles
-from eqloop.checkpointing.planning._two_places import _PlaceSearch
+from eqloop.checkpointing.planning import _two_places
+from eqloop.checkpointing.planning._paces import paces
 
 from .. import derivatives
 from ..compiling import temp_bytes
@@ -29,27 +33,37 @@ pytestmark = pytest.mark.sampled
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoPlaces(el.AbstractSchedule):
-    """The order of a budget of two places, for loops that are too small for one."""
+class Leaves(el.AbstractSchedule):
+    """Equal leaves, as a budget of two places chooses them for larger loops.
 
-    near: int
+    Attributes:
+        far: How many leaves there are, at most.
+        near: How many slots there are for each, on the device.
+        block: How many steps the blocks of a leaf have.
+        slots: Where the carries at the starts of leaves are.
+    """
+
     far: int
-    move: float
+    near: int
     block: int = 1
     slots: str = "host"
 
     def layout(self, loop):
         files = FileSlots(".", SpillFiles("."))
         slots = dict(host=HostSlots(), files=files, device=DeviceSlots())
-        size = (self.near, self.far, self.move, min(self.block, loop.length))
-        return el.Layout(Hierarchical(loop.length, *size), slots[self.slots])
+        each = -(-loop.length // self.far)
+        count, over = divmod(loop.length, each)
+        parts = [(1, over)] * (over > 0) + [(count, each)]
+        of = lambda length: Revolved(length, self.near, min(self.block, length))
+        order = Segmented(tuple((count, of(length)) for count, length in parts))
+        return el.Layout(order, slots[self.slots])
 
 
 SCHEDULES = (
-    TwoPlaces(2, 2, 0.1),
-    TwoPlaces(1, 9, 0.4, slots="files"),
-    TwoPlaces(2, 1, 2.0, block=2),
-    TwoPlaces(1, 2, 0.0, block=3, slots="device"),
+    Leaves(2, 2),
+    Leaves(9, 1, slots="files"),
+    Leaves(3, 2, block=2),
+    Leaves(2, 1, block=3, slots="device"),
 )
 # In JAX 0.10 there are loops that it cannot transpose with slots on the host.
 ON_DEVICE = [dataclasses.replace(one, slots="device") for one in SCHEDULES[:3]]
@@ -88,12 +102,12 @@ def test_with_64_bits():
 )
 @pytest.mark.parametrize(
     "settings",
-    [slow((1, 1, 0.0)), slow((3, 2, 0.5)), slow((2, 3, 4.0, 4)), (3, 3, 0.1, 3)],
+    [slow((1, 1)), slow((2, 3)), slow((3, 2, 4)), (3, 3, 3)],
     ids=str,
 )
 def test_gradients_agree(length, settings):
     args = recurrent(length, width=4)
-    both = (jax.jit(gradient(s))(*args) for s in (TwoPlaces(*settings), None))
+    both = (jax.jit(gradient(s))(*args) for s in (Leaves(*settings), None))
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -140,7 +154,7 @@ def counted(schedule, length=23):
 
 @pytest.mark.parametrize(
     "schedule",
-    [TwoPlaces(2, 3, 0.3), slow(TwoPlaces(1, 4, 0.0)), slow(TwoPlaces(3, 2, 1.0))],
+    [Leaves(3, 2), slow(Leaves(4, 1)), slow(Leaves(2, 3)), slow(Leaves(6, 2))],
     ids=repr,
 )
 def test_evaluations_are_those_of_the_plan(schedule):
@@ -198,9 +212,8 @@ def test_a_budget_holds_in_both_places(budget):
 def test_the_plan_says_what_is_where():
     plan = el.Scan(ARGS[0], schedule=BUDGETS[0]).plan(*ARGS[1:])
     far = len(plan._layout.order.starts)
-    near = plan.slots - far
     text = str(plan)
-    assert f"{near} on the device and {far} elsewhere, 16 KiB each" in text
+    assert f"{plan.slots}, 16 KiB each" in text
     assert plan.bytes_elsewhere == (far + 1) * 2**14
     assert f"elsewhere          {16 * (far + 1)} KiB on the host" in text
 
@@ -250,17 +263,81 @@ def test_too_small_a_budget_is_told_the_least():
 def test_the_least_does_if_less_is_taken_than_was_counted(monkeypatch):
     for of_one_place in ("best", "smallest"):
         monkeypatch.setattr(_budget, of_one_place, lambda *_: None)
-    counted = _PlaceSearch.counted
-    more = lambda search, option: counted(search, option) + 2**20
-    monkeypatch.setattr(_PlaceSearch, "counted", more)
+    counted = _two_places.counted_bytes
+    more = lambda layout, cost: counted(layout, cost) + 2**20
+    monkeypatch.setattr(_two_places, "counted_bytes", more)
     f, init, xs = recurrent(20, width=16)
     plan = lambda nbytes: el.Scan(
         f, schedule=el.Budget(nbytes, host="1MiB", measure=False)
     ).plan(init, xs)
-    with pytest.raises(ValueError, match="1 on the device and") as error:
+    with pytest.raises(ValueError, match=" on the host") as error:
         plan(64)
     least = int(str(error.value).split("which is ")[1].split()[0])
     assert on_device_peak(plan(least)) <= least
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "move", "expected"),
+    [
+        # Few far slots and dear moves: leaves that are reversed on the device.
+        (12, 4, 8.0, Segmented),
+        # Cheap moves: all slots far.
+        (2, 40, 0.01, Revolved),
+        # There is room for each carry: they are read once.
+        (2, 1000, 0.01, Nested),
+    ],
+    ids=str,
+)
+def test_what_is_chosen(near, far, move, expected, monkeypatch):
+    """By the pace and the bytes that are counted, without compiling anything."""
+    monkeypatch.setattr(_two_places, "move_time", lambda *_: move * times.base.advance)
+    first = lambda every, *_: every[0][1] if every else None
+    monkeypatch.setattr(_two_places, "fastest_of", first)
+    problem, active, times = planned()
+    held = times.base.cost.held
+    second = _two_places.SecondPlace(HostSlots(), (far + 1) * held)
+    find = _two_places.fastest_in_two_places.__wrapped__
+    room = (near + 1) * (held + 8)
+    layout = find(problem, active, room, second, times)
+    assert isinstance(layout.order, expected)
+    assert layout.is_elsewhere
+    assert layout.bytes_elsewhere(times.base.cost) <= second.nbytes
+    # It is used only if it is faster than what one place has.
+    assert find(problem, active, room, second, times, limit=0.0) is None
+
+
+def planned():
+    """A loop of 400 steps, what of it is differentiated, and its estimated pace."""
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Seen(el.AbstractSchedule):
+        def layout(self, loop):
+            seen.append((loop._problem, loop._active))
+            return el.Layout(Revolved(loop.length, 2))
+
+    f, init, xs = heavy(length=400)
+    el.Scan(f, schedule=Seen()).plan(init, xs)
+    return *seen[0], paces(*seen[0], measure=False)
+
+
+@pytest.mark.parametrize(
+    "settings", [(60, 19), (60, 60), (61, 10, 4), (400, 40, 8)], ids=str
+)
+def test_moves_of_far_slots_are_about_as_many_as_estimated(settings, monkeypatch):
+    moves = []
+    for which in ("read", "write"):
+        move = getattr(SpillFiles, which)
+        counting = lambda *args, move=move: (moves.append(1), move(*args))[1]
+        monkeypatch.setattr(SpillFiles, which, counting)
+    order = Revolved(*settings)
+    pinned = Pinned(el.Layout(order, FileSlots(".", SpillFiles("."))))
+    run = lambda h: el.Scan(lambda h, x: (jnp.sin(h) + x, None), schedule=pinned)(
+        h, jnp.zeros(order.length)
+    )
+    jax.block_until_ready(jax.jit(jax.grad(lambda h: run(h)[0]))(0.1))
+    jax.effects_barrier()
+    assert 0.85 < _two_places._count_moves(order) / len(moves) < 1.15
 
 
 def on_device_peak(plan):

@@ -10,7 +10,7 @@ from ..engine._layout import Layout
 from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._measured_pace import is_quick, largeness
-from ._memory import peak_bytes
+from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
 from ._paces import Paces, pace_for, pace_keeping
 from ._run_off import run_time
@@ -105,9 +105,33 @@ def fastest(
     problem: Problem, active: Active, nbytes: int, times: Paces
 ) -> Layout | None:
     """The layout that takes the least time within so many bytes, if there is any."""
+    found = fastest_of(_by_duration(problem, times), problem, active, nbytes, times)
+    if found is None:
+        least = smallest(problem, active, times)
+        fits = peak_bytes(problem, active, least, nbytes) <= nbytes
+        return least if fits else None
+    return found
+
+
+def fastest_of(
+    every: Sequence[tuple[float, Layout]],
+    problem: Problem,
+    active: Active,
+    nbytes: int,
+    times: Paces,
+) -> Layout | None:
+    """The fastest of some layouts that take so many bytes on the device, if any does.
+
+    Args:
+        every: The layouts, in the order of the times that they take.
+        problem: The loop.
+        active: Which of its inputs are differentiated.
+        nbytes: How many bytes its gradient may take.
+        times: How long the pieces of the gradient take.
+    """
     guess = Guess(times)
     found: Layout | None = None
-    left, limit = _by_duration(problem, times), math.inf
+    left, limit = every, math.inf
     worthwhile = _worthwhile(problem, times)
     for turn in range(_MOST_TRIALS):
         promising = [(time, layout) for time, layout in left if time < limit]
@@ -127,13 +151,10 @@ def fastest(
             layout = min(others, key=guess, default=None)
         if layout is None:
             break
+        time = next(time for time, one in left if one is layout)
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
-            found, limit = layout, worthwhile * times.duration(layout)
-    if found is None:
-        least = smallest(problem, active, times)
-        fits = peak_bytes(problem, active, least, nbytes) <= nbytes
-        return least if fits else None
+            found, limit = layout, worthwhile * time
     return found
 
 
@@ -221,7 +242,7 @@ def _bytes_learned(
     within: int | None = None,
 ) -> int:
     """The bytes that a layout takes, from which others are guessed better."""
-    size = peak_bytes(problem, active, layout, within)
+    size = device_bytes(problem, active, layout, within)
     guess.learn(layout, size)
     return size
 

@@ -75,6 +75,18 @@ def peak_bytes(
     return min(alone + max(in_loss - measured, 0) + little, expected)
 
 
+def device_bytes(
+    problem: Problem, active: Active, layout: Layout, within: int | None = None
+) -> int:
+    """The same for the device alone: on a CPU without the slots on its host."""
+    if not (layout.is_elsewhere and layout.slots.take_device_memory):
+        return peak_bytes(problem, active, layout, within)
+    size = peak_bytes(problem, active, layout)
+    elsewhere = layout.bytes_elsewhere(layout.stored_cost(step_cost(problem, active)))
+    # A little was added to all that was measured, and so to these.
+    return size - elsewhere - elsewhere // 200
+
+
 def loop_bytes(
     problem: Problem,
     active: Active,

@@ -54,7 +54,7 @@ class Guess:
 
     def counted(self, layout: Layout) -> int:
         """The bytes of what a layout stores, which is not all that it takes."""
-        return layout.stored_bytes(self._cost(layout))
+        return counted_bytes(layout, self._cost(layout))
 
     def learn(self, layout: Layout, measured: int) -> None:
         """Takes note of what was measured."""
@@ -79,6 +79,11 @@ class Guess:
     def _of_blocks(self, layout: Layout) -> int:
         """The bytes that are counted for the reversal of blocks."""
         return layout.order.bytes_of_blocks(self._cost(layout), layout.reversal)
+
+
+def counted_bytes(layout: Layout, cost: StepCost) -> int:
+    """The bytes of what a layout stores on the device, even if that is its host."""
+    return layout.order.stored_bytes(cost, layout.reversal, not layout.is_elsewhere)
 
 
 def working_set(cost: StepCost) -> int:

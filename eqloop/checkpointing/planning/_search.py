@@ -16,6 +16,9 @@ from ..engine.reversals._together import Together
 # loop of a million steps would take 10**12 evaluations.
 MOST_ADVANCES = 100
 
+# Neighbouring numbers of slots or of steps differ by so much.
+_RATIO = 1.05
+
 # A product of matrices gains little from more rows than this.
 _LARGEST_BATCH = 128
 
@@ -42,7 +45,7 @@ def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
     yield AllAtOnce(length)
     for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
-        yield from _revolved(length, block)
+        yield from revolved(length, block)
     if rows is not None:
         yield from _mixed(length, rows)
 
@@ -108,9 +111,10 @@ def blocks_to_try(length: int) -> Iterator[int]:
         block *= 2
 
 
-def _revolved(length: int, block: int) -> Iterator[AbstractOrder]:
+def revolved(length: int, block: int, ratio: float = _RATIO) -> Iterator[Revolved]:
+    """Up to a slot for each block, and so many that no step is run too often."""
     blocks = -(-length // block)
-    for slots in _sizes(blocks):
+    for slots in sizes(blocks, ratio):
         order = Revolved(length, slots, block)
         if order.advances <= MOST_ADVANCES * length:
             yield order
@@ -118,7 +122,7 @@ def _revolved(length: int, block: int) -> Iterator[AbstractOrder]:
 
 def _mixed(length: int, rows: int) -> Iterator[AbstractOrder]:
     """Up to as many slots as it takes to run each step again but once."""
-    for slots in _sizes(length):
+    for slots in sizes(length):
         order = Mixed(length, slots, rows)
         # With fewer slots no residuals fit.
         if slots <= rows + 1 or len(order.chain.longest) > MOST_ADVANCES:
@@ -206,7 +210,7 @@ def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:
     """
     yield ()
     for depth in range(1, 5):
-        for size in _sizes(2 * round(length ** (1 / (depth + 1)))):
+        for size in sizes(2 * round(length ** (1 / (depth + 1)))):
             inner = (size,) * depth
             if size > 1 and 2 * math.prod(inner) <= length:
                 yield inner
@@ -218,10 +222,10 @@ def _inner_levels(length: int) -> Iterator[tuple[int, ...]]:
                 yield outer, inner
 
 
-def _sizes(most: int) -> Iterator[int]:
-    """Numbers up to `most`, which is among them, each a few per cent above the last."""
+def sizes(most: int, ratio: float = _RATIO) -> Iterator[int]:
+    """Numbers up to `most`, which is among them, each by a ratio above the last."""
     size = 1
     while size < most:
         yield size
-        size = max(size + 1, round(size * 1.05))
+        size = max(size + 1, round(size * ratio))
     yield most

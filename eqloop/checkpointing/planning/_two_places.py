@@ -1,30 +1,36 @@
-"""Plans with carries in two places: the fastest that keeps to the bytes of both."""
+"""Plans that store carries in two places: the fastest that keeps to the bytes of both.
+
+What is stored by the forward pass goes to the second place, and what is stored while
+steps are run again stays on the device. So the layouts of one place are layouts of two:
+the outermost level of nested ones is far, or all slots of a `Revolved`. Besides, there
+are equal leaves, each of which is reversed by a `Revolved` on the device.
+"""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from ..engine._costs import StepCost
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._loop import nbytes
-from ..engine._pace import AbstractPace
+from ..engine._loop import nbytes as bytes_of
 from ..engine._problem import Problem
-from ..engine.orders._hierarchical import Hierarchical
-from ..engine.reversals._block_reversals import AbstractReversal, ByResiduals
+from ..engine.orders._nested import Nested
+from ..engine.orders._order import AbstractOrder
+from ..engine.orders._revolved import Revolved
+from ..engine.orders._segmented import Segmented
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
-from ._choice import WORTHWHILE
-from ._cost import step_cost
+from ._choice import fastest_of
 from ._measured_pace import move_time
-from ._memory import peak_bytes
-from ._memory_guess import working_set
-from ._search import blocks_to_try
+from ._memory import device_bytes
+from ._memory_guess import counted_bytes
+from ._paces import Paces
+from ._search import blocks_to_try, layouts, revolved, sizes
 
-# A search compiles programs until no layout promises to be worthwhile, or this often.
-_MOST_PROGRAMS = 8
+# Numbers of leaves, and of slots in each, are coarser than in one place: there are all
+# pairs of them.
+_COARSE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,8 @@ def fastest_in_two_places(
     active: Active,
     nbytes: int,
     second: SecondPlace,
-    pace: AbstractPace,
+    times: Paces,
+    limit: float = math.inf,
 ) -> Layout | None:
     """The layout that takes the least time with carries in both places.
 
@@ -55,159 +62,115 @@ def fastest_in_two_places(
         active: Which of its inputs are differentiated.
         nbytes: How many bytes it may take on the device.
         second: The other place.
-        pace: How long the pieces of a gradient take.
+        times: How long the pieces of a gradient take.
+        limit: How long the layout takes that is used otherwise, if there is one.
 
     Returns:
-        The layout, or `None` if there is nothing to store, or none fits.
+        The layout, or `None` if there is nothing to store, or none fits, or none is
+        faster than the limit.
     """
-    search = _search_for(problem, active, second, pace)
-    if search is None:
+    pace, far = times.base, _far_slots(second, times)
+    if far < 1:
         return None
-    found: _Option | None = None
-    limit, tried = math.inf, set[_Option]()
-    spare = _Spare(working_set(pace.cost))
-    for _ in range(_MOST_PROGRAMS):
-        options = search.options(nbytes, spare)
-        left = {
-            option: time
-            for option in options
-            if option not in tried
-            and (time := search.layout(option).duration(pace)) < limit
-        }
-        if not left:
-            break
-        # Those that should not fit are tried last, the smallest of them first.
-        over = lambda option: max(search.counted(option) + spare(option) - nbytes, 0)
-        option = min(left, key=lambda option: (over(option), left[option]))
-        tried.add(option)
-        size = device_bytes(problem, active, search.layout(option))
-        spare.learn(option, size - search.counted(option))
-        if size <= nbytes:
-            found, limit = option, WORTHWHILE * left[option]
-    if found is None:
+    move = move_time(problem, active, second.slots, pace)
+    timed = (
+        (layout.duration(pace) + moves * move, layout)
+        for layout, moves in _layouts(problem, second.slots, far)
+        # What is counted on the device is the least that it takes there.
+        if counted_bytes(layout, pace.cost) <= nbytes
+    )
+    faster = (item for item in timed if item[0] < limit)
+    every = sorted(faster, key=lambda item: item[0])
+    found = fastest_of(every, problem, active, nbytes, times)
+    if found is None and limit == math.inf:
         # The compiler may share memory that was counted twice, so this may fit after
-        # all. Errors say that it does if it is what they name.
-        smallest = search.smallest
-        if device_bytes(problem, active, search.layout(smallest)) <= nbytes:
-            found = smallest
-    return None if found is None else search.layout(found)
+        # all. The error for too small a budget says that it does if it is named there.
+        least = smallest_in_two_places(problem, second, times)
+        if least and device_bytes(problem, active, least) <= nbytes:
+            found = least
+    return found
 
 
 def smallest_in_two_places(
-    problem: Problem, active: Active, second: SecondPlace, pace: AbstractPace
+    problem: Problem, second: SecondPlace, times: Paces
 ) -> Layout | None:
-    """The layout that takes the least memory on the device, if there are carries."""
-    search = _search_for(problem, active, second, pace)
-    return None if search is None else search.layout(search.smallest)
+    """The layout that takes the least memory on the device, if there are carries.
+
+    All slots are far, and steps are reversed one by one.
+    """
+    length, far = problem.loop.length, _far_slots(second, times)
+    return Layout(Revolved(length, min(far, length)), second.slots) if far > 0 else None
 
 
-def device_bytes(problem: Problem, active: Active, layout: Layout) -> int:
-    """The bytes that a layout takes on the device, on a CPU those of its host aside."""
-    size = peak_bytes(problem, active, layout)
-    if not layout.slots.take_device_memory:
-        return size
-    elsewhere = layout.bytes_elsewhere(layout.stored_cost(step_cost(problem, active)))
-    # A little was added to all that was measured, and so to these.
-    return size - elsewhere - elsewhere // 200
+def _far_slots(second: SecondPlace, times: Paces) -> int:
+    """How many carries the second place has room for."""
+    held = bytes_of(second.slots.packed_types(times.base.cost.held_types))
+    # One more row is for carries that are not kept.
+    return second.nbytes // held - 1 if held else 0
 
 
-class _Option(NamedTuple):
-    """An order of two places, and how its blocks are taken back."""
+def _layouts(
+    problem: Problem, slots: AbstractSlots, far: int
+) -> Iterator[tuple[Layout, float]]:
+    """The layouts from which to choose, with how many carries each of them moves.
 
-    order: Hierarchical
-    reversal: AbstractReversal
-
-    @property
-    def key(self) -> Hashable:
-        """What it has in common with those that have other numbers of slots."""
-        return self.order.block_size, self.reversal
-
-
-class _Spare:
-    """What programs take besides what was counted: as was guessed, or as was seen."""
-
-    def __init__(self, guess: int):
-        self._latest, self._seen = guess, dict[Hashable, int]()
-
-    def __call__(self, option: _Option) -> int:
-        return self._seen.get(option.key, self._latest)
-
-    def learn(self, option: _Option, spare: int) -> None:
-        """Takes note of what was seen. It is a good guess for others, too."""
-        self._latest = self._seen[option.key] = spare
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlaceSearch:
-    """Layouts with so many far slots.
-
-    Attributes:
+    Args:
         problem: The loop.
-        active: Which of its inputs are differentiated.
         slots: The far slots.
         far: How many there are.
-        move: What it takes to write or to read one, in units of an evaluation.
-        cost: What a step costs.
     """
-
-    problem: Problem
-    active: Active
-    slots: AbstractSlots
-    far: int
-    move: float
-    cost: StepCost
-
-    def layout(self, option: _Option) -> Layout:
-        """The layout of an option."""
-        return Layout(option.order, self.slots, option.reversal)
-
-    @property
-    def smallest(self) -> _Option:
-        """Steps that are reversed one by one, with a single near slot."""
-        return _Option(self._order(1), ByResiduals())
-
-    def options(self, nbytes: int, spare: _Spare) -> list[_Option]:
-        """Blocks of each size, which are reversed in each way, with many near slots.
-
-        There are as many as there should be room for. Blocks for which there is none
-        are left out.
-        """
-        options = [self._with_room(kind, nbytes - spare(kind)) for kind in self._kinds]
-        return [option for option in options if self.counted(option) <= nbytes]
-
-    def counted(self, option: _Option) -> int:
-        """The bytes of near slots and of blocks."""
-        return option.order.stored_bytes(self.cost, option.reversal, first=False)
-
-    @property
-    def _kinds(self) -> Iterator[_Option]:
-        """The options with a single near slot."""
-        joins = can_join(self.problem.step)
-        for block in blocks_to_try(self.problem.loop.length):
-            yield _Option(self._order(block), ByResiduals())
-            if joins and block > 1:
-                yield _Option(self._order(block), Together(block))
-
-    def _with_room(self, kind: _Option, room: int) -> _Option:
-        """The option with as many near slots as there is room for, and at least one."""
-        left = room - self.counted(kind)
-        more = max(left // kind.order.near_slot_bytes(self.cost), 0)
-        near = min(1 + more, kind.order.blocks.count)
-        return kind._replace(order=dataclasses.replace(kind.order, near=near))
-
-    def _order(self, block: int) -> Hierarchical:
-        length = self.problem.loop.length
-        far = min(self.far, -(-length // block))
-        return Hierarchical(length, 1, far, self.move, block)
+    length, joins = problem.loop.length, can_join(problem.step)
+    stops = problem.as_run.loop.stops
+    for layout in layouts(length, joins, rows=None):
+        order = layout.order
+        # Which segments of a loop that stops have all of their steps is not known, so
+        # none of them run side by side.
+        if order.stores_residuals or (stops and order.abreast > 1):
+            continue
+        if _primal_slots(order) <= far:
+            yield dataclasses.replace(layout, slots=slots), _count_moves(order)
+    for order in _equal_leaves(length, far):
+        moves = _count_moves(order)
+        yield Layout(order, slots), moves
+        if joins and order.block > 1:
+            yield Layout(order, slots, Together(order.block)), moves
 
 
-def _search_for(
-    problem: Problem, active: Active, second: SecondPlace, pace: AbstractPace
-) -> _PlaceSearch | None:
-    held = nbytes(second.slots.packed_types(pace.cost.held_types))
-    # One more row is for carries that find no free slot.
-    far = second.nbytes // held - 1 if held else 0
-    if far < 1:
-        return None
-    move = move_time(problem, active, second.slots, pace) / pace.advance
-    return _PlaceSearch(problem, active, second.slots, far, round(move, 3), pace.cost)
+def _equal_leaves(length: int, far: int) -> Iterator[Segmented]:
+    """Equal leaves, each of which is reversed with slots on the device.
+
+    The first leaf is shorter if there are steps left over.
+    """
+    counts = sizes(min(far, length), _COARSE)
+    leaves = dict.fromkeys(-(-length // count) for count in counts)
+    for each in leaves:
+        count, over = divmod(length, each)
+        for block in blocks_to_try(each):
+            for leaf in revolved(each, block, _COARSE):
+                first = Revolved(over, leaf.slots, min(block, over))
+                yield Segmented((*([(1, first)] if over else []), (count, leaf)))
+
+
+def _primal_slots(order: AbstractOrder) -> int:
+    """How many carries the primal stores."""
+    # Without the list of where they are, which takes long for many layouts.
+    if isinstance(order, Nested):
+        return sum(outermost for outermost, *_ in order.levels)
+    if isinstance(order, Revolved):
+        return order.slots
+    return len(order.by_carries().starts)
+
+
+def _count_moves(order: AbstractOrder) -> float:
+    """About how many carries are written to slots of the primal, or read from them."""
+    stored = _primal_slots(order)
+    if not isinstance(order, Revolved):
+        # Each is written once, and read once to run its segment again.
+        return 2 * stored
+    # The carry of each block is written on the way to a run of consecutive blocks, and
+    # read when the block is reversed. The way starts at a carry that is read, too.
+    # There are about as many runs as in `Revolved.reversed_in`. With very few slots,
+    # carries that are not kept are also written, but then most of the time goes into
+    # running steps again.
+    blocks = order.blocks.count
+    return 2 * blocks + max(stored, blocks / (stored / 2 + 1))

@@ -8,7 +8,6 @@
   `_slot_stack.py` is the machine that runs it.
 - `_mixed.py` also stores residuals in free slots: `_mixed_chain.py` counts, and
   `_kept_steps.py` holds them.
-- `_hierarchical.py` has carries in two places, cut by `_hierarchy.py`.
 - `_segmented.py` puts several orders one after the other.
 - `_inverted.py` goes back by the inverse of a step (`Reversible`).
 """

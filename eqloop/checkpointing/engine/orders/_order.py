@@ -34,14 +34,12 @@ class Event(NamedTuple):
         position: The position of the step.
         slots: How many carries are stored meanwhile.
         residuals: For how many steps residuals are stored meanwhile.
-        far: How many of the carries are in the second of two places, if there are two.
     """
 
     kind: Literal["primal", "again", "reversal"]
     position: int
     slots: int
     residuals: int = 0
-    far: int = 0
 
     def within(self, start: int, slots: int) -> "Event":
         """The same as part of a longer loop.

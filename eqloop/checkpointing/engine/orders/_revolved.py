@@ -5,6 +5,7 @@ The arithmetic is in `_binomial.py`, and the machine that runs it in `_slot_stac
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ class Revolved(AbstractSlotOrder):
     def block_starts(self) -> list[int]:
         """The first block of each segment."""
         lengths = [length for length, _ in self.segments]
-        return [sum(lengths[:i]) for i in range(len(lengths))]
+        return [0, *itertools.accumulate(lengths[:-1])]
 
     @property
     def starts(self) -> Sequence[int]:

@@ -1,6 +1,7 @@
 """Consecutive segments, each of which is reversed by an order of its own.
 
-This is what `LoopSpec.cut` makes: the order of schedules from other projects.
+This is what `LoopSpec.cut` makes: the order of schedules from other projects. A budget
+of two places also has equal segments.
 """
 
 import dataclasses
