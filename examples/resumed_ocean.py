@@ -97,8 +97,10 @@ def year(directory: str | Path) -> el.Resumable:
 def gradient(directory: str | Path) -> tuple[Float[Array, ""], np.ndarray]:
     """The energy at the end, and its gradient by the wind of each hour."""
     shapes = (ROWS, COLUMNS + 1), (ROWS + 1, COLUMNS), (ROWS, COLUMNS)
-    still = tuple(map(jnp.zeros, shapes))
-    return year(directory).value_and_grad(energy, argnums="xs")(still, winds())
+    undifferentiated = tuple(map(jnp.zeros, shapes))
+    return year(directory).value_and_grad(energy, argnums="xs")(
+        undifferentiated, winds()
+    )
 
 
 def kill_when(is_time: Callable[[el.resuming.RunStatus], bool], directory: str) -> None:

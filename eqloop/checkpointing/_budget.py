@@ -201,7 +201,7 @@ class Budget(AbstractSchedule):
         A search compiles only some of the layouts, and others if other inputs are
         differentiated. What `plan` shows for all of them should do for a few.
         """
-        problem = dataclasses.replace(problem, still=())
+        problem = dataclasses.replace(problem, undifferentiated=())
         active = all_active(problem.step)
         times = paces(problem, active, self.measure, within)
         return best(problem, active, self.nbytes, times)

@@ -233,8 +233,8 @@ class _Finder:
         of_all = Decided(saves.layout, saves.layout, all_active(problem.step))
         decided = self.known.get(id(saves.layout), of_all)
         active = _fitting(decided.active, problem)
-        still = _still_fitting(decided.still, problem)
-        problem = dataclasses.replace(problem, still=still)
+        undifferentiated = _undifferentiated_fitting(decided.undifferentiated, problem)
+        problem = dataclasses.replace(problem, undifferentiated=undifferentiated)
         batch = math.prod((problem.loop.batch, *(axis.size for axis, _ in maps)))
         with unlisted():
             return _plan_of(problem, active, decided.layout, maps), batch
@@ -282,12 +282,12 @@ def _fitting(active: Active, problem: Problem) -> Active:
     )
 
 
-def _still_fitting(still: Flags, problem: Problem) -> Flags:
+def _undifferentiated_fitting(undifferentiated: Flags, problem: Problem) -> Flags:
     """The same for the leaves of the initial carry that are not differentiated."""
     count = problem.step.num_carry
-    if not still or len(still) > count:
-        return (True,) * count if still else ()
-    return (*[False] * (count - len(still)), *still)
+    if not undifferentiated or len(undifferentiated) > count:
+        return (True,) * count if undifferentiated else ()
+    return (*[False] * (count - len(undifferentiated)), *undifferentiated)
 
 
 def _last_use(jaxpr: AnyJaxpr, start: int, slots: Sequence[Value]) -> int:

@@ -4,7 +4,7 @@ The initial carry alone does not tell. A Python number in it is static if `f` re
 the very same number, and otherwise becomes an array. A weakly typed array may have to
 be promoted. Both show only when `f` has been traced. So `f` is traced, `Carry.settle`
 compares the carry that came out with the one that came in, and if need be, `f` is
-traced again with another carry (`trace_settled`):
+traced again with another carry (`trace_stable`):
 
     init     f returns    next try
     0        0            static, done
@@ -247,7 +247,7 @@ class Settled(Generic[_Extra]):
         return self.carry.final(arrays, self.new_carry)
 
 
-def trace_settled(
+def trace_stable(
     call: Callable[[PyTree, list[Value]], PyTree],
     take: Callable[[PyTree], tuple[PyTree, list[Value], _Extra]],
     carry: Carry,

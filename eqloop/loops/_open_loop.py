@@ -43,7 +43,7 @@ from ..checkpointing import (
 )
 from ..progress import NO_BARS, Label, Meter, ProgressBar, make_meter
 from ._backward import Backward, Truncate, cut_before, cuts_of, passed_back, refuse_cuts
-from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_settled
+from ._carry import OF_A_SCAN, Carry, Words, step_call, trace_stable
 
 _VARYING = (
     "outputs that depend on the carry, on x or on the key, and so differ from step to "
@@ -189,7 +189,7 @@ class LoopOpener:
             self._refuse_symbolic(inputs, "a slice of the outputs", "Keep all of them")
         unroll = max(inputs.length, 1) if self.unroll is True else int(self.unroll)
         refuse_refs(self.name, init, self.words.path)
-        settled = trace_settled(
+        settled = trace_stable(
             lambda carry, x: self._call(carry, *inputs.rest.join(x)),
             self._take,
             Carry.of(self.name, init, self.words),
@@ -241,7 +241,7 @@ class LoopOpener:
             with explained("Reversible", _OF_AN_INVERSE.call(carry, x, keywords)):
                 return undo(carry, x, **keywords)
 
-        inverse = trace_settled(
+        inverse = trace_stable(
             call,
             lambda out: (out, [], None),
             after,

@@ -40,7 +40,7 @@ from ..checkpointing import (
     trace_step,
 )
 from ..progress import Label, ProgressBar, as_progress, check_progress, make_meter
-from ._carry import Carry, Words, trace_settled
+from ._carry import Carry, Words, trace_stable
 
 _Carry = TypeVar("_Carry")
 _DEFAULT_CHECKPOINTS = 64
@@ -320,7 +320,7 @@ def open_while(
         is_bounded: Whether the loop stops even if `cond` always holds.
     """
     refuse_refs(owner, init, _WORDS.path)
-    settled = trace_settled(
+    settled = trace_stable(
         lambda carry, _: _explained(owner, "body", body, carry),
         lambda out: (out, [], None),
         Carry.of(owner, init, _WORDS),

@@ -92,7 +92,7 @@ SPECIAL_CASES = (
         "planning._search",
         "_side_by_side",
         _none_of,
-        lambda schedule, layout: layout.order.abreast > 1,
+        lambda schedule, layout: layout.order.side_by_side > 1,
     ),
     SpecialCase(
         "run-offs",

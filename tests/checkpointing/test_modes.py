@@ -21,7 +21,7 @@ from ..derivatives import (
 )
 from ..marks import slow_if
 from ..schedules import BLOCKS, EVERY_KIND, NESTED, SLOTS
-from .abreast import Abreast
+from .side_by_side import Abreast
 
 SCHEDULES = (*EVERY_KIND, Abreast(2, 2, size=4))
 

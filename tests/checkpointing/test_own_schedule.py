@@ -46,7 +46,7 @@ class AtMost(el.AbstractSchedule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Around(el.AbstractSchedule):
+class WrappedStep(el.AbstractSchedule):
     """A schedule around another one, which may have a budget."""
 
     within: el.AbstractSchedule
@@ -163,13 +163,13 @@ def test_the_name_of_a_field_makes_no_budget():
     h, xs = jnp.ones(8), jnp.ones((4096, 8))
     step = lambda h, x: (jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, h + x), None)
     plan_by = lambda schedule: el.Scan(step, schedule=schedule).plan(h, xs)
-    usual = plan_by(Around(AtMost(10**6)))
+    usual = plan_by(WrappedStep(AtMost(10**6)))
     # For a budget just below, a plan is compiled once more, and found to fit.
     schedule = AtMost(usual.peak_bytes - 1)
     found = plan_by(schedule)
     assert (found.slots, found.peak_bytes) == (usual.slots, usual.peak_bytes)
     assert not found.is_measured
-    budgeted = plan_by(Around(schedule, schedule.nbytes))
+    budgeted = plan_by(WrappedStep(schedule, schedule.nbytes))
     assert budgeted.peak_bytes < found.peak_bytes
     for one in (schedule, el.Cast(schedule, "bfloat16")):
         told = one.budgeted_bytes, one.measures_steps, one.can_choose_policy, one.undo

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import eqloop as el
 
-from ..checkpointing.abreast import Abreast
+from ..checkpointing.side_by_side import Abreast
 from ..marks import slow
 from ..weights import normal
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import eqloop as el
 
-from ..checkpointing.abreast import Abreast
+from ..checkpointing.side_by_side import Abreast
 from .operations import TAG
 from .transforms import Transform
 

@@ -56,10 +56,10 @@ from .reversals._next_carries import given_leaves
 Inputs: TypeAlias = Sequence[Arrays]
 # `(carried, zs)` of a block: what was carried back to its end, and a row of `z` for
 # each of its steps.
-Ends: TypeAlias = Sequence[Arrays]
+BlockEnds: TypeAlias = Sequence[Arrays]
 
 
-class Taken(NamedTuple):
+class BlockResult(NamedTuple):
     """What the reversal of a block returns.
 
     Attributes:
@@ -114,7 +114,7 @@ class BackwardStep(abc.ABC):
         """Whether it has `joined`, so that steps can be reversed together."""
         return False
 
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         """The `sums` and `xs` of a batch of steps, computed at once.
 
         Its `carried` is empty: that part has to go from step to step, and has been
@@ -153,7 +153,7 @@ class BackwardStep(abc.ABC):
         """The same for rewritten steps, whose types are the same."""
 
     @abc.abstractmethod
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         """Goes back past the steps of `loop`, which is one step unless `takes_blocks`.
 
         Args:
@@ -254,7 +254,7 @@ class Pull(BackwardStep):
         active = self.active._replace(xs=(*self.active.xs, *[False] * count))
         return dataclasses.replace(self, step=step, active=active)
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         run = stored if loop.length > 1 else single
 
         # `marked` has the active inputs in three groups, as `inputs` has all of them.
@@ -271,7 +271,7 @@ class Pull(BackwardStep):
             # A `lax.while_loop` in the step, for example. The way back may turn out not
             # to need it, once it is known which outputs have a cotangent.
             raise NoWayBackError.of(error) from error
-        return Taken(
+        return BlockResult(
             *(list(map(on_mesh_that_is_set, *p)) for p in zip(cts, marked, strict=True))
         )
 
@@ -279,7 +279,7 @@ class Pull(BackwardStep):
     def joins_steps(self) -> bool:
         return True
 
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         # The cotangent of a weight is that of the batch of steps: one product of
         # matrices, instead of an outer product that each step adds. The carries are not
         # among what is differentiated, so none of their cotangents are computed.
@@ -295,11 +295,11 @@ class Pull(BackwardStep):
         marked = pick(consts, self.active.consts), pick(xs, self.active.xs)
         _, pull = jax.vjp(block, *marked)
         sums, ct_xs = pull(tuple(map(list, ends)))
-        return Taken(sums, [], ct_xs)
+        return BlockResult(sums, [], ct_xs)
 
 
 @dataclasses.dataclass(frozen=True)
-class Around(BackwardStep):
+class WrappedStep(BackwardStep):
     """A wrapper of another backward step, with the same types unless it overrides them.
 
     Attributes:
@@ -341,11 +341,11 @@ def single(
     return carry, [stack_of(leaf, 1) for leaf in y]
 
 
-def take_one(back: BackwardStep, inputs: Inputs, ends: Ends) -> Taken:
+def take_one(back: BackwardStep, inputs: Inputs, ends: BlockEnds) -> BlockResult:
     """Goes back past a single step; `x` and `z` have no axis for steps."""
     (consts, carry, x), (carried, z) = inputs, ends
     outs = run(program_of(back), *consts, *carry, *x, *z, *carried)
-    return Taken(*split(outs, len(back.const_of), len(carried)))
+    return BlockResult(*split(outs, len(back.const_of), len(carried)))
 
 
 @functools.lru_cache(maxsize=256)

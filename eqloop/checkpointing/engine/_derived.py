@@ -5,9 +5,9 @@ of `f` at `h`, and `c` and `c1` are the cotangents of `h` and `h1`.
 
 - Forward mode (`Pushed`). The forward loop carries `(h, dh)`. The backward step is
   given both, and carries back `(c, dc)`.
-- Reverse mode (`onward` and `Pulled`). `c` has a cotangent `b`, and that of `c1` is
-  `b1 = J b`: it goes from the first step to the last, so the forward loop carries
-  `(h, b)`. It needs no `c`, since the backward step is linear in `c1`, unless a custom
+- Reverse mode (`forward_step_of_reverse` and `Pulled`). `c` has a cotangent `b`, and
+  that of `c1` is `b1 = J b`: it goes from the first step to the last, so the forward
+  loop carries `(h, b)`. It needs no `c`, since the backward step is linear in `c1`, unless a custom
   rule of the user is not. Then the reverse loop is given `h` and `b`. It carries back
   `c`, as before, and the cotangent `g` of `h`, to which the second derivative of `f`
   contributes at each step:
@@ -41,11 +41,11 @@ from ..._arrays import (
 from ..._programs import has_rules, inputs_read, settled
 from ..._types import Aval, PyTree, Value
 from ._backward_step import (
-    Around,
     BackwardStep,
-    Ends,
+    BlockEnds,
+    BlockResult,
     Inputs,
-    Taken,
+    WrappedStep,
     indices,
     single,
     take_one,
@@ -60,7 +60,7 @@ class NotLinearError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Derived(Around):
+class Derived(WrappedStep):
     """A backward step that is derived from another one, `inner`.
 
     Attributes:
@@ -118,31 +118,35 @@ class Pushed(Derived):
     def x_of(self) -> tuple[int, ...]:
         return self.inner.x_of * 2
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         return self._pushed(self.inner, loop, inputs, ends)
 
     @property
     def joins_steps(self) -> bool:
         return self.inner.joins_steps
 
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         return self._pushed(self.inner.joined, loop, inputs, ends)
 
     def _pushed(
-        self, take: Callable[..., Taken], loop: Loop, inputs: Inputs, ends: Ends
-    ) -> Taken:
+        self,
+        take: Callable[..., BlockResult],
+        loop: Loop,
+        inputs: Inputs,
+        ends: BlockEnds,
+    ) -> BlockResult:
         loop, inputs, dots = self._open(loop, inputs)
         pairs = [split(e, len(e) // 2) for e in ends]
         ends, ends_dot = ([pair[i] for pair in pairs] for i in (0, 1))
 
-        def run(marked: list[Value], ends: list[Value]) -> Taken:
+        def run(marked: list[Value], ends: list[Value]) -> BlockResult:
             return take(loop, list(map(put, inputs, self.active, marked)), ends)
 
         # All of `ends` have tangents, which may be zeros: nobody knows here which of
         # them are. Of the inputs, only the active ones do.
         primals = list(map(pick, inputs, self.active)), ends
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
-        return Taken(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))
+        return BlockResult(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Pulled(Derived):
     def x_of(self) -> tuple[int, ...]:
         return indices(self.active.xs)
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         loop, inputs, cts = self._open(loop, inputs)
         carried, z = ends
         carried, ct_carry = split(carried, len(self.inner.end_types[0]))
@@ -188,12 +192,12 @@ class Pulled(Derived):
 
         marked = map(pick, inputs, self.active)
         _, pull, carried = jax.vjp(run, *marked, has_aux=True)
-        ct_consts, ct_carry, ct_xs = pull((ct_carry, Taken(*cts)))
-        return Taken(ct_consts, [*carried, *ct_carry], ct_xs)
+        ct_consts, ct_carry, ct_xs = pull((ct_carry, BlockResult(*cts)))
+        return BlockResult(ct_consts, [*carried, *ct_carry], ct_xs)
 
 
 @dataclasses.dataclass(frozen=True)
-class Left(Derived):
+class DifferentiatedOnce(Derived):
     """A backward step after it has been differentiated once, see `settled`.
 
     Attributes:
@@ -202,7 +206,7 @@ class Left(Derived):
 
     reverse: bool
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         def run(*flat: Value) -> list[Value]:
             return jax.tree.leaves(self.inner(loop, *tree.unflatten(flat)))
 
@@ -213,10 +217,10 @@ class Left(Derived):
         taken = settled(traced, tuple(marks), self.reverse)
         outs = jax.core.eval_jaxpr(taken.jaxpr, taken.consts, *flat)
         counts = len(self.const_of), len(self.end_types[0])
-        return Taken(*split(outs, *counts))
+        return BlockResult(*split(outs, *counts))
 
 
-def left_of(
+def differentiated_once(
     back: BackwardStep, forward: Step, active: Active, reverse: bool
 ) -> BackwardStep:
     """A backward step after it has been differentiated once.
@@ -225,11 +229,11 @@ def left_of(
     """
     if not (any(map(any, active)) and has_rules(back.base.step.jaxpr)):
         return back
-    return Left(back, forward, active, reverse)
+    return DifferentiatedOnce(back, forward, active, reverse)
 
 
 @functools.lru_cache(maxsize=128)
-def onward(back: BackwardStep, step: Step) -> Step:
+def forward_step_of_reverse(back: BackwardStep, step: Step) -> Step:
     """The step of the forward loop in the reverse mode of a reverse sweep.
 
     Its carry is `(h, b)` in the terms of this file's docstring.
@@ -250,14 +254,14 @@ def onward(back: BackwardStep, step: Step) -> Step:
     lead = len(types[1]) - len(back.types[1])
     grown = _grown(types, _given(back))
 
-    def run(ends: Ends, inputs: Inputs) -> tuple[list[Value], list[Value]]:
+    def run(ends: BlockEnds, inputs: Inputs) -> tuple[list[Value], list[Value]]:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
         after, _ = step(consts, carry, x)
         reverse = lambda *ends: take_one(back, (consts, carry[lead:], x), ends)
         # Linear in `ends`, so its transpose is the same wherever it is taken.
         _, pull = jax.vjp(reverse, *ends)
-        ct_carried, ct_z = pull(Taken(*cts))
+        ct_carried, ct_z = pull(BlockResult(*cts))
         return [*after, *ct_carried], ct_z
 
     ends = tuple(back.end_types)
@@ -289,9 +293,9 @@ def _zeros(types: PyTree) -> PyTree:
     return jax.tree.map(lambda aval: instantiated(zero_tangent(aval)), types)
 
 
-def there_and_back(
-    back: BackwardStep, step: Step, loop: Loop, inputs: Inputs, ends: Ends
-) -> Taken:
+def two_scans(
+    back: BackwardStep, step: Step, loop: Loop, inputs: Inputs, ends: BlockEnds
+) -> BlockResult:
     """A forward and a reverse sweep as two scans, for JAX to differentiate.
 
     This stores every carry. It is for the reverse mode of a backward step that is not
@@ -341,7 +345,7 @@ def there_and_back(
         reverse=not loop.reverse,
     )
     axes = [loop.x_axes[i] for i in back.x_of]
-    return Taken(
+    return BlockResult(
         sums,
         carried,
         [jnp.moveaxis(x, 0, axis) for x, axis in zip(given, axes, strict=True)],

@@ -231,6 +231,9 @@ class Layout(AbstractLayout):
             walk: The way back.
             stored: What the primal has stored.
             ct_carry: What is carried back from the end of the loop.
+
+        Returns:
+            The cotangents of all inputs.
         """
         order, slots = self.order.by_carries(), stored.carries
         # XLA makes a broadcast array anew, again and again, only within an outer loop.

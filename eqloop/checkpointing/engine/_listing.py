@@ -35,13 +35,13 @@ class Decided:
         stands_for_it: The layout that is in the program instead. It is found there by
             its identity, so each one is a copy of its own.
         active: Which inputs of the loop are differentiated.
-        still: See `Problem.still`.
+        undifferentiated: See `Problem.undifferentiated`.
     """
 
     layout: AbstractLayout
     stands_for_it: AbstractLayout
     active: Active
-    still: Flags = ()
+    undifferentiated: Flags = ()
 
 
 _list: contextvars.ContextVar[list[Decided] | None] = contextvars.ContextVar(
@@ -88,11 +88,11 @@ def stands_for_residuals(layout: object) -> bool:
     )
 
 
-def listed(layout: _Kind, active: Active, still: Flags) -> _Kind:
+def listed(layout: _Kind, active: Active, undifferentiated: Flags) -> _Kind:
     """The layout to go on with: its stand-in, if layouts are listed."""
     decided = _list.get()
     if decided is None:
         return layout
     stand_in = copy.copy(layout.by_carries())
-    decided.append(Decided(layout, stand_in, active, still))
+    decided.append(Decided(layout, stand_in, active, undifferentiated))
     return stand_in

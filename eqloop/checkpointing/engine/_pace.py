@@ -34,7 +34,7 @@ class AbstractPace(abc.ABC):
         """The time of running one step, by the primal or again."""
 
     @abc.abstractmethod
-    def advance_abreast(self, count: int) -> float:
+    def advance_side_by_side(self, count: int) -> float:
         """The time of one step of one segment, if so many are run side by side."""
 
     @property
@@ -64,7 +64,7 @@ class AbstractPace(abc.ABC):
         """
 
     @abc.abstractmethod
-    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
+    def with_side_by_side(self, factors: Sequence[tuple[int, float]]) -> Self:
         """The same, if it was measured how long steps take side by side.
 
         Args:
@@ -97,7 +97,7 @@ class Estimated(AbstractPace):
     def advance(self) -> float:
         return self.cost.evaluation + self.rate.iteration
 
-    def advance_abreast(self, count: int) -> float:
+    def advance_side_by_side(self, count: int) -> float:
         cost, rate = self.cost, self.rate
         shared = cost.shared + cost.dots * rate.dot_of_batch + rate.iteration
         return cost.evaluation - cost.shared + shared / count
@@ -116,7 +116,7 @@ class Estimated(AbstractPace):
     def with_known_products(self, cost: StepCost) -> Self:
         return dataclasses.replace(self, cost=cost)
 
-    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
+    def with_side_by_side(self, factors: Sequence[tuple[int, float]]) -> Self:
         return self
 
     def beside(self, other: AbstractPace) -> Self:

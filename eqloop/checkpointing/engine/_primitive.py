@@ -74,8 +74,14 @@ from ..._programs import (
 )
 from ..._types import BatchAxis, PyTree, Value
 from ...progress import Again, BarChange, tied
-from ._backward_step import BackwardStep, Taken, program_of
-from ._derived import NotLinearError, Pulled, Pushed, left_of, onward
+from ._backward_step import BackwardStep, BlockResult, program_of
+from ._derived import (
+    NotLinearError,
+    Pulled,
+    Pushed,
+    differentiated_once,
+    forward_step_of_reverse,
+)
 from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
@@ -178,7 +184,8 @@ class PlannedLoop(Formula):
         again = self.with_bars(Again())
         # All leaves that vary are perturbed here, as in `jax.checkpoint`, and nobody
         # knows which cotangents will be read. To be safe, the plan has it that those
-        # of `init` are not: it then counts one more buffer, see `Problem.still`.
+        # of `init` are not: it then counts one more buffer, see
+        # `Problem.undifferentiated`.
         moves = [False] * len(perturbed[1])
         try:
             _, residuals, _ = again._logging_sweep(perturbed, moves, inputs)
@@ -429,7 +436,7 @@ class PlannedLoop(Formula):
         layout, and the slots hold the leaves that either of them reads.
         """
         layout = self.saves.layout if self.saves else problem.layout(active)
-        layout = listed(layout, active, problem.still)
+        layout = listed(layout, active, problem.undifferentiated)
         if layout.stores_residuals:
             return Saves(layout, Needs((), ()))
         problem = problem.under(layout)
@@ -440,7 +447,7 @@ class PlannedLoop(Formula):
         fitted = layout.for_needs(problem.step, needs)
         if fitted is not layout:
             # What is noted is found by its identity.
-            fitted = listed(fitted, active, problem.still)
+            fitted = listed(fitted, active, problem.undifferentiated)
         return Saves(fitted, needs)
 
     @property
@@ -629,8 +636,10 @@ class Reverse(Formula):
             # The forward loop and the backward step have been differentiated once, so
             # what is differentiated now are the rules of custom derivatives in them.
             primal = settled_problem(problem, active, reverse=True)
-            back = left_of(self.back, self.again, self._known(active), reverse=True)
-            step = onward(back, primal.step.rewritten(Again()))
+            back = differentiated_once(
+                self.back, self.again, self._known(active), reverse=True
+            )
+            step = forward_step_of_reverse(back, primal.step.rewritten(Again()))
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]
@@ -668,7 +677,7 @@ class Reverse(Formula):
     def settled(self, moves: Flags, reverse: bool) -> Self:
         active, _ = activity(self.problem.step, self.in_tree.unflatten(moves)[0])
         problem = settled_problem(self.problem, active, reverse)
-        back = left_of(self.back, self.again, self._known(active), reverse)
+        back = differentiated_once(self.back, self.again, self._known(active), reverse)
         return self.with_params(problem=problem, back=back).checked()
 
     def checked(self) -> Self:
@@ -805,7 +814,7 @@ class Reverse(Formula):
         marks = Active(*map(inexact_only, perturbed[0], primals))
         of_marked = lambda m, ends: run(tuple(map(put, primals, marks, m)), ends)
         _, pull = jax.vjp(of_marked, tuple(map(pick, primals, marks)), tuple(ends))
-        ct_marked, ct_ends = pull(Taken(*cts))
+        ct_marked, ct_ends = pull(BlockResult(*cts))
         zeros, none_stored, *_ = self.zero_cts()
         return (tuple(map(put, zeros, marks, ct_marked)), none_stored, *ct_ends)
 

@@ -37,8 +37,8 @@ from ..._programs import (
 from ..._types import Aval, BatchAxis, PyTree, Value
 from ...progress import Again, BarChange
 from . import _forward
-from ._backward_step import BackwardStep, Pull, Taken
-from ._derived import there_and_back
+from ._backward_step import BackwardStep, BlockResult, Pull
+from ._derived import two_scans
 from ._forward import Active, Saveable
 from ._kept_names import KeptNames, with_named_dots
 from ._layout import AbstractLayout, Layout, Needs, Saves, Stored
@@ -84,10 +84,11 @@ class Problem(abc.ABC, Generic[L]):
         loop: The loop around it.
         policy: Which residuals of a step may be stored.
         planner: The schedule.
-        still: For planning only: the leaves of the carry that vary, although their
-            initial value is not differentiated. The sweep carries their cotangents, but
-            the gradient does not return them. So XLA has no buffer of an output to keep
-            them in, and the gradient takes that much more memory. Empty if none are.
+        undifferentiated: For planning only: the leaves of the carry that vary, although
+            their initial value is not differentiated. The sweep carries their
+            cotangents, but the gradient does not return them. So XLA has no buffer of
+            an output to keep them in, and the gradient takes that much more memory.
+            Empty if none are.
         chooses_policy: For planning only: whether the schedule also chooses the policy.
     """
 
@@ -95,7 +96,7 @@ class Problem(abc.ABC, Generic[L]):
     loop: Loop
     policy: Saveable
     planner: Planner
-    still: Flags = ()
+    undifferentiated: Flags = ()
     chooses_policy: bool = False
 
     # The advice in an error, where a callback keeps the loop from being reversed.
@@ -173,8 +174,8 @@ class Problem(abc.ABC, Generic[L]):
     @abc.abstractmethod
     def written_out(
         self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
-    ) -> Taken:
-        """A whole reverse sweep for JAX to differentiate, see `there_and_back`.
+    ) -> BlockResult:
+        """A whole reverse sweep for JAX to differentiate, see `two_scans`.
 
         It is asked for if the backward step is not linear in what it carries back.
         """
@@ -221,20 +222,27 @@ class Problem(abc.ABC, Generic[L]):
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
     def planned_for(self, active: Active, moves: Sequence[bool]) -> Self:
-        """The same loop with its `still` leaves.
+        """The same loop with its `undifferentiated` leaves.
 
         Args:
             active: Which inputs are differentiated, and so which leaves vary.
             moves: Which leaves of the initial carry are differentiated.
         """
-        still = tuple(a and not m for a, m in zip(active.carry, moves, strict=True))
-        return dataclasses.replace(self, still=still if any(still) else ())
+        undifferentiated = tuple(
+            a and not m for a, m in zip(active.carry, moves, strict=True)
+        )
+        return dataclasses.replace(
+            self, undifferentiated=undifferentiated if any(undifferentiated) else ()
+        )
 
     def moving(self, active: Active) -> Active:
-        """The differentiated inputs, without the leaves that are `still`."""
-        if not self.still:
+        """The differentiated inputs, without the leaves that are `undifferentiated`."""
+        if not self.undifferentiated:
             return active
-        moves = (a and not s for a, s in zip(active.carry, self.still, strict=True))
+        moves = (
+            a and not s
+            for a, s in zip(active.carry, self.undifferentiated, strict=True)
+        )
         return active._replace(carry=tuple(moves))
 
     def with_bars(self, change: BarChange) -> Self:
@@ -271,7 +279,7 @@ class Counted(Problem[Layout]):
             loop=dataclasses.replace(self.loop, stops=True),
             policy=self.policy,
             planner=self.planner,
-            still=self.still,
+            undifferentiated=self.undifferentiated,
             chooses_policy=self.chooses_policy,
         )
 
@@ -304,8 +312,8 @@ class Counted(Problem[Layout]):
 
     def written_out(
         self, back: BackwardStep, step: Step, inputs: PyTree, ends: PyTree
-    ) -> Taken:
-        return there_and_back(back, step, self.loop, inputs, ends)
+    ) -> BlockResult:
+        return two_scans(back, step, self.loop, inputs, ends)
 
 
 def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:

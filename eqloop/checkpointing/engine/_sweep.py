@@ -21,7 +21,7 @@ from jax import lax
 from ..._arrays import Arrays, over_examples, stack_of, where_run, zero_cotangent_of
 from ..._types import Index, Value
 from ...progress import NO_BAR, Gauge
-from ._backward_step import BackwardStep, Taken, take_one
+from ._backward_step import BackwardStep, BlockResult, take_one
 from ._forward import iterate
 from ._in_place import run_in_place
 from ._loop import Loop, element, opaque, part, put_part
@@ -57,7 +57,7 @@ class KnownProducts:
 
 @dataclasses.dataclass
 class Cotangents:
-    """The state of a reverse sweep, in the groups of `Taken`.
+    """The state of a reverse sweep, in the groups of `BlockResult`.
 
     Attributes:
         consts: The sums so far.
@@ -241,7 +241,7 @@ class Sweep:
         return x, [lax.squeeze(z, [0]) for z in zs]
 
     def added(
-        self, cts: Cotangents, taken: Taken, start: Index, count: int
+        self, cts: Cotangents, taken: BlockResult, start: Index, count: int
     ) -> Cotangents:
         """The state before a block, given what its reversal returned.
 
@@ -254,14 +254,16 @@ class Sweep:
         sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
         return self.before(cts, taken._replace(sums=sums), start, count)
 
-    def added_step(self, cts: Cotangents, taken: Taken, position: Index) -> Cotangents:
+    def added_step(
+        self, cts: Cotangents, taken: BlockResult, position: Index
+    ) -> Cotangents:
         """The same for a single step, whose `taken.xs` have no axis for steps."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
         xs = list(map(jnp.expand_dims, taken.xs, axes))
         return self.added(cts, taken._replace(xs=xs), position, 1)
 
     def before(
-        self, cts: Cotangents, taken: Taken, start: Index, count: int
+        self, cts: Cotangents, taken: BlockResult, start: Index, count: int
     ) -> Cotangents:
         """The same, if `taken.sums` are the new totals, and not the block's part."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
@@ -281,7 +283,7 @@ class Sweep:
             number,
         )
 
-    def _if_run(self, start: Index, taken: Taken, cts: Cotangents) -> Taken:
+    def _if_run(self, start: Index, taken: BlockResult, cts: Cotangents) -> BlockResult:
         """`taken` for the examples that have run the step.
 
         For the others, `carried` stays as it is, and everything else is zero.

@@ -17,7 +17,7 @@ from ..engine._step import Step
 
 
 @dataclasses.dataclass(frozen=True)
-class _Nobody:
+class _NoPlanner:
     """Plans nothing."""
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
@@ -38,7 +38,7 @@ def alike(problem: Problem, active: Active) -> Problem:
     """
     step = _known_step(problem.step, active)
     return dataclasses.replace(
-        problem, step=step, planner=_Nobody(), chooses_policy=False
+        problem, step=step, planner=_NoPlanner(), chooses_policy=False
     )
 
 

@@ -254,7 +254,7 @@ def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout
     every = layouts(length, joins, rows, times.sets, products)
     if problem.as_run.loop.stops:
         # Which segments have all of their steps is not known, so none run side by side.
-        single = (one.by_carries() for one in every if one.order.abreast == 1)
+        single = (one.by_carries() for one in every if one.order.side_by_side == 1)
         every = iter(dict.fromkeys(single))
     return sorted(
         ((times.duration(layout), layout) for layout in every),

@@ -28,10 +28,10 @@ class Fixed:
 def gradient_of(problem: Problem, active: Active, of_loss: bool = False) -> Any:
     """The cotangents of the inputs of a loop, as a program.
 
-    Those of the leaves that are `still` are not among them: they take memory as well,
-    and not that of an output. Nor are those of inputs without influence. They would be
-    zeros, which are written last, and until then XLA uses their memory for other
-    values: a gradient that is not asked for them would take more.
+    Those of the leaves that are `undifferentiated` are not among them: they take memory
+    as well, and not that of an output. Nor are those of inputs without influence. They
+    would be zeros, which are written last, and until then XLA uses their memory for
+    other values: a gradient that is not asked for them would take more.
 
     Args:
         problem: The loop.

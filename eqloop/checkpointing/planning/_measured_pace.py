@@ -68,10 +68,10 @@ class StepsAlone:
     """What is measured beside gradients: the steps, and nothing else.
 
     Attributes:
-        abreast: In how many segments of equal length they are run, side by side.
+        side_by_side: In how many segments of equal length they are run, side by side.
     """
 
-    abreast: int = 1
+    side_by_side: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,14 +83,14 @@ class Measured(AbstractPace):
         stored: What a step took of a loop whose residuals were all stored.
         blocks: Of some blocks, how many times as long as estimated they took: the kind
             of reversal, how many steps it takes at once, and that factor.
-        abreast: How many times as long a step took that was run in several segments
-            side by side: how many these were, and that factor.
+        side_by_side: How many times as long a step took that was run in several
+            segments side by side: how many these were, and that factor.
     """
 
     run: float
     stored: float
     blocks: tuple[tuple[Hashable, int, float], ...]
-    abreast: tuple[tuple[int, float], ...] = ()
+    side_by_side: tuple[tuple[int, float], ...] = ()
 
     @property
     def is_measured(self) -> bool:
@@ -100,11 +100,11 @@ class Measured(AbstractPace):
     def advance(self) -> float:
         return self.run
 
-    def advance_abreast(self, count: int) -> float:
-        seen = [(1, 1.0), *self.abreast]
+    def advance_side_by_side(self, count: int) -> float:
+        seen = [(1, 1.0), *self.side_by_side]
         if len(seen) == 1:  # and so only an estimate tells what is spared
             estimated = Estimated(self.cost, self.rate)
-            return self.run * estimated.advance_abreast(count) / estimated.advance
+            return self.run * estimated.advance_side_by_side(count) / estimated.advance
         return self.run * _between(seen, count)
 
     @property
@@ -139,8 +139,8 @@ class Measured(AbstractPace):
         run = longer * Estimated(cost, self.rate).advance
         return dataclasses.replace(self, cost=cost, run=run)
 
-    def with_abreast(self, factors: Sequence[tuple[int, float]]) -> Self:
-        return dataclasses.replace(self, abreast=tuple(factors))
+    def with_side_by_side(self, factors: Sequence[tuple[int, float]]) -> Self:
+        return dataclasses.replace(self, side_by_side=tuple(factors))
 
     def beside(self, other: AbstractPace) -> Self:
         one = ByResiduals()
@@ -178,7 +178,9 @@ def pace(
     return _timed(problem, active, estimated, kept, pieces) or estimated
 
 
-def with_abreast(problem: Problem, active: Active, pace: AbstractPace) -> AbstractPace:
+def with_side_by_side(
+    problem: Problem, active: Active, pace: AbstractPace
+) -> AbstractPace:
     """A pace that also knows how long steps take in segments that run side by side.
 
     Args:
@@ -196,7 +198,7 @@ def with_abreast(problem: Problem, active: Active, pace: AbstractPace) -> Abstra
         return pace
     alone, *found = times
     factors = zip(sizes, (time / alone for time in found), strict=True)
-    return pace.with_abreast(list(factors))
+    return pace.with_side_by_side(list(factors))
 
 
 def move_time(
@@ -406,12 +408,12 @@ def _short_program(
     if isinstance(layout, Layout):
         return gradient_of(dataclasses.replace(problem, planner=Fixed(layout)), active)
     problem = dataclasses.replace(problem, step=without_outputs(problem.step))
-    if layout.abreast == 1:
+    if layout.side_by_side == 1:
         return functools.partial(planned_loop, problem), input_types(problem)
-    problem = _of_length(problem, problem.loop.length // layout.abreast)
+    problem = _of_length(problem, problem.loop.length // layout.side_by_side)
     run = jax.vmap(functools.partial(planned_loop, problem), in_axes=(None, 0, 0))
     consts, *of_each = input_types(problem)
-    return run, [consts, *(_stacked(types, layout.abreast) for types in of_each)]
+    return run, [consts, *(_stacked(types, layout.side_by_side) for types in of_each)]
 
 
 def _stacked(types: Sequence[Aval], count: int) -> list[Aval]:

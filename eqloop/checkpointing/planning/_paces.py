@@ -10,7 +10,7 @@ from ..engine._problem import Problem
 from ..engine.reversals._together import can_join
 from ._cost import step_cost
 from ._kept_values import Kept, costs_by_kept
-from ._measured_pace import pace, with_abreast
+from ._measured_pace import pace, with_side_by_side
 from ._pace_of_known import with_guess, with_pace_of_known
 from ._search import layouts
 
@@ -115,7 +115,11 @@ def pace_for(
     """
     if layout.order.asks_for_products(layout.reversal):
         base = with_pace_of_known(problem, active, base, layout.piece)
-    return with_abreast(problem, active, base) if layout.order.abreast > 1 else base
+    return (
+        with_side_by_side(problem, active, base)
+        if layout.order.side_by_side > 1
+        else base
+    )
 
 
 def pace_keeping(

@@ -178,17 +178,19 @@ def _side_by_side(length: int) -> Iterator[Layout]:
     for each in dict.fromkeys(_dividing(length, size) for size in _EACH):
         count, over = length // each, length % each
         before = [Nest((over,))] if over else []
-        for abreast in (size for size in _ABREAST if 2 * size <= count):
-            parts = min(_SHARES, count // abreast)
+        for side_by_side in (size for size in _ABREAST if 2 * size <= count):
+            parts = min(_SHARES, count // side_by_side)
             for share in range(parts):
                 # Whole groups of segments, so that batches leave none over.
-                last = count * share // parts // abreast * abreast
-                first = Nest((count - last, each), abreast=abreast)
+                last = count * share // parts // side_by_side * side_by_side
+                first = Nest((count - last, each), side_by_side=side_by_side)
                 rest = [Nest((last * each,))] if last else []
                 order = Nested((*before, first, *rest))
                 for size in _large_batches(first.at_once):
                     yield Layout(order, reversal=Together(size))
-            first = Nest((count // abreast, abreast, each), abreast=abreast)
+            first = Nest(
+                (count // side_by_side, side_by_side, each), side_by_side=side_by_side
+            )
             left = length - first.length
             order = Nested((*([Nest((left,))] if left else []), first))
             for size in _large_batches(first.at_once):

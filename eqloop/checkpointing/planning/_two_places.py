@@ -125,7 +125,7 @@ def _layouts(
         order = layout.order
         # Which segments of a loop that stops have all of their steps is not known, so
         # none of them run side by side.
-        if order.stores_residuals or (stops and order.abreast > 1):
+        if order.stores_residuals or (stops and order.side_by_side > 1):
             continue
         if _primal_slots(order) <= far:
             yield dataclasses.replace(layout, slots=slots), _count_moves(order)

@@ -69,7 +69,7 @@ class Ending(AbstractStopping[Layout]):
             loop,
             self.policy,
             self.planner,
-            self.still,
+            self.undifferentiated,
             self.chooses_policy,
             ending=self,
         )

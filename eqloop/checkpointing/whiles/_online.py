@@ -42,19 +42,22 @@ class Online(AbstractWhileLayout):
         checkpoints: How many carries are stored at once.
         strides: What each step adds to the leaves that slots hold, if the way back
             reads nothing but counters: then only the initial carry is stored.
-        peels: Whether the first step is run, and reversed, by itself, since more is
-            known of the others. Its carry is in no slot, but read among the inputs.
+        runs_first_alone: Whether the first step is run, and reversed, by itself, since
+            more is known of the others. Its carry is in no slot, but read among the
+            inputs.
     """
 
     max_steps: int
     checkpoints: int
     strides: tuple[int, ...] | None = None
-    peels: bool = False
+    runs_first_alone: bool = False
 
     def for_needs(self, step: Step, needs: Needs) -> "Online":
         strides, (first, later) = strides_of(step, needs), steps_to_run(step)
-        peels = strides is None and self.max_steps > 1 and later is not first
-        return dataclasses.replace(self, strides=strides, peels=peels)
+        runs_first_alone = strides is None and self.max_steps > 1 and later is not first
+        return dataclasses.replace(
+            self, strides=strides, runs_first_alone=runs_first_alone
+        )
 
     @property
     def spreading(self) -> Spreading:
@@ -64,7 +67,7 @@ class Online(AbstractWhileLayout):
     @property
     def splits(self) -> bool:
         """Whether a segment may have to be split, since its rank is above 1."""
-        chain = self.max_steps - self.peels
+        chain = self.max_steps - self.runs_first_alone
         return self.checkpoints > 1 and chain > self.spreading.most_thrice
 
     @property
@@ -77,7 +80,7 @@ class Online(AbstractWhileLayout):
 
     @property
     def reads_init(self) -> bool:
-        return self.peels or self.strides is not None
+        return self.runs_first_alone or self.strides is not None
 
     @property
     def length(self) -> int | None:
@@ -85,7 +88,9 @@ class Online(AbstractWhileLayout):
 
     @property
     def stored(self) -> int:
-        return 1 if self.strides is not None else self.checkpoints + self.peels
+        return (
+            1 if self.strides is not None else self.checkpoints + self.runs_first_alone
+        )
 
     @property
     def evaluations(self) -> int | None:
@@ -94,7 +99,7 @@ class Online(AbstractWhileLayout):
             return None
         if self.strides is not None:
             return 2 * self.length
-        chain = self.length - self.peels
+        chain = self.length - self.runs_first_alone
         return 2 * self.length + _binomial.sweep_advances(chain, self.checkpoints)
 
     @property
@@ -122,10 +127,15 @@ class Online(AbstractWhileLayout):
             count, carry = run_all(steps, consts, init, self.max_steps)
             return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
         later = steps.first
-        if self.peels:
+        if self.runs_first_alone:
             state, later = run_until(steps.first, consts, state, 1), steps.later
         running = OnlineRun(
-            self.spreading, later, held, consts, self.max_steps, int(self.peels)
+            self.spreading,
+            later,
+            held,
+            consts,
+            self.max_steps,
+            int(self.runs_first_alone),
         )
         (count, carry), spread, carries = running.run((state, spread, carries))
         return carry, Stored.of([count, spread.starts, spread.rows], carries.arrays)
@@ -137,7 +147,7 @@ class Online(AbstractWhileLayout):
         cts = sweep.start(ct_carry, jax.tree.leaves(stored))
         if self.strides is not None:
             return reverse_by_counters(past.first, self.strides, sweep.init, cts)
-        later = past.later.part(1) if self.peels else past.first
+        later = past.later.part(1) if self.runs_first_alone else past.first
         steps, reach = (
             later.sweep.steps,
             constant(self.spreading.reach) if self.splits else None,
@@ -145,7 +155,9 @@ class Online(AbstractWhileLayout):
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         stack = self._stack(reach, steps, starts, carries)
         stack, cts = chain.reverse(stack, steps - 1, zero(), cts)
-        return past.first.pull_first(sweep.init, 1, cts) if self.peels else cts
+        return (
+            past.first.pull_first(sweep.init, 1, cts) if self.runs_first_alone else cts
+        )
 
     def _stack(
         self, reach: Value, count: Index, starts: Any, carries: Carries

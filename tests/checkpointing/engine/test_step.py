@@ -97,9 +97,9 @@ def test_collectives_know_their_place_along_the_axis():
 
     def marks(h: Any) -> Any:
         step, _ = traced(f, 2)
-        still = dict(consts=[], carry=[False, False], x=[False])
-        found.append(reaching(step, **still, axis_name="batch")[0])
-        found.append(reaching(step, **still, axis_name="other")[0])
+        undifferentiated = dict(consts=[], carry=[False, False], x=[False])
+        found.append(reaching(step, **undifferentiated, axis_name="batch")[0])
+        found.append(reaching(step, **undifferentiated, axis_name="other")[0])
         return h
 
     found: list[Any] = []

@@ -179,7 +179,7 @@ class Told(Estimated):
     def advance(self):
         return self.run
 
-    def advance_abreast(self, count):
+    def advance_side_by_side(self, count):
         return self.run / count
 
     def block(self, reversal, count):
@@ -218,7 +218,7 @@ def test_steps_that_are_run_again_side_by_side_take_less_time_and_more_room():
     own = dataclasses.replace(cost(recurrent(10)), held=0, read=0, carry=2, x=3)
     pace = Told(own, rate, run=10.0, back=100.0)
     one, several = (
-        Layout(Nested((Nest((6, 4), abreast=count),)), reversal=Together(2))
+        Layout(Nested((Nest((6, 4), side_by_side=count),)), reversal=Together(2))
         for count in (1, 3)
     )
     # Of each segment, three steps are run again.
@@ -303,18 +303,18 @@ def test_more_is_stored_for_the_last_steps_as_far_as_there_is_room():
 
 @pytest.mark.parametrize("length", [7, 64, 1009, 100_000])
 def test_segments_side_by_side_to_choose_from(length):
-    abreast = lambda joins: [
-        one for one in layouts(length, joins, rows=None) if one.order.abreast > 1
+    side_by_side = lambda joins: [
+        one for one in layouts(length, joins, rows=None) if one.order.side_by_side > 1
     ]
-    found = abreast(True)
+    found = side_by_side(True)
     assert bool(found) == (length > 7)
     for one in found:
         assert one.order.length == length
-        nests = [nest for nest in one.order.nests if nest.abreast > 1]
-        assert all(nest.abreast <= nest.levels[-2] for nest in nests)
+        nests = [nest for nest in one.order.nests if nest.side_by_side > 1]
+        assert all(nest.side_by_side <= nest.levels[-2] for nest in nests)
         assert one.reversal.size <= 128
     assert len(found) < 1000
-    assert not abreast(False)
+    assert not side_by_side(False)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_segments_side_by_side_to_choose_from(length):
         AllAtOnce(4000),
         Nested((Nest((250, 16)),)),
         Nested((Nest((100, 16)), Nest((2400,)))),
-        Nested((Nest((500, 8), abreast=8),)),
+        Nested((Nest((500, 8), side_by_side=8),)),
         Nested((Nest((250,), 16),)),
         Nested((Nest((20, 10, 20)),)),
         Revolved(4000, 4000),

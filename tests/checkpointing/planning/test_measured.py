@@ -166,7 +166,7 @@ def test_steps_are_run_side_by_side_where_it_may_pay(monkeypatch, milliseconds, 
     el.measurements(None)
     found = plan()
     assert runs == [7, 3]
-    assert (found._layout.order.abreast > 1) == taken
+    assert (found._layout.order.side_by_side > 1) == taken
     assert ("side by side" in str(found)) == taken
     el.measurements(None)
 
@@ -402,10 +402,10 @@ def test_between_the_sizes_that_were_run_times_are_told():
     assert factor(Together(32), 1) == factor(Together(8), 16) == pytest.approx(0.5)
     assert (pace.advance, pace.everything) == (11, 44)
     # What it takes to run steps again is told like this, too.
-    assert pace.advance_abreast(1) == 11
-    assert 5 < pace.advance_abreast(4) < 11
-    seen = pace.with_abreast([(8, 0.5), (32, 0.25)])
-    times = [seen.advance_abreast(count) for count in (1, 8, 16, 32, 64)]
+    assert pace.advance_side_by_side(1) == 11
+    assert 5 < pace.advance_side_by_side(4) < 11
+    seen = pace.with_side_by_side([(8, 0.5), (32, 0.25)])
+    times = [seen.advance_side_by_side(count) for count in (1, 8, 16, 32, 64)]
     assert times[::2] == pytest.approx([11, 11 * 0.5**1.5, 2.75])
     assert times[1::2] == pytest.approx([5.5, 2.75])
 

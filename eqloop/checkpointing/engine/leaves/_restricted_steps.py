@@ -18,12 +18,12 @@ from ...._arrays import Arrays, Flags, pick, put, split, stack_type
 from ...._programs import run, traced
 from ...._types import Aval, Value
 from .._backward_step import (
-    Around,
     BackwardStep,
-    Ends,
+    BlockEnds,
+    BlockResult,
     Inputs,
     NextCarry,
-    Taken,
+    WrappedStep,
 )
 from .._layout import Needs
 from .._loop import Loop
@@ -142,7 +142,7 @@ def _of_held(
 
 
 @dataclasses.dataclass(frozen=True)
-class Restricted(Around):
+class Restricted(WrappedStep):
     """A backward step, cut down to the leaves of a carry that slots hold.
 
     Attributes:
@@ -185,11 +185,11 @@ class Restricted(Around):
         leaves = tuple(sum(held[:leaf]) for leaf in found.leaves)
         return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
 
-    def __call__(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         whole, types = self.leaves.whole, self.inner.types[1]
         return self._without_others(self.inner, whole, types, loop, inputs, ends)
 
-    def joined(self, loop: Loop, inputs: Inputs, ends: Ends) -> Taken:
+    def joined(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
         whole = self.leaves.whole
         # The carries of the steps are stacked, the consts are shared. Without leaves to
         # make, `whole` only puts leaves in their places.
@@ -200,13 +200,13 @@ class Restricted(Around):
 
     def _without_others(
         self,
-        take: Callable[..., Taken],
+        take: Callable[..., BlockResult],
         whole: Callable[..., list[Value]],
         carry_types: list[Aval],
         loop: Loop,
         inputs: Inputs,
-        ends: Ends,
-    ) -> Taken:
+        ends: BlockEnds,
+    ) -> BlockResult:
         """Traces a reversal for whole carries, and runs what it needs of that program.
 
         Args:
@@ -227,7 +227,7 @@ class Restricted(Around):
         marks = [mark for group in given for mark in group]
         marks += [True] * (len(flat) - len(marks))
 
-        def run(*flat: Value) -> Taken:
+        def run(*flat: Value) -> BlockResult:
             consts, carry, xs, ends = tree.unflatten(flat)
             consts, more = split(consts, len(consts) - self.leaves.more)
             return take(loop, (consts, whole(carry, more), xs), ends)

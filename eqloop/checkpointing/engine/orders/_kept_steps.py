@@ -25,7 +25,7 @@ import numpy as np
 from ...._arrays import Arrays, pick, split
 from ...._programs import equations, parted, reached, run
 from ...._types import Aval, Index
-from .._backward_step import BackwardStep, Taken, program_of
+from .._backward_step import BackwardStep, BlockResult, program_of
 from .._sweep import Cotangents
 from .._walk import Walk
 from ..reversals._together import can_join
@@ -100,7 +100,7 @@ class StepParts:
 
     Attributes:
         ahead: From consts, a carry and `x` to the residuals.
-        rest: From the residuals, `z` and `carried` to the outputs, see `Taken`.
+        rest: From the residuals, `z` and `carried` to the outputs, see `BlockResult`.
         source: For each residual that is itself a const or a leaf of `x`, the place of
             that input: it need not be kept. `None` for the others.
         varies: Which residuals differ from step to step.
@@ -213,7 +213,7 @@ class KeptResiduals(AbstractKept):
         ]
         outs = run(self.parts.rest, *known, *z, *cts.carry)
         sums, carried, xs = split(outs, len(back.const_of), len(back.end_types[0]))
-        return sweep.added_step(cts, Taken(sums, carried, xs), position)
+        return sweep.added_step(cts, BlockResult(sums, carried, xs), position)
 
 
 def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:

@@ -26,13 +26,13 @@ class Nest:
         levels: How many segments each level has, the outermost first.
         block: How many steps an innermost segment has. Their residuals are stored
             together.
-        abreast: How many segments of the last level but one are run again at once, side
-            by side.
+        side_by_side: How many segments of the last level but one are run again at once,
+            side by side.
     """
 
     levels: tuple[int, ...]
     block: int = 1
-    abreast: int = 1
+    side_by_side: int = 1
 
     @property
     def length(self) -> int:
@@ -51,7 +51,7 @@ class Nest:
     @property
     def at_once(self) -> int:
         """How many carries of the last level are stored at once."""
-        return self.abreast * self.levels[-1]
+        return self.side_by_side * self.levels[-1]
 
     @property
     def within(self) -> "Nest":
@@ -64,9 +64,9 @@ class Nest:
         return sum(self._advances_by_level())
 
     @property
-    def advances_abreast(self) -> int:
+    def advances_side_by_side(self) -> int:
         """Of these, the steps of the last level, if they are run side by side."""
-        return list(self._advances_by_level())[-1] if self.abreast > 1 else 0
+        return list(self._advances_by_level())[-1] if self.side_by_side > 1 else 0
 
     def _advances_by_level(self) -> Iterator[int]:
         # To store the carries within a segment, all of it but its last part is run.

@@ -84,8 +84,8 @@ class Nested(AbstractSlotOrder):
         )
 
     @property
-    def abreast(self) -> int:
-        return max(nest.abreast for nest in self.nests)
+    def side_by_side(self) -> int:
+        return max(nest.side_by_side for nest in self.nests)
 
     @property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -129,7 +129,7 @@ class Nested(AbstractSlotOrder):
         inner = (
             sum(nest.levels[1:-1]) * cost.held
             + nest.at_once * last
-            + _bytes_abreast(nest, cost)
+            + _bytes_side_by_side(nest, cost)
             for nest in self.nests
             if len(nest.levels) > 1
         )
@@ -165,7 +165,8 @@ class Nested(AbstractSlotOrder):
         # but not if the steps are reversed in batches.
         worse = 1 + 0.1 * (len(self.nests) - 1) * (reversal.batch(1) == 1)
         saved = sum(
-            nest.advances_abreast * (pace.advance - pace.advance_abreast(nest.abreast))
+            nest.advances_side_by_side
+            * (pace.advance - pace.advance_side_by_side(nest.side_by_side))
             for nest in self.nests
         )
         return (super().duration(pace, reversal) - saved) * worse
@@ -173,8 +174,8 @@ class Nested(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         depth = min(max(len(nest.levels) for nest in self.nests), 3)
-        products, abreast = self.with_products > 0, self.abreast > 1
-        return "nested", self.block == 1, depth, products, abreast
+        products, side_by_side = self.with_products > 0, self.side_by_side > 1
+        return "nested", self.block == 1, depth, products, side_by_side
 
     def shortened(self, length: int) -> "Nested | None":
         share = length / self.length
@@ -201,8 +202,8 @@ class Nested(AbstractSlotOrder):
         if self.with_products:
             steps, each = self.steps_with_products, format_bytes(cost.known)
             rows.append(("stored products", f"of {steps} steps, {each} each"))
-        if self.abreast > 1:
-            rows.append(("run again side by side", f"{self.abreast} segments"))
+        if self.side_by_side > 1:
+            rows.append(("run again side by side", f"{self.side_by_side} segments"))
         return rows
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
@@ -244,8 +245,8 @@ def _reverse_level(
         steps = StoredSteps(carries, row, start, count, most, has_next=has_next)
         return walk.each(steps, cts)
 
-    if _runs_abreast(nest) and walk.joins_steps:
-        return _reverse_abreast(walk, nest, start, carries, row, cts)
+    if _runs_side_by_side(nest) and walk.joins_steps:
+        return _reverse_side_by_side(walk, nest, start, carries, row, cts)
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = count - 1 - i
@@ -268,12 +269,12 @@ def _reverse_level(
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
 
-def _reverse_abreast(
+def _reverse_side_by_side(
     walk: Walk, nest: Nest, start: Index, carries: Carries, row: int, cts: Cotangents
 ) -> Cotangents:
     """The same for a nest of two levels, whose segments are run again side by side."""
     (count, each), slots = nest.levels, carries.slots.near
-    groups, left = divmod(count, nest.abreast)
+    groups, left = divmod(count, nest.side_by_side)
 
     def reverse(first: Index, size: int, cts: Cotangents) -> Cotangents:
         firsts = carries.read_part(row + first, size)
@@ -281,7 +282,9 @@ def _reverse_abreast(
         return walk.rerun(steps, cts)
 
     # What is left over are the first segments.
-    of_group = lambda i, cts: reverse(count - (i + 1) * nest.abreast, nest.abreast, cts)
+    of_group = lambda i, cts: reverse(
+        count - (i + 1) * nest.side_by_side, nest.side_by_side, cts
+    )
     cts = lax.fori_loop(0, groups, of_group, cts)
     return reverse(0, left, cts) if left else cts
 
@@ -350,7 +353,7 @@ def _with_fewer_segments(nest: Nest, share: float) -> Nest:
     """The nest with a part of the segments of the outermost level."""
     first, *inner = nest.levels
     # Whole groups of segments, if they run side by side.
-    group = nest.abreast if len(inner) == 1 else 1
+    group = nest.side_by_side if len(inner) == 1 else 1
     count = min(max(round(first * share / group), 1) * group, first)
     return dataclasses.replace(nest, levels=(count, *inner))
 
@@ -358,8 +361,8 @@ def _with_fewer_segments(nest: Nest, share: float) -> Nest:
 def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
     """The events of the reversal of a nest, whose outermost carries are stored."""
     count, *inner = nest.levels
-    if _runs_abreast(nest):
-        yield from _history_abreast(nest, start, slots)
+    if _runs_side_by_side(nest):
+        yield from _history_side_by_side(nest, start, slots)
         return
     for segment in reversed(range(count)):
         position = start + segment * nest.stride
@@ -375,11 +378,11 @@ def _level_history(nest: Nest, start: int, slots: int) -> Iterator[Event]:
         slots -= 1
 
 
-def _history_abreast(nest: Nest, start: int, slots: int) -> Iterator[Event]:
+def _history_side_by_side(nest: Nest, start: int, slots: int) -> Iterator[Event]:
     """The same if segments of single steps are run again side by side."""
     count, each = nest.levels
     while count:
-        size = nest.abreast if count >= nest.abreast else count
+        size = nest.side_by_side if count >= nest.side_by_side else count
         count -= size
         # The first carry of each segment is copied before any step is run.
         position, filled = start + count * each, slots + size
@@ -391,16 +394,16 @@ def _history_abreast(nest: Nest, start: int, slots: int) -> Iterator[Event]:
         slots -= size
 
 
-def _bytes_abreast(nest: Nest, cost: StepCost) -> int:
+def _bytes_side_by_side(nest: Nest, cost: StepCost) -> int:
     """The bytes that segments take while they are run again side by side.
 
     Each has a carry that it has reached, and reads its part of `xs`, which is copied.
     """
-    if nest.abreast == 1:
+    if nest.side_by_side == 1:
         return 0
-    return nest.abreast * (cost.carry + nest.levels[-1] * cost.x)
+    return nest.side_by_side * (cost.carry + nest.levels[-1] * cost.x)
 
 
-def _runs_abreast(nest: Nest) -> bool:
+def _runs_side_by_side(nest: Nest) -> bool:
     """Whether its segments are run again side by side, if the sweep allows it."""
-    return nest.abreast > 1 and len(nest.levels) == 2 and nest.block == 1
+    return nest.side_by_side > 1 and len(nest.levels) == 2 and nest.block == 1

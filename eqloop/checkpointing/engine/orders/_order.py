@@ -104,7 +104,7 @@ class AbstractOrder(abc.ABC):
         return 0
 
     @property
-    def abreast(self) -> int:
+    def side_by_side(self) -> int:
         """How many segments, at most, are run again side by side."""
         return 1
 

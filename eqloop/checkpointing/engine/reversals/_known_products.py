@@ -136,7 +136,7 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         group: The equations. The result of the last one is the value.
 
     Returns:
-        See `given_in_place`. The rule differentiates the equations.
+        See `with_given_result`. The rule differentiates the equations.
     """
     own = {eqn.outvars[0] for eqn in group}
     read = [v for eqn in group for v in eqn.invars if isinstance(v, jex.Var)]
@@ -154,10 +154,10 @@ def _known_value(group: list[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, jex.Var]:
         _, dot = jax.jvp(of_moving, pick(factors, moves), pick(dots, moves))
         return value, dot
 
-    return given_in_place(group[-1], factors, push)
+    return with_given_result(group[-1], factors, push)
 
 
-def given_in_place(
+def with_given_result(
     eqn: jex.JaxprEqn,
     factors: Sequence[jex.Var],
     push: Callable[..., tuple[Value, Value]],

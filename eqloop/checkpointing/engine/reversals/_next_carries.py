@@ -27,7 +27,7 @@ from ...._arrays import is_inexact
 from ...._programs import aval_of, inputs_read, program_from, run, traced, with_parts
 from ...._types import Value
 from .._step import Step
-from ._known_products import given_in_place
+from ._known_products import with_given_result
 
 
 @functools.lru_cache(maxsize=128)
@@ -77,4 +77,4 @@ def _known_result(eqn: jex.JaxprEqn) -> tuple[jex.JaxprEqn, jex.Var] | None:
         (value, x), (_, dot) = primals, tangents
         return value, run(program, value, x, dot)[0]
 
-    return given_in_place(eqn, inputs, push)
+    return with_given_result(eqn, inputs, push)

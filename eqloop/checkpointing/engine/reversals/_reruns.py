@@ -128,17 +128,17 @@ class SideBySide(AbstractRerun):
 
     Attributes:
         carries: The first carry of each segment, stacked along the first axis.
-        abreast: How many segments there are.
+        side_by_side: How many segments there are.
         each: How many steps each of them has.
     """
 
     carries: Arrays
-    abreast: int
+    side_by_side: int
     each: int
 
     @property
     def most(self) -> int:
-        return self.abreast * self.each
+        return self.side_by_side * self.each
 
     def stored(self, sweep: Sweep, has_next: bool = False) -> StoredSteps:
         found = self._run(sweep, lambda own, one: one.stored(own, has_next).carries)
@@ -183,7 +183,7 @@ class SideBySide(AbstractRerun):
 
     def _cut(self, x: Value, axis: int) -> Value:
         """Splits the axis of all steps into one of segments, and one of their steps."""
-        shape = (*x.shape[:axis], self.abreast, self.each, *x.shape[axis + 1 :])
+        shape = (*x.shape[:axis], self.side_by_side, self.each, *x.shape[axis + 1 :])
         return x.reshape(shape)
 
 

@@ -56,7 +56,7 @@ from ...._programs import (
     traced,
 )
 from ...._types import Aval, Index, Value
-from .._backward_step import BackwardStep, NextCarry, Taken, program_of
+from .._backward_step import BackwardStep, BlockResult, NextCarry, program_of
 from .._costs import Rates, StepCost
 from .._loop import Loop, part
 from .._step import Step
@@ -270,7 +270,7 @@ def _joined(sweep: Sweep, steps: StoredSteps, cts: Cotangents) -> Cotangents:
     inputs = [*consts, *before, *xs, *ends, *zs]
     program = _joined_program(back, loop.part(count), tuple(map(jax.typeof, inputs)))
     sums, ct_xs = added_in_parts(program, inputs, cts.consts)
-    return sweep.before(cts, Taken(sums, carried, ct_xs), steps.start, count)
+    return sweep.before(cts, BlockResult(sums, carried, ct_xs), steps.start, count)
 
 
 @functools.lru_cache(maxsize=128)
@@ -333,7 +333,7 @@ def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr,
     """
     carried, z = back.end_types
     counts = *map(len, back.types), len(z)
-    is_carried = Taken(
+    is_carried = BlockResult(
         [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
     )
     program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))

@@ -33,7 +33,7 @@ class Walker:
     def nest(self, nest: Nest, start: int) -> None:
         """Its outermost carries are stored already, and are freed in the end."""
         count, *inner = nest.levels
-        if len(inner) == 1 and nest.abreast > 1:
+        if len(inner) == 1 and nest.side_by_side > 1:
             self.side_by_side(nest, start)
             return
         for segment in reversed(range(count)):
@@ -51,7 +51,7 @@ class Walker:
         """The same for a nest of two levels: segments are run again in groups."""
         left, each = nest.levels
         while left:
-            size = min(nest.abreast, left)
+            size = min(nest.side_by_side, left)
             left -= size
             self.store(size * each)
             self.advances += size * (each - 1)
@@ -127,9 +127,9 @@ def test_nests(length, base, block):
 @hypothesis.given(
     st.lists(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 6)
 )
-def test_segments_side_by_side(levels, abreast):
-    hypothesis.assume(abreast <= levels[-2])
-    order = Nested((Nest(tuple(levels), abreast=abreast), Nest((2,))))
+def test_segments_side_by_side(levels, side_by_side):
+    hypothesis.assume(side_by_side <= levels[-2])
+    order = Nested((Nest(tuple(levels), side_by_side=side_by_side), Nest((2,))))
     walker = walk_nests(order)
     assert_reverses_every_step(walker, order.length)
     assert order.advances == walker.advances

@@ -11,9 +11,9 @@ from eqloop.checkpointing.planning._paces import paces
 
 from ....compiling import temp_bytes
 from ....marks import slow, slow_if
-from ...abreast import Abreast
 from ...memory import gradient
 from ...noted import Noted
+from ...side_by_side import Abreast
 from ...steps import recurrent
 from .products import (
     HS,
@@ -128,7 +128,9 @@ def test_no_budget_has_them_for_a_loop_that_stops():
         make(Noted(el.Budget("64KiB", measure=False), asked)).plan(init, xs)
         problem, active, _ = asked[0]
         times = paces(problem, active, measure=False)
-        return any(one.order.abreast > 1 for _, one in _by_duration(problem, times))
+        return any(
+            one.order.side_by_side > 1 for _, one in _by_duration(problem, times)
+        )
 
     near = lambda h: h[0] < 9
     assert has_them(lambda schedule: el.Scan(f, schedule=schedule))
@@ -166,14 +168,14 @@ def shapes(schedule):
 
 def test_one_product_serves_all_segments():
     # Of six segments, two are left over.
-    alone, abreast = (shapes(Abreast(2, count)) for count in (1, 4))
-    assert {"16x4", "16x2"} <= abreast - alone
+    alone, side_by_side = (shapes(Abreast(2, count)) for count in (1, 4))
+    assert {"16x4", "16x2"} <= side_by_side - alone
 
 
 @pytest.mark.parametrize("abreast", [4, slow(16)])
-def test_what_segments_take_is_counted(abreast):
+def test_what_segments_take_is_counted(side_by_side):
     args = recurrent(1024, 64)
-    plan = el.Scan(args[0], schedule=Abreast(8, abreast, size=32)).plan(*args[1:])
+    plan = el.Scan(args[0], schedule=Abreast(8, side_by_side, size=32)).plan(*args[1:])
     found = temp_bytes(gradient(plan.pinned), *args)
     one = el.Scan(args[0], schedule=Abreast(8, 1, size=8)).plan(*args[1:])
     alone = temp_bytes(gradient(one.pinned), *args)
