@@ -7,10 +7,10 @@ of `f` at `h`, and `c` and `c1` are the cotangents of `h` and `h1`.
   given both, and carries back `(c, dc)`.
 - Reverse mode (`forward_step_of_reverse` and `Pulled`). `c` has a cotangent `b`, and
   that of `c1` is `b1 = J b`: it goes from the first step to the last, so the forward
-  loop carries `(h, b)`. It needs no `c`, since the backward step is linear in `c1`, unless a custom
-  rule of the user is not. Then the reverse loop is given `h` and `b`. It carries back
-  `c`, as before, and the cotangent `g` of `h`, to which the second derivative of `f`
-  contributes at each step:
+  loop carries `(h, b)`. It needs no `c`, since the backward step is linear in `c1`,
+  unless a custom rule of the user is not. Then the reverse loop is given `h` and `b`.
+  It carries back `c`, as before, and the cotangent `g` of `h`, to which the second
+  derivative of `f` contributes at each step:
 
       g = J^T g1  +  d/dh <b, J^T c1>
 
