@@ -22,7 +22,6 @@ from .planning._computed_again import computed_again
 from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
 from .planning._paces import pace_for, pace_keeping
-from .planning._run_off import time_beside_everything
 from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
 
@@ -250,7 +249,6 @@ def plan_of(
         size: The bytes that the gradient takes, if they are known.
     """
     everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
-    seen = time_beside_everything(problem, active, layout)
     if layout.kept is not None:
         how_long = pace_keeping(problem, active, layout.kept, how_long)
         problem = problem.under(layout)
@@ -258,14 +256,12 @@ def plan_of(
     cost = layout.stored_cost(how_long.cost)
     if size is None:
         size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
-    if seen is None:
-        seen = layout.duration(how_long) / everything if everything else 1.0
     return Plan(
         schedule=schedule,
         _layout=layout,
         _cost=cost,
         peak_bytes=size,
-        relative_time=seen,
+        relative_time=layout.duration(how_long) / everything if everything else 1.0,
         is_measured=how_long.is_measured,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),

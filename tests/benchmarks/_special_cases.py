@@ -70,6 +70,16 @@ def _as_it_is(own: Any) -> Callable[..., Any]:
     return lambda first, *args, **kwargs: first
 
 
+def _blind(own: Any) -> type:
+    """The analysis of buffers, which then finds none."""
+
+    class Blind(own):
+        def outputs(self, program: Any, inputs: Any) -> list[None]:
+            return [None] * len(program.out_avals)
+
+    return Blind
+
+
 _REVERSALS, _ORDERS = "engine.reversals", "engine.orders"
 
 SPECIAL_CASES = (
@@ -95,13 +105,6 @@ SPECIAL_CASES = (
         lambda schedule, layout: layout.order.side_by_side > 1,
     ),
     SpecialCase(
-        "run-offs",
-        "planning._choice",
-        "run_time",
-        _nothing,
-        lambda schedule, layout: isinstance(schedule, el.Budget),
-    ),
-    SpecialCase(
         "default batches",
         "_schedules",
         "with_batches",
@@ -125,7 +128,7 @@ SPECIAL_CASES = (
     ),
     SpecialCase("rows once", "engine.leaves._rows_once", "_rows_of", _nothing),
     SpecialCase("in-place writes", "engine._in_place", "in_place", _as_it_is),
-    SpecialCase("masked writes", "whiles._masked_writes", "_end", _nothing),
+    SpecialCase("masked writes", "whiles._masked_writes", "Following", _blind),
     SpecialCase("short loops", "engine._short_loops", "_is_short_loop", _no),
     SpecialCase("later steps", "whiles._later_steps", "_later", _as_it_is),
     SpecialCase("early ends", "whiles._early_ends", "_with_early_end", _as_it_is),

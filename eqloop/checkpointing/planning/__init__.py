@@ -12,7 +12,7 @@ it:
 - **Memory**: `_memory.py` compiles the program of a layout (`_gradient_program.py`),
   and `_memory_guess.py` tells from it what similar layouts take.
 - **The choice**: `_search.py` lists layouts, and `_choice.py` picks the fastest that
-  fits. If a gradient is quick, `_run_off.py` runs the last candidates. `_two_places.py`
+  fits. `_two_places.py`
   chooses for a device and a second place, and `_default_batches.py` for a schedule that
   was given no budget.
 """

@@ -13,7 +13,6 @@ from ._measured_pace import is_quick, largeness
 from ._memory import device_bytes, peak_bytes
 from ._memory_guess import Guess
 from ._paces import Paces, pace_for, pace_keeping
-from ._run_off import run_time
 from ._search import layouts
 
 # A search compiles programs until no layout promises to be so much faster than the one
@@ -22,11 +21,6 @@ from ._search import layouts
 WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.95
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
-
-# So many layouts of other kinds are compiled, to be run if they fit: one that seems to
-# be so many times as slow at the most, and others.
-_MOST_TO_RUN = 4
-_CLOSE = 1.25
 
 # So often a layout is found whose time depends on something that was not measured yet.
 _MOST_ASKED = 3
@@ -67,37 +61,7 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
         own = pace_keeping(problem, active, layout.kept, times.base)
         times = times.replaced(layout.kept, own)
         layout = fastest(problem, active, nbytes, times)
-    return layout and _fastest_run(problem, active, nbytes, times, layout)
-
-
-def _fastest_run(
-    problem: Problem, active: Active, nbytes: int, times: Paces, first: Layout
-) -> Layout:
-    """Runs a layout and a few of other kinds that fit, and returns the fastest.
-
-    Estimates of layouts of one kind are off by the same factor, so one of each kind is
-    enough. The first rival may be estimated a little slower. The others are only tried
-    if they are estimated faster than what was seen. One has to win by more than times
-    differ from run to run: of several that are equally fast, one would always win.
-    """
-    if (least := run_time(problem, active, first, times)) is None:
-        return first
-    guess, fastest, kinds, trials = Guess(times), first, {first.kind}, 0
-    close = _CLOSE * max(least, times.duration(first))
-    for time, layout in _by_duration(problem, times):
-        limit = close if len(kinds) == 1 else least
-        if time > limit or trials == _MOST_TO_RUN:
-            break
-        if layout.kind in kinds or guess.at_best(layout) > nbytes:
-            continue
-        trials += 1
-        if _bytes_learned(problem, active, layout, guess, nbytes) > nbytes:
-            continue
-        kinds.add(layout.kind)
-        own = run_time(problem, active, layout, times)
-        if own is not None and own < WORTHWHILE * least:
-            least, fastest = own, layout
-    return fastest
+    return layout
 
 
 @functools.lru_cache(maxsize=128)

@@ -376,15 +376,6 @@ def times_of(
     return [time for key in keys if (time := lookup(key)) is not None]
 
 
-def known_times_of(
-    problem: Problem, active: Active, layouts: Sequence[Layout], length: int
-) -> list[float] | None:
-    """The same, if all of them were measured before."""
-    keys = _keys(_of_length(problem, length), active, layouts, None)
-    found = [time for key in keys if (time := lookup(key)) is not None]
-    return found if len(found) == len(layouts) else None
-
-
 def _of_length(problem: Problem, length: int) -> Problem:
     loop = of_length(problem.loop, length)
     loop = dataclasses.replace(loop, meter=Again(backward=True).meter(loop.meter))

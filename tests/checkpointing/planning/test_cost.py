@@ -317,34 +317,6 @@ def test_segments_side_by_side_to_choose_from(length):
     assert not side_by_side(False)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        AllAtOnce(4000),
-        Nested((Nest((250, 16)),)),
-        Nested((Nest((100, 16)), Nest((2400,)))),
-        Nested((Nest((500, 8), side_by_side=8),)),
-        Nested((Nest((250,), 16),)),
-        Nested((Nest((20, 10, 20)),)),
-        Revolved(4000, 4000),
-        Revolved(4000, 60, 16),
-        Revolved(4000, 30),
-    ],
-    ids=repr,
-)
-def test_shorter_orders_take_as_much_for_each_step(order):
-    pace = Estimated(cost(recurrent(10)), CPU)
-    shorter = order.shortened(500)
-    assert 250 <= shorter.length <= 1000
-    each = lambda one: Layout(one).duration(pace) / one.length
-    assert each(shorter) == pytest.approx(each(order), rel=0.2)
-
-
-def test_an_order_whose_segments_are_long_has_no_shorter_one():
-    assert Nested((Nest((4, 1000)),)).shortened(400) is None
-    assert Nested((Nest((4, 1000)),)).shortened(600).length == 1000
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1009, 100_000])
 def test_orders_to_choose_from(length):
     found = list(orders(length, 2))

@@ -14,7 +14,6 @@ from eqloop.checkpointing.engine._pace import Estimated
 from eqloop.checkpointing.engine.reversals._block_reversals import ByResiduals
 from eqloop.checkpointing.engine.reversals._together import Together
 from eqloop.checkpointing.planning import (
-    _choice,
     _measured_pace,
     _paces,
     _search,
@@ -34,8 +33,7 @@ BUDGET = el.Budget("256KiB")
 
 @pytest.fixture
 def pieces_alone(monkeypatch):
-    """No whole gradients are run, which `test_run_off.py` is about."""
-    monkeypatch.setattr(_choice, "run_time", lambda *_: None)
+    """No segments are run side by side."""
     monkeypatch.setattr(_search, "_ABREAST", ())
 
 
@@ -161,7 +159,6 @@ def test_steps_are_run_side_by_side_where_it_may_pay(monkeypatch, milliseconds, 
         return [1e6 * time for time in times]
 
     monkeypatch.setattr(_measured_pace, "nanoseconds", nanoseconds)
-    monkeypatch.setattr(_choice, "run_time", lambda *_: None)
     monkeypatch.setattr(_paces, "with_pace_of_known", lambda p, a, base, _: base)
     el.measurements(None)
     found = plan()

@@ -65,9 +65,6 @@ class AllAtOnce(AbstractOrder):
     ) -> int:
         return cost.everything
 
-    def shortened(self, length: int) -> "AllAtOnce":
-        return AllAtOnce(length)
-
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         return self.steps * pace.everything
 

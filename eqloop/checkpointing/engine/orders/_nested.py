@@ -177,13 +177,6 @@ class Nested(AbstractSlotOrder):
         products, side_by_side = self.with_products > 0, self.side_by_side > 1
         return "nested", self.block == 1, depth, products, side_by_side
 
-    def shortened(self, length: int) -> "Nested | None":
-        share = length / self.length
-        nests = tuple(_with_fewer_segments(nest, share) for nest in self.nests)
-        found = dataclasses.replace(self, nests=nests)
-        # A segment of the outermost level may be too long already.
-        return found if found.length <= 2 * length else None
-
     def stand_in(self, leaves: int) -> tuple["Nested", int]:
         nests = tuple(_with_few_levels(nest) for nest in self.nests)
         # How many levels were left out in all.

@@ -152,17 +152,6 @@ class AbstractOrder(abc.ABC):
     def kind(self) -> Hashable:
         """What programs of similar orders have in common, see `Layout.kind`."""
 
-    def shortened(self, length: int) -> "AbstractOrder | None":
-        """An order for a shorter loop, each of whose steps takes about as long.
-
-        Args:
-            length: How many steps that should have, roughly.
-
-        Returns:
-            The order; `None` if there is none that is so much shorter.
-        """
-        return None
-
     def stand_in(self, leaves: int) -> tuple["AbstractOrder", int]:
         """An order with a smaller program, to compile for its memory.
 

@@ -3,7 +3,6 @@
 The arithmetic is in `_binomial.py`, and the machine that runs it in `_slot_stack.py`.
 """
 
-import bisect
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
@@ -158,15 +157,6 @@ class Revolved(AbstractSlotOrder):
     @property
     def kind(self) -> Hashable:
         return "revolved", self.block_size == 1, self.blocks.missing > 0
-
-    def shortened(self, length: int) -> "Revolved":
-        length = max(length // self.block_size, 1) * self.block_size
-        # As few slots as it takes to run no more of the steps again.
-        of = lambda slots: Revolved(length, slots, self.block_size)
-        again = self.advances / self.length
-        suffices = lambda slots: of(slots).advances <= again * length
-        every = range(1, length // self.block_size + 1)
-        return of(every[bisect.bisect_left(every, True, key=suffices)])
 
     # How it is shown.
 
