@@ -25,12 +25,19 @@ respect to them, the second line, needs no values of the first.
 
 So nothing that JAX is asked for can lead out of these two primitives, and the schedule
 is asked for a layout only where one of them is differentiated in reverse mode. A
-gradient comes by these functions, in this order; each arrow is a call by JAX:
+gradient comes by these functions, in this order. JAX calls those on the left, which are
+methods of the base class, `Formula`, or calls `expand` where a primitive is lowered:
 
     vjp_fwd          PlannedLoop.sweep_forward    a layout, and what the slots hold
-        -> expand    PlannedLoop.expand           `Problem.forward` fills the slots
+    expand           PlannedLoop.expand           `Problem.forward` fills the slots
     vjp_bwd_retval   PlannedLoop.sweep_back       which cotangents there are
-        -> expand    Reverse.expand               `Problem.reverse`, see `_sweep.py`
+    expand           Reverse.expand               `Problem.reverse`, as follows
+
+From there on the way back goes through `Layout.reverse` to its order, which goes back
+by a `Walk`; through the reversal, `Sweep.take` and `BackwardStep`, to the `vjp` of the
+step (`Pull.__call__`); and with its cotangents through `Sweep.added` to the next block.
+Steps that are reversed together bypass `Sweep.take` (`_joined` in
+`reversals/_together.py`).
 """
 
 import dataclasses

@@ -225,7 +225,8 @@ def _beside_next(sweep: Sweep, slots: AbstractSlots) -> NextCarry | None:
     # If the primal has stored products, nothing is multiplied anyway. A loop that may
     # end early need not store its last carry, and carries of lower precision are not
     # the results of steps. Elsewhere than on the device, rows take long to read.
-    if sweep.products is not None or sweep.count is not None or slots != DeviceSlots():
+    is_whole = sweep.products is None and sweep.count is None
+    if not (is_whole and slots.hold_results):
         return None
     return sweep.back.beside_next
 

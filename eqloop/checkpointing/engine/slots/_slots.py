@@ -31,7 +31,8 @@ class AbstractSlots(abc.ABC):
 
     A carry goes through two conversions before it is written to a row, see `packed`:
     floats are rounded to `precision`, and then a dtype that cannot be stored is
-    replaced by one that can, bit by bit.
+    replaced by one that can, bit by bit. For a form that changes values in another way,
+    override `packed`, `unpacked` and `near` together.
 
     Attributes:
         precision: The dtype in which floating-point leaves are stored, unless their own
@@ -61,6 +62,11 @@ class AbstractSlots(abc.ABC):
         If they are not, the reverse sweep runs the loop once more to store them.
         """
         return True
+
+    @property
+    def hold_results(self) -> bool:
+        """Whether rows are the results of steps, to the last bit, and quickly read."""
+        return False
 
     @abc.abstractmethod
     def stored_dtype(self, dtype: np.dtype) -> np.dtype:
@@ -115,7 +121,11 @@ class AbstractSlots(abc.ABC):
 
     @property
     def near(self) -> "DeviceSlots":
-        """The slots of inner levels, in the same form."""
+        """The slots of inner levels, on the device.
+
+        They keep only `precision`. Slots of another form override this as well, or
+        inner levels lose it.
+        """
         return DeviceSlots(precision=self.precision)
 
     def released(self, arrays: Arrays, outputs: PyTree) -> PyTree:
@@ -259,6 +269,10 @@ class DeviceSlots(AbstractSlots):
     @property
     def place(self) -> str:
         return "on the device"
+
+    @property
+    def hold_results(self) -> bool:
+        return self.precision is None
 
     def move_time(self, nbytes: int, rate: Rates) -> float:
         return rate.iteration + nbytes * rate.byte
