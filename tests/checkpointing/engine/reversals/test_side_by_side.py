@@ -172,7 +172,7 @@ def test_one_product_serves_all_segments():
     assert {"16x4", "16x2"} <= side_by_side - alone
 
 
-@pytest.mark.parametrize("abreast", [4, slow(16)])
+@pytest.mark.parametrize("side_by_side", [4, slow(16)])
 def test_what_segments_take_is_counted(side_by_side):
     args = recurrent(1024, 64)
     plan = el.Scan(args[0], schedule=Abreast(8, side_by_side, size=32)).plan(*args[1:])
