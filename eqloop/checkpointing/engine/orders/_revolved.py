@@ -130,6 +130,8 @@ class Revolved(AbstractSlotOrder):
         stack = self._stack(carries)
         top = jnp.maximum(jnp.sum(stack.starts < blocks) - 1, 0).astype(jnp.int32)
         start = element(stack.starts, top)
+        # The first column is for rank -1. With one slot, nothing is split, and the
+        # dummy table does.
         longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
         # The last segment may have ended early, and be of a lower rank. The rank is the
         # number of ranks whose reach is too short.
@@ -165,6 +167,7 @@ class Revolved(AbstractSlotOrder):
         of = lambda slots: Revolved(length, slots, self.block_size)
         again = self.advances / self.length
         suffices = lambda slots: of(slots).advances <= again * length
+        # More slots never take more advances, so bisection finds the fewest.
         every = range(1, length // self.block_size + 1)
         return of(every[bisect.bisect_left(every, True, key=suffices)])
 
@@ -193,6 +196,7 @@ class Revolved(AbstractSlotOrder):
         """
         free = self.slots - slots + 1
         if length > 1 and free > 1:
+            # The recursion that `Chain` runs as a loop: right part, then left part.
             far = _binomial.split_at(length, free, rank)
             yield from self.advance_history(start, start + far, slots)
             yield from self.chain_history(start + far, length - far, rank, slots + 1)
