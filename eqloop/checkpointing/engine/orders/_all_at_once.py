@@ -63,6 +63,7 @@ class AllAtOnce(AbstractOrder):
     def stored_bytes(
         self, cost: StepCost, reversal: AbstractReversal, first: bool
     ) -> int:
+        # `first` does not matter: there are neither slots nor blocks here.
         return cost.everything
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
@@ -112,9 +113,11 @@ def store_residuals(
         init = [*init, *number, *extra[1:]]
         carry, ys = stored(reporting, loop, policy, consts, init, xs)
         carry, number, _ = split(carry, step.num_carry, len(number))
+        # All outputs leave as `aux`, too, but `pull` takes cotangents only of these.
         moving = (number, pick(carry, active.carry), pick(ys, y_active))
         return moving, (carry, ys, number)
 
+    # `run` closes over inactive inputs, so JAX makes no cotangents for them.
     marked = map(pick, inputs, active)
     _, pull, (carry, ys, number) = jax.vjp(run, extra[:1], *marked, has_aux=True)
     return (carry, ys), (pull, number)

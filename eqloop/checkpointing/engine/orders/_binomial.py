@@ -73,6 +73,10 @@ def advances(length: int, slots: int) -> int:
 
     The closed form of `A(n, s) = min over m of m + A(n - m, s - 1) + A(m, s)`.
     """
+    # In any order, at most `reach(s, k)` steps are advanced over no more than `k`
+    # times. So at least `n - reach(s, k)` are advanced over more often. The sum of that
+    # over `k < r` is a lower bound, and the splits of `split_at` attain it (Griewank &
+    # Walther 2000).
     rank = rank_of(length, slots)
     return rank * length - comb(slots + rank, slots + 1)
 
@@ -84,6 +88,8 @@ def split_at(length: int, slots: int, rank: int) -> int:
     left part has to be within its reach at the rank below, and the right part must not
     fall short of its own reach at the rank below.
     """
+    # Pascal's rule: `length` is at most `reach(s, r - 1) + reach(s - 1, r)`. So the
+    # right part is within its reach, too, whichever of the two is less.
     return min(reach(slots, rank - 1), length - reach(slots - 1, rank - 1))
 
 
@@ -130,6 +136,7 @@ def sweep_advances(length: int, slots: int) -> int:
     """
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
+    # At rank 0, each step starts at a carry that the primal has stored.
     if rank == 0:
         return 0
     # All segments at their reach of the rank below: `r n - comb(s + r, s + 1)`, summed
@@ -145,6 +152,7 @@ def first_segment(length: int, slots: int) -> tuple[int, int]:
     slots = min(slots, length)
     rank = _rank_of_sweep(length, slots)
     left_over = length - (reach(slots, rank) - 1)
+    # As in `segments`, steps that are left over go to the first segment first.
     below = reach(slots, rank - 1)
     return below + min(left_over, reach(slots, rank) - below), rank
 
@@ -155,6 +163,7 @@ def crossings(length: int, slots: int, rank: int) -> int:
     A first block that is shorter saves its missing steps so many times.
     """
     if slots == 1:
+        # The chain is run from its start for each of its steps but the first.
         return length - 1
     # Each split advances over the first step once, and leaves it in the left part.
     count = 0

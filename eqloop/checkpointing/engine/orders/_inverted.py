@@ -54,6 +54,7 @@ class Inverted(AbstractSlotOrder):
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """The number of parts and their size, of longer parts and then of others."""
+        # Sizes differ by one at most. So two loops are enough, with static trip counts.
         size, more = divmod(self.steps, self.parts)
         groups = (more, size + 1), (self.parts - more, size)
         return tuple(group for group in groups if all(group))
@@ -93,6 +94,8 @@ class Inverted(AbstractSlotOrder):
             return inputs
         consts, init, xs = inputs
         x = loop.x(xs, jnp.zeros((), jnp.int32))
+        # Only the first step is checked. Its carry is at hand, so the check takes one
+        # step and one inverse, however long the loop is.
         after, _ = step(consts, init, x)
         again = step.before(consts, after, x)
         paths = loop.carry_paths
@@ -113,6 +116,8 @@ class Inverted(AbstractSlotOrder):
         # Three carries: before the step, after it, and what the inverse makes of that.
         carries = [list(map(to_words, carry)) for carry in carries]
         told = jax.ShapeDtypeStruct((), jnp.int32)
+        # Under `vmap`, examples are compared one by one: each has its own largest
+        # numbers, and so its own tolerance.
         checked = jax.pure_callback(compare, told, *carries, vmap_method="sequential")
         # The initial carry depends on the callback, which is pure and would otherwise
         # be removed, as nothing reads its result.
@@ -128,6 +133,7 @@ class Inverted(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
+        # One more than parts: the last carry, from which the last part goes back.
         return (self.parts + 1) * cost.held if first else 0
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
@@ -174,6 +180,8 @@ def _reverse_parts(
         def step_back(i: Index, state: tuple[list[Value], Cotangents]) -> PyTree:
             carry, cts = state
             position = stop - 1 - i
+            # The step is pulled at the carry that the inverse gives, which is that of
+            # the primal up to rounding. No carry is read from a slot here.
             carry = walk.previous(carry, position)
             return carry, walk.pull(carry, position, 1, cts)
 
@@ -206,6 +214,8 @@ def _compare(names: Sequence[str] | None, *carries: Arrays) -> Value:
     Raises:
         ValueError: If they differ.
     """
+    # The inverse computes from the carry after the step, so its rounding errors may be
+    # as large as the numbers in that one allow.
     sizes = [max(map(_largest, pair)) for pair in zip(*carries[:2], strict=True)]
     for i, (before, _, again) in enumerate(zip(*carries, strict=True)):
         off = _largest(np.subtract(again, before, dtype=_wide(before)))
@@ -231,5 +241,7 @@ def _largest(array: Value) -> float:
 def _allowed(dtype: np.dtype, size: float, largest: float) -> float:
     if not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
+    # For dtypes of few bits, so many `eps` are more than the number itself. Without a
+    # bound, no error would ever be found.
     of_leaf, of_carry = (min(n * float(jnp.finfo(dtype).eps), 0.1) for n in _OFF_BY)
     return of_leaf * size + of_carry * largest

@@ -129,6 +129,8 @@ def parts_of(back: BackwardStep) -> StepParts:
     program = program_of(back)
     known = consts + carry + x
     others = len(program.in_avals) - known
+    # What follows from consts, carry and `x` goes ahead; what needs `z` or cotangents
+    # is the rest. What passes from one to the other are the residuals.
     ahead, rest = parted(program, (True,) * known + (False,) * others)
     inputs = ahead.jaxpr.invars
     # Consts and `x` can be read again when the step is reversed; a carry cannot.
@@ -156,6 +158,8 @@ def places_of(
     for key in ((aval.shape, aval.dtype) for aval in types):
         if key not in alike:
             return None
+        # An array fits only leaves of its own type. So types do not compete for places,
+        # and taking them in turn needs the fewest rows.
         row, leaf = divmod(taken[key], len(alike[key]))
         places.append(ResidualPlace(alike[key][leaf], row))
         taken[key] += 1
@@ -189,6 +193,8 @@ class KeptResiduals(AbstractKept):
         self, carries: Carries, carry: Arrays, position: Index, row: Index
     ) -> Carries:
         x, _ = self.walk.sweep.step_at(position)
+        # The step is advanced right after this. XLA computes what both have in common
+        # once, so the residuals come at no extra run; see `_comes_apart`.
         ahead = run(self.parts.ahead, *self.walk.sweep.consts, *carry, *x)
         slots, arrays = carries.slots, list(carries.arrays)
         kept = slots.packed(pick(ahead, self.parts.kept))
@@ -211,6 +217,7 @@ class KeptResiduals(AbstractKept):
             inputs[source] if source is not None else next(own if varies else fixed)
             for source, varies in zip(self.parts.source, self.parts.varies, strict=True)
         ]
+        # Only the rest is run: this saves the evaluation that a kept carry would need.
         outs = run(self.parts.rest, *known, *z, *cts.carry)
         sums, carried, xs = split(outs, len(back.const_of), len(back.end_types[0]))
         return sweep.added_step(cts, BlockResult(sums, carried, xs), position)
@@ -232,6 +239,8 @@ def kept_of(walk: Walk, carries: Carries, rows: int) -> AbstractKept:
         return KeptCarries(walk)
     parts = parts_of(back)
     places = _places_in(slots, parts, back.types[1])
+    # The order counts `rows` slots for each step. With more, the residuals of a step
+    # would overwrite those of the next one. A carry always fits.
     if places is None or rows_of(places) > rows:
         return KeptCarries(walk)
     # Residuals that are the same for all steps are computed once, from any carry.

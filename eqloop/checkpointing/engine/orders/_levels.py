@@ -84,6 +84,8 @@ def nests(length: int, base: int, block: int = 1) -> tuple[Nest, ...]:
     few steps that are left over are a nest of their own.
     """
     result: list[Nest] = []
+    # There are few nests, as `_levels` leaves over few steps. Each one is a program of
+    # its own.
     while length >= block:
         nest = Nest(_levels(length // block, base), block)
         result.append(nest)
@@ -106,12 +108,14 @@ def _levels(length: int, base: int) -> tuple[int, ...]:
     if length <= slots:
         return (length,)
     best: tuple[int, ...] = ()
+    # Fewer levels first: each further level runs most of the steps once more.
     for depth in range(2, length.bit_length() + 1):
         candidates = _candidates(length, depth, slots)
         key = lambda levels: (prod(levels), -sum(levels), levels)
         best = max([best, *candidates], key=key)
         if 8 * (length - prod(best)) <= length:
             break
+    # A level of one segment would add a loop and store nothing new.
     return tuple(level for level in best if level > 1)
 
 
@@ -128,6 +132,7 @@ def _candidates(length: int, depth: int, slots: int) -> Iterator[tuple[int, ...]
     All but one are near the root of the length. The last one is as long as the length
     and the number of slots allow.
     """
+    # Of all numbers with the same sum, equal ones have the largest product.
     root = _root(length, depth)
     # A wide choice leaves few steps over. With many levels there are many combinations
     # even of a narrow one.

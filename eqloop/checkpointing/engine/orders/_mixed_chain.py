@@ -94,9 +94,11 @@ class MixedChain:
 
 def _split_at(by_slots: Table, length: int, slots: int) -> int:
     """See `MixedChain.split_at`; the table is by slots, and then by rank."""
+    # The rank is the number of ranks whose longest chain is too short.
     rank = bisect.bisect_left(by_slots[slots], length)
     if rank == 0:
         return 0
+    # As in `_binomial.split_at`, with `longest` in place of `reach`.
     ahead = length - by_slots[slots - 1][rank - 1]
     return min(by_slots[slots][rank - 1], ahead)
 
@@ -106,8 +108,13 @@ def _longest(length: int, slots: int, rows: int) -> Table:
     # By rank, from 0 on; and by slots, from 0 on. A chain of one step needs no slot, as
     # the carry before it is at hand.
     table = [tuple(1 + max(count - 1, 0) // rows for count in range(slots + 1))]
+    # The primal leaves a segment for each number of slots from 1 on, so their longest
+    # chains add up.
     while sum(table[-1][1:]) < length:
+        # The recursion of `longest`: each sum adds the chain of the rank below to the
+        # sum for one slot less.
         longer = itertools.accumulate(table[-1][1:], initial=1)
+        # No chain is longer than all steps, and smaller numbers fit into 32 bits.
         table.append(tuple(min(size, length + 1) for size in longer))
     return tuple(table)
 

@@ -111,6 +111,7 @@ class Nested(AbstractSlotOrder):
         position, row = self.length, self._first_slots
         first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
+            # A loop of Python: nests are few, and no two need have the same levels.
             position, row = position - nest.length, row - nest.levels[0]
             # From here on back, there are no stored products.
             if position < first:
@@ -232,6 +233,8 @@ def _reverse_level(
         has_next: Whether the row after theirs has the carry after the nest.
         cts: The cotangents after the nest.
     """
+    # This recursion is traced. The program is as deep as there are levels, which does
+    # not depend on how many segments they have.
     count, (most, *inner) = _count(nest, start, walk.count), nest.levels
     # Carries of single steps in adjacent rows: the reversal may take them together.
     if nest.stride == 1:
@@ -258,6 +261,7 @@ def _reverse_level(
         filled = _fill_nest(walk, slots, carry, position, within)
         return _reverse_level(walk, within, position, filled, 0, False, cts)
 
+    # Outer loops are not unrolled: that would repeat the loops within them.
     unroll = 1 if inner else min(walk.unroll, most)
     return lax.fori_loop(0, count, body, cts, unroll=unroll)
 
@@ -291,6 +295,7 @@ def _fill_nest(
     """
     stride, count = nest.stride, _count(nest, start, walk.count)
     move = lambda i, carry: walk.advance(carry, start + i * stride, stride)
+    # Slots of the primal have one more row. Here, no carry goes there.
     return slots.filled(carry, nest.levels[0]).run_on(carry, count, move)
 
 
@@ -305,6 +310,8 @@ def _count(nest: Nest, start: Index, stop: Value) -> Index:
     count = nest.levels[0]
     if stop is None:
         return count
+    # `ceil((stop - start) / stride)`. Unlike `//`, `div` rounds towards zero, which
+    # saves the correction of a negative quotient: that is clipped anyway.
     left = stop - jnp.asarray(start, stop.dtype) + (nest.stride - 1)
     return jnp.clip(lax.div(left, jnp.asarray(nest.stride, left.dtype)), 0, count)
 

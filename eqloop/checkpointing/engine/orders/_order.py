@@ -212,6 +212,9 @@ class AbstractSlotOrder(AbstractOrder):
     @property
     def evaluations(self) -> int:
         """One per step by the primal and one by the reversal, and the advances."""
+        # Griewank & Walther (2000) count advances up to the end, too. JAX needs the
+        # value of the loop before there are cotangents, so the primal is a run of its
+        # own.
         return 2 * self.length + self.advances
 
     @property
@@ -321,6 +324,7 @@ class AbstractSlotOrder(AbstractOrder):
 
 def block_history(start: int, count: int, slots: int) -> Iterator[Event]:
     """The events of the reversal of a block, for a block of one or of several steps."""
+    # A block of one step is run once, by its own reversal.
     if count > 1:
         for offset in range(count):
             yield Event("again", start + offset, slots, offset + 1)

@@ -129,6 +129,8 @@ class Revolved(AbstractSlotOrder):
         stack = self._stack(carries)
         top = jnp.maximum(jnp.sum(stack.starts < blocks) - 1, 0).astype(jnp.int32)
         start = element(stack.starts, top)
+        # The first column is for rank -1. With one slot, nothing is split, and the
+        # dummy table does.
         longest = element(reach, self.slots - top)[1:] if self.slots > 1 else reach[0]
         # The last segment may have ended early, and be of a lower rank. The rank is the
         # number of ranks whose reach is too short.
@@ -183,6 +185,7 @@ class Revolved(AbstractSlotOrder):
         """
         free = self.slots - slots + 1
         if length > 1 and free > 1:
+            # The recursion that `Chain` runs as a loop: right part, then left part.
             far = _binomial.split_at(length, free, rank)
             yield from self.advance_history(start, start + far, slots)
             yield from self.chain_history(start + far, length - far, rank, slots + 1)

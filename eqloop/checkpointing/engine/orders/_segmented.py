@@ -70,6 +70,7 @@ class Segmented(AbstractSlotOrder):
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
         position, row = self.length, sum(count for count, _ in self.parts)
         for count, order in reversed(self.parts):
+            # Equal segments share a loop, and so one copy of the step in the program.
             position, row = position - count * order.length, row - count
             first = carries, row
             cts = _reverse_part(walk, count, order, position, first, cts)
@@ -134,6 +135,7 @@ def _reverse_part(
 
     def body(i: Index, cts: Cotangents) -> Cotangents:
         segment = run - 1 - i
+        # An order counts positions from the start of its own segment.
         within = walk.part(start + segment * order.length)
         near, carry = carries.slots.near, carries.read(row + segment)
         filled = _fill_segment(within, near, order, carry)
@@ -153,6 +155,8 @@ def _fill_segment(
     stride, starts = _stride(order), constant(order.starts)
 
     def move(i: Index, carry: list[Value]) -> list[Value]:
+        # At equal distances the trip count is static, so a GPU need not wait for the
+        # host.
         if stride:
             return walk.advance(carry, i * stride, stride)
         begin, end = element(starts, i), element(starts, i + 1)

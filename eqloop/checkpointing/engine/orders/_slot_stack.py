@@ -91,6 +91,7 @@ class Chain:
             cts = self.pull_run(stack.carries, place, block, low_here, cts)
             return low - 1, self.drop(stack, low), cts
 
+        # One loop with one body, so the program does not grow with the chain.
         state = (jnp.asarray(block, jnp.int32), stack, cts)
         left = lambda state: state[0] >= first
         _, stack, cts = lax.while_loop(left, reverse_run, state)
@@ -122,6 +123,8 @@ class Chain:
             carry = carries.read(self._row(top))
             begin, end = self.position(start), self.position(stop)
             carry = self.walk.advance_to(carry, begin, end)
+            # Pascal's rule: the left part has been advanced over once, so its rank is
+            # one less. The right part has the same rank, with one slot less.
             starts, ranks = store(starts, start, top), store(ranks, rank - 1, top)
             carries = carries.write(carry, self._row(top + 1))
             return Stack(top + 1, stop, rank, starts, ranks, carries)
@@ -178,6 +181,7 @@ class Chain:
     def drop(self, stack: Stack, low: Index) -> Stack:
         """Frees the last slot if its segment has been reversed, down to `low`."""
         done = stack.start == low
+        # The first slot is never freed: `first`, not an empty stack, ends the loop.
         top = jnp.maximum(stack.top - done.astype(jnp.int32), 0)
         # Those of the slot that is then the last one.
         now = lambda own, earlier: jnp.where(done, element(earlier, top), own)
@@ -186,8 +190,8 @@ class Chain:
         return stack._replace(top=top, start=start, rank=rank)
 
     def _next(self, carry: Arrays, block: Index) -> list[Value]:
-        """The carry after a block."""
         start = self.position(block)
+        # The first block is shorter, so the number of steps depends on the block.
         if self.missing:
             return self.walk.advance_to(carry, start, self.position(block + 1))
         return self.walk.advance(carry, start, self.block)
@@ -201,6 +205,7 @@ class Chain:
 
         The first column of the table is for rank -1, so this is column `rank`.
         """
+        # As in `element`, JAX would otherwise compare both indices with zero.
         return lax.dynamic_slice(
             self.reach, (slots, rank), (1, 1), allow_negative_indices=False
         )[0, 0]

@@ -63,6 +63,7 @@ class FileSlots(AbstractSlots):
         return bits_of(dtype) if is_widened(dtype) else dtype
 
     def packed(self, carry: Arrays) -> list[Value]:
+        # JAX may run the callback in a thread without 64 bits, see `_words.py`.
         return list(map(to_words, super().packed(carry)))
 
     def unpacked(self, stored: Arrays, dtypes: Sequence[np.dtype]) -> list[Value]:
@@ -77,6 +78,8 @@ class FileSlots(AbstractSlots):
         """New files, with nothing in them."""
         count = len(carry)
         opened = lambda: np.asarray(self.files.open(count), np.int32)
+        # This has an effect: each run needs files of its own, and XLA may merge two
+        # calls of a pure callback, or remove them.
         number = io_callback(opened, _NUMBER)
         types = self.packed_types([jax.typeof(leaf) for leaf in carry])
         arrays = [_Handle(number, i, aval) for i, aval in enumerate(types)]
@@ -98,6 +101,8 @@ class FileSlots(AbstractSlots):
             self.files.write(_one(number), array.leaf, _one(row), leaf)
             return number
 
+        # XLA does not know of the file. Whoever reads the row later takes the new
+        # handle, so the write is neither removed nor moved behind the read.
         number = jax.pure_callback(
             save, _NUMBER, array.number, row, leaf, vmap_method="broadcast_all"
         )
@@ -111,6 +116,7 @@ class FileSlots(AbstractSlots):
             self.files.close(_one(number))
 
         # The files may be closed when all outputs of the sweep have been computed.
+        # A small part of each is enough, and less to copy to the host.
         ends = list(map(_proof, jax.tree.leaves(outputs)))
         io_callback(closed, None, arrays[0].number, *ends)
         return outputs

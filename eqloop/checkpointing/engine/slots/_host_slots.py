@@ -70,6 +70,7 @@ class HostSlots(AbstractSlots):
         return super().holding(list(map(_of_all_examples, arrays)), carry_types)
 
     def read(self, array: Value, row: Index) -> Value:
+        # First the row, then the move: so one leaf goes to the device, not all slots.
         leaf = jax.device_put(element(array.rows, row), _DEVICE)
         for number in array.numbers:
             leaf = _own(leaf, number)
@@ -90,6 +91,7 @@ class HostSlots(AbstractSlots):
         segments = segments.opaque()
 
         def run(reached: Reached, stop: Index) -> tuple[Reached, list[Value]]:
+            # Packed on the device, so that a lower precision moves fewer bytes.
             stored = self.packed(pick(reached.carry, held))
             kept = [jax.device_put(leaf, _HOST) for leaf in stored]
             return segments.run_to(reached, stop), kept
@@ -134,6 +136,7 @@ def _of_all_examples(slot: Value) -> _OfAllExamples:
     while True:
         answer = _Answer()
         number = _example_p.bind(slot, answer=answer)
+        # No `vmap` is left around that has these slots in its batch.
         if not answer.slots:
             return _OfAllExamples(slot, tuple(reversed(numbers)))
         (slot,) = answer.slots
@@ -167,6 +170,7 @@ def _number_examples(
 
 
 def _lower_example(ctx: Any, slot: Value, answer: _Answer) -> list[Value]:
+    # A `vmap` would have replaced this, so there is a single example.
     return [mlir.ir_constant(np.int32(0))]
 
 
@@ -217,6 +221,8 @@ def _row_of_batch(
         # The leaves of all examples, in the order of their numbers: a whole row.
         leaves = leaf if of_leaf else jnp.broadcast_to(leaf, (size, *leaf.shape))
         return _put_own(rows, leaves, row, *numbers[:-1]), False
+    # Other batches, such as a row for each example, have no row in common. JAX makes
+    # scatters of them.
     stored = jax.vmap(_stored_on_host, _mapped_axes(is_batched))(
         rows, leaf, row, *numbers
     )

@@ -82,6 +82,7 @@ class AbstractSlots(abc.ABC):
 
     def read_part(self, array: Value, row: Index, count: int) -> Value:
         """The leaves in `count` rows from one on."""
+        # One row at a time, so that `read` is all that a kind of slots has to have.
         rows = row + jnp.arange(count, dtype=jnp.int32)
         return lax.map(lambda row: self.read(array, row), rows)
 
@@ -110,6 +111,7 @@ class AbstractSlots(abc.ABC):
             segment: Index, stride: int | None, state: PyTree
         ) -> tuple[Value, Carries]:
             reached, carries = state
+            # Before the segment is run: row `i` has the carry at its start.
             carries = carries.write(pick(reached.carry, held), segment)
             return segments.run(reached, segment, stride), carries
 
@@ -136,6 +138,7 @@ class AbstractSlots(abc.ABC):
         """A carry in its stored form."""
         dtypes = [jax.typeof(leaf).dtype for leaf in carry]
         lowered = [lowered_dtype(dtype, self.precision) for dtype in dtypes]
+        # Floats are rounded first, as bits cannot be rounded any more.
         carry = list(map(_rounded, carry, lowered))
         return list(map(_as_stored, carry, map(self.stored_dtype, lowered)))
 
@@ -146,6 +149,7 @@ class AbstractSlots(abc.ABC):
 
     def packed_types(self, carry_types: Arrays) -> list[Aval]:
         """The types of a carry in its stored form."""
+        # Asked of `packed` itself, so that the two cannot differ.
         return list(jax.make_jaxpr(self.packed)(list(carry_types)).out_avals)
 
     def filled(self, carry: Arrays, rows: int) -> "Carries":
@@ -216,6 +220,7 @@ class Carries:
             return carry, carries.write(carry, i + 1)
 
         state = list(carry), self
+        # The first row has its carry already, as `filled` puts it in every row.
         return lax.fori_loop(0, count - 1, fill, state, unroll=unroll)[1]
 
 
@@ -342,7 +347,6 @@ def lowered_dtype(dtype: np.dtype, precision: np.dtype | None) -> np.dtype:
 
 
 def _rounded(leaf: Value, dtype: np.dtype) -> Value:
-    """A leaf converted to a dtype, if it does not have that already."""
     own = jax.typeof(leaf).dtype
     return leaf if own == dtype else lax.convert_element_type(leaf, dtype)
 

@@ -54,6 +54,7 @@ class SpillFiles:
         """Deletes the files of a run. It may be called more than once."""
         with self._lock:
             run = self._runs.pop(number, None)
+        # Outside of the lock, as this waits for the thread of the run.
         if run is not None:
             run.close()
 
@@ -102,10 +103,14 @@ class _FilesOfRun:
             # A copy, as JAX may use the memory of the array again after the callback.
             job = self._worker.submit(self._files[leaf].put, row, np.array(array))
             self._waiting.append(job)
+            # This holds the program back to the speed of the disk. Copies of rows would
+            # fill the memory otherwise.
             self._wait_until_left(_MOST_WAITING)
 
     def read(self, leaf: int, row: int) -> Value:
         with self._lock:
+            # The only thread keeps the order in any case. But an error of a write
+            # should be raised before its row is read.
             self._wait_until_left(0)
             at, job = self._ahead.pop(leaf, (None, None))
             if job is None or at != row:
@@ -117,6 +122,7 @@ class _FilesOfRun:
             return array
 
     def close(self) -> None:
+        # Nobody asks for rows that were read ahead but not yet taken.
         self._worker.shutdown(wait=True, cancel_futures=True)
         for file in self._files:
             file.close()
@@ -140,6 +146,7 @@ class _LeafFile:
     def put(self, row: int, array: Value) -> None:
         if self._like is None:
             self._like = np.empty((0, *array.shape), array.dtype)
+        # As bytes, since `write` may take only some of them, and a slice is then left.
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._file.seek(row * array.nbytes)
         while data:

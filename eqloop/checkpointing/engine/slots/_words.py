@@ -21,6 +21,7 @@ def to_words(leaf: Value) -> Value:
     if not _is_long(dtype):
         return leaf
     if jnp.issubdtype(dtype, jnp.complexfloating):
+        # JAX cannot take the bits of complex numbers, but those of their parts.
         parts = jnp.stack([lax.real(leaf), lax.imag(leaf)], axis=-1)
         words = lax.bitcast_convert_type(parts, _WORD)
         return words.reshape(*parts.shape[:-1], 4)
@@ -42,8 +43,10 @@ def read_words(words: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The same for a NumPy array, on the host."""
     if not _is_long(dtype):
         return words
+    # The words of a number are the last axis, of which `view` leaves one entry.
     return np.ascontiguousarray(words).view(dtype)[..., 0]
 
 
 def _is_long(dtype: np.dtype) -> bool:
+    # A `complex64` has 64 bits, but its parts are floats of 32 bits.
     return dtype.itemsize >= 8 and dtype != np.complex64
