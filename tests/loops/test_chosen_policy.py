@@ -202,12 +202,12 @@ def test_plans_lists_what_is_run():
 
 
 def test_carries_may_be_stored_elsewhere():
-    near, x = chosen(420_000)
+    here, x = chosen(420_000)
     far, _ = stacked(DEPTH, schedule=el.Offload(budget(420_000)), policy="auto")
-    plans = near.plan(x), far.plan(x)
+    plans = here.plan(x), far.plan(x)
     assert plans[0].kept == plans[1].kept
     assert plans[1].kept
-    grads = (jax.tree.leaves(gradient(layers, x)) for layers in (far, near))
+    grads = (jax.tree.leaves(gradient(layers, x)) for layers in (far, here))
     near(*grads)
 
 
