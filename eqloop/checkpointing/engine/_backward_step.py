@@ -242,19 +242,22 @@ class Pull(BackwardStep):
         if not leaves or (products := self.products) is None:
             return None
         back = self._given(step, len(leaves))
+        # Knowing the next carry makes the products superfluous from which the step
+        # computes it. If as many products are left, nothing was gained.
         left = back.products
         if left is not None and len(left.types) == len(products.types):
             return None
         return NextCarry(leaves, back)
 
     def _given(self, step: Step, count: int) -> "Pull":
-        """The same for a step that is given so many values behind `x`."""
-        # These are not differentiated with respect to: the step takes derivatives
+        # The values behind `x` are not differentiated: the step takes derivatives
         # through what they are computed from.
         active = self.active._replace(xs=(*self.active.xs, *[False] * count))
         return dataclasses.replace(self, step=step, active=active)
 
     def __call__(self, loop: Loop, inputs: Inputs, ends: BlockEnds) -> BlockResult:
+        # A loop around one step would be one more nested loop, and XLA does not fuse
+        # across the boundary of a loop.
         run = stored if loop.length > 1 else single
 
         # `marked` has the active inputs in three groups, as `inputs` has all of them.
@@ -264,6 +267,9 @@ class Pull(BackwardStep):
             return pick(last, self.active.carry), pick(ys, self.wanted)
 
         marked = list(map(pick, inputs, self.active))
+        # JAX runs the block here, and its residuals live until `pull`: never those of
+        # more than one block. What is not marked is closed over, and so JAX computes no
+        # cotangents of it.
         _, pull = jax.vjp(block, *marked)
         try:
             cts = pull(tuple(map(list, ends)))
@@ -285,6 +291,8 @@ class Pull(BackwardStep):
         # among what is differentiated, so none of their cotangents are computed.
         consts, carries, xs = inputs
         step = under_policy(self.step, self.policy)
+        # Consts are not batched, so the transpose of this `vmap` adds up over the steps
+        # by itself.
         each = jax.vmap(step, in_axes=(None, 0, list(loop.x_axes)))
 
         def block(*marked: Arrays) -> tuple[list[Value], list[Value]]:
@@ -365,6 +373,8 @@ def program_of(back: BackwardStep) -> jex.ClosedJaxpr:
 
     def take(*flat: Value) -> list[Value]:
         consts, carry, *rows, carried = split(flat, *counts)
+        # A backward step knows only blocks. Here the block has one step, whose rows are
+        # removed again below.
         xs, zs = ([stack_of(leaf, 1) for leaf in leaves] for leaves in rows)
         taken = back(loop, (consts, carry, xs), (carried, zs))
         xs = [lax.squeeze(ct, [0]) for ct in taken.xs]
@@ -387,6 +397,7 @@ def _without_rows(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     eqns = list[jex.JaxprEqn]()
     now = lambda x: renamed(x, same)
     for eqn in jaxpr.eqns:
+        # One pass will do: an equation comes after those whose results it reads.
         eqn = eqn.replace(invars=list(map(now, eqn.invars)))
         name, first = eqn.primitive.name, next(iter(eqn.invars), None)
         if name == "squeeze" and isinstance(first, jex.Var) and first in stacked:

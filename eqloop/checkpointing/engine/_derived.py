@@ -79,12 +79,8 @@ class Derived(WrappedStep):
     def _open(
         self, loop: Loop, inputs: Inputs
     ) -> tuple[Loop, list[list[Value]], list[list[Value]]]:
-        """Takes the inputs apart.
-
-        Returns:
-            The loop for `inner`, the inputs of `inner`, and in the same three groups
-            the inputs that follow these.
-        """
+        # In each group the inputs of `inner` come first. How many they are, only its
+        # types tell.
         types = self.inner.types
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         own, added = ([pair[i] for pair in pairs] for i in (0, 1))
@@ -145,6 +141,8 @@ class Pushed(Derived):
         # All of `ends` have tangents, which may be zeros: nobody knows here which of
         # them are. Of the inputs, only the active ones do.
         primals = list(map(pick, inputs, self.active)), ends
+        # Forward mode over the whole backward step, `vjp` and all. The residuals of
+        # that `vjp` get tangents, too, but none outlives this call.
         taken, taken_dot = jax.jvp(run, primals, (dots, ends_dot))
         return BlockResult(*([*a, *b] for a, b in zip(taken, taken_dot, strict=True)))
 
@@ -191,6 +189,8 @@ class Pulled(Derived):
             return (pick(last, self.active.carry), taken), taken.carried
 
         marked = map(pick, inputs, self.active)
+        # `carried` is computed on the way, so it comes out as the auxiliary output: to
+        # call `inner` once more for it would run the step once more.
         _, pull, carried = jax.vjp(run, *marked, has_aux=True)
         ct_consts, ct_carry, ct_xs = pull((ct_carry, BlockResult(*cts)))
         return BlockResult(ct_consts, [*carried, *ct_carry], ct_xs)
@@ -213,6 +213,8 @@ class DifferentiatedOnce(Derived):
         flat, tree = jax.tree.flatten((list(inputs), list(ends)))
         marks = [mark for flags in self.active for mark in flags]
         marks += [True] * (len(flat) - len(marks))
+        # The rules are in the program of `inner`, which `jax.vjp` makes when it is
+        # called. So that is traced first, and its rules are replaced then.
         traced = jax.make_jaxpr(run)(*flat)
         taken = settled(traced, tuple(marks), self.reverse)
         outs = jax.core.eval_jaxpr(taken.jaxpr, taken.consts, *flat)
@@ -257,6 +259,8 @@ def forward_step_of_reverse(back: BackwardStep, step: Step) -> Step:
     def run(ends: BlockEnds, inputs: Inputs) -> tuple[list[Value], list[Value]]:
         pairs = [split(x, len(t)) for x, t in zip(inputs, types, strict=True)]
         (consts, carry, x), cts = ([pair[i] for pair in pairs] for i in (0, 1))
+        # `h1 = f(h)` and `b1 = J b`, in one step. The leaves of `lead` are a part of
+        # `h` and have no `b`.
         after, _ = step(consts, carry, x)
         reverse = lambda *ends: take_one(back, (consts, carry[lead:], x), ends)
         # Linear in `ends`, so its transpose is the same wherever it is taken.
@@ -264,6 +268,8 @@ def forward_step_of_reverse(back: BackwardStep, step: Step) -> Step:
         ct_carried, ct_z = pull(BlockResult(*cts))
         return [*after, *ct_carried], ct_z
 
+    # The step is traced twice: here with `ends` as inputs, to see whether they are
+    # read, and then with zeros in their place, since nobody carries a `c` forward.
     ends = tuple(back.end_types)
     jaxpr = jax.make_jaxpr(run)(ends, grown)
     read = inputs_read(jaxpr, [True] * len(jaxpr.out_avals))
@@ -312,6 +318,8 @@ def two_scans(
         What the reverse sweep returns for the whole loop.
     """
     (consts, init, xs), (carried, zs) = inputs, ends
+    # Plain scans, not the two primitives: JAX differentiates both by its own rules, and
+    # needs nothing to be linear.
     xs = [jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, loop.x_axes, strict=True)]
     of_one = loop.part(1)
 
@@ -333,7 +341,8 @@ def two_scans(
     if loop.kept is not None:
         all_indices = jnp.arange(loop.length, dtype=jnp.int32)
         z_of_all = jax.vmap(lambda index: loop.row_or_zeros(zs, index))(all_indices)
-    # The order of `xs` and of the rows is that of the steps, or the other way round.
+    # `lax.scan` reads and stacks from the front, or all of it from the back. So the way
+    # back is a scan in the other direction, over the same rows.
     carry, carries = lax.scan(move, list(init), xs, loop.length, reverse=loop.reverse)
     del carry
     sums = [jnp.zeros_like(consts[i]) for i in back.const_of]

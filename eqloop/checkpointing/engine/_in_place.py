@@ -133,8 +133,9 @@ def _with_reads_first(
     buffer, *others = write.invars
     reads = [eqn for eqn in eqns if eqn is not write and _reads(eqn, buffer)]
     values = [eqn.outvars[0] for eqn in reads]
-    # Not if nothing is read; if the whole buffer is used besides, as then XLA has to
-    # copy it anyway; if it is an index of a read; or if a read needs what is written.
+    # Not if nothing is read; if the whole buffer is used elsewhere too, as then XLA has
+    # to copy it anyway; if it is an index of a read; or if a read needs what is
+    # written.
     if (
         not reads
         or any(x is buffer for x in (*others, *outvars))
@@ -186,7 +187,6 @@ def _index_variables(write: jex.JaxprEqn) -> list[jex.Var]:
 
 
 def _variables(atoms: Iterable[jax.core.Atom]) -> list[jex.Var]:
-    """The variables among some atoms, each once."""
     return list(dict.fromkeys(x for x in atoms if isinstance(x, jex.Var)))
 
 

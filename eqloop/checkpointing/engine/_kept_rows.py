@@ -62,6 +62,8 @@ def scan(
     """
     if not loop.meter.here.is_shown:
         return _scan(functools.partial(body, read), state, xs, loop)
+    # The bar is shown when all that the loop reads is computed, so that its time is the
+    # time of the loop.
     after = [x for group in (*read, state[1], xs) for x in group]
     if not is_differentiated:
         # The bar makes it a loop in a loop, see `opaque`.
@@ -74,8 +76,10 @@ def _scan(
     body: ScanBody, state: PyTree, xs: Arrays, loop: Loop
 ) -> tuple[PyTree, list[Value]]:
     """The same for a body `(state, x) -> (state, y)`, and without a bar."""
+    # 1. How many steps are run is not known: no segments.
     if loop.stops:
         return _scan_while(body, state, loop)
+    # 2. Every step is kept: that is what `lax.scan` does.
     if loop.kept is None:
         return _lax_scan(body, state, xs, loop.length, loop)
     if xs and loop.kept.step < 0:
@@ -84,10 +88,14 @@ def _scan(
         ascending = dataclasses.replace(loop, kept=loop.kept[::-1])
         state, ys = _scan(body, state, xs, ascending)
         return state, [jnp.flip(y, 0) for y in ys]
+    # 3. Segments. A scan that stacked all rows, to select some afterwards, would hold
+    # all of them; and one with a branch for whether to write would copy them at each
+    # step.
     before, between, after = loop.gaps
     steps = _Steps(body, xs, loop)
     state = steps.skip(state, steps.part(0, before), before)
-    # Each segment needs `between` steps after its kept one, the last segment too.
+    # Segments of one length are one scan, which is compiled once. So each needs
+    # `between` steps after its kept one, the last segment too.
     if after >= between:
         state, ys = steps.segments(state, before, between)
         after -= between
@@ -111,9 +119,10 @@ class _Steps:
         return [lax.slice_in_dim(x, start, start + count) for x in self.xs]
 
     def skip(self, state: PyTree, xs: Arrays, count: int) -> PyTree:
-        """Runs so many steps without outputs."""
         if not count:
             return state
+        # Nothing reads the outputs of these steps. What a step computes only for them
+        # is dead code within the scan.
         body = lambda state, x: (self.body(state, x)[0], None)
         return _lax_scan(body, state, xs, count, self.loop)[0]
 
@@ -123,6 +132,8 @@ class _Steps:
         """All rows, by segments of a kept step and the steps up to the next one."""
 
         def segment(state: PyTree, xs: Arrays) -> tuple[Value, list[Value]]:
+            # A scan stacks one row for each iteration. So an iteration is a whole
+            # segment, with its one kept step.
             first, rest = self._cut(xs, 1)
             state, y = self._one(state, first)
             return self.skip(state, rest, between), y
@@ -158,11 +169,9 @@ class _Steps:
         return state, ys
 
     def _one(self, state: PyTree, xs: Arrays) -> tuple[PyTree, list[Value]]:
-        """One step with its outputs, given parts of length one."""
         return self.body(state, [lax.squeeze(x, [0]) for x in xs])
 
     def _blocks(self, position: int, count: int, size: int) -> list[Value]:
-        """The `xs` of `count` segments of `size` steps, along a new first axis."""
         part = self.part(position, count * size)
         return [lax.reshape(x, (count, size, *x.shape[1:])) for x in part]
 
@@ -189,6 +198,8 @@ def _scan_while(
     # Each device may stop at its own time, see `BySegments.start`.
     axes = axes_of(state[1][0])
     state = jax.tree.map(lambda x: vary(x, axes), state)
+    # A `while_loop` stacks nothing, so the rows need buffers beforehand, and their
+    # types.
     y_types = jax.make_jaxpr(lambda state: body(state, [])[1])(state).out_avals
     ys = [zero_array(stack_type(aval, loop.length)) for aval in y_types]
 

@@ -163,6 +163,9 @@ class PlannedLoop(Formula):
         super().__init__()
 
     def expand(self, *inputs: PyTree) -> PyTree:
+        # JAX calls this last, when nothing is left to differentiate or to batch: at
+        # once without `jit`, and while lowering under `jit`. So what follows may be
+        # plain loops, and slots that no rule of differentiation could get past.
         # In forward mode the equation for the tangents has run the loop already.
         if (known := recall(self, self.flat_in(inputs))) is not None:
             return known
@@ -173,6 +176,8 @@ class PlannedLoop(Formula):
     def doubled(self, moves: Flags) -> Doubled:
         active, y_active = self._activity(moves)
         problem = tangent_problem(self.problem, active, y_active)
+        # The slots stay as they are: nobody reads tangents from them. A `Reverse` that
+        # needs tangents of carries runs this loop again.
         saves = self.saves and self.saves.with_leaves(sum(active.carry))
         formula = PlannedLoop(problem, saves, with_tangent_types(self.in_avals, active))
         gives = active.carry, y_active, tuple(self._nothing_stored.flat)
@@ -223,6 +228,8 @@ class PlannedLoop(Formula):
         self, perturbed: PyTree, *inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         try:
+            # Here JAX marks what is differentiated, and nothing else. So the marks of
+            # `init` are also those of the cotangents that the gradient returns.
             return self._logging_sweep(perturbed, perturbed[1], inputs)
         except NoWayBackError:
             # Perhaps no cotangent ever arrives. If one does, `pull` raises this again.
@@ -233,12 +240,15 @@ class PlannedLoop(Formula):
         self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
     ) -> tuple[PyTree, PyTree, PyTree]:
         """As `_sweep`, and what backward rules log is returned with the cotangents."""
+        # A way back hands out nothing for each step but cotangents of `xs`. So a log
+        # has to be one, see `_logs.py`.
         active, _ = activity(self.problem.step, perturbed)
         has_rows = self.problem.has_xs
         logging = logging_step(self.problem.step, active) if has_rows else None
         if logging is None:
             return self._sweep(perturbed, moves, inputs)
         # A loop with more `xs`, whose cotangents are the log.
+        # Zeros will do: the step does not read these `xs`.
         rows = [stack_type(x, self.problem.loop.length) for x in logging.x_types]
         (consts, init, xs), of_xs = inputs, perturbed[2]
         inputs = consts, init, [*xs, *map(zero_array, rows)]
@@ -260,11 +270,15 @@ class PlannedLoop(Formula):
         Returns:
             What `sweep_forward` returns.
         """
+        # 1. The plan. Not before: it depends on which leaves vary, and types do not
+        # tell. A gradient asks its schedule here, and nowhere else.
         problem = self.problem
         active, y_active = activity(problem.step, perturbed)
         problem.check(active, inputs)
         planned = problem.planned_for(active, moves)
         saves = self._saves_of_gradient(planned, active, y_active)
+        # 2. The loop runs, and leaves behind what the plan says. Until a cotangent
+        # comes, that is all.
         problem = problem.under(saves.layout)
         if saves.layout.stores_residuals:
             # A plain scan, which JAX differentiates.
@@ -280,9 +294,14 @@ class PlannedLoop(Formula):
                 instead = problem.instead_of_effects
                 refuse_refs_in_rules(problem.step.jaxpr, instead)
             products = _products(saves.layout, problem, active, y_active)
+            # A custom rule computes the primal, too. The forward loop runs that one,
+            # and the backward step differentiates the step as the user wrote it.
             primal = settled_problem(problem, active, reverse=True)
             carry, ys, stored = _run_primal(primal, saves, products, inputs)
+            # JAX holds the inputs until the way back. That takes no
+            # copies.
             residuals = (inputs, stored)
+        # 3. What JAX gets: outputs, residuals, and which outputs have a tangent.
         # If this loop is itself the forward sweep of a gradient, it still has to return
         # what is stored for that one's way back: a part of what both share.
         asked_for = saves.of_these(stored, self.saves) if self.saves else Stored.of()
@@ -292,12 +311,15 @@ class PlannedLoop(Formula):
 
     def sweep_back(self, residuals: PyTree, cts: PyTree) -> tuple[PyTree, PyTree]:
         static, residuals = residuals
+        # The forward sweep found no way back. Now there is a cotangent, and `pull`
+        # tries again without the outputs that have none.
         if static.value is None:
             return super().sweep_back(residuals, cts)
         if all(map(is_zero, self.flat_out(cts))):
             return self.zero_cts(), None
         if not isinstance(static.value[0], PlannedLoop):
             return self._cotangents(static.value, residuals, cts), None
+        # The loop with a log: the cotangents of its last `xs` are no cotangents.
         loop, logging = static.value
         (consts, init, xs), _ = loop.sweep_back(residuals, cts)
         xs, rows = split(xs, len(self.in_avals[2]))
@@ -322,6 +344,7 @@ class PlannedLoop(Formula):
             needed = with_cotangents(self.problem.step, active, *has_ct)
             cts = self._reversed(swept, needed, residuals, ct_carry, ct_ys)
             active = needed
+        # Zeros that are only symbols: JAX adds up no arrays for them.
         return tuple(map(put, self.zero_cts(), active, cts))
 
     def settled(self, moves: Flags, reverse: bool) -> Self:
@@ -459,7 +482,6 @@ class PlannedLoop(Formula):
 
     @property
     def _nothing_stored(self) -> Stored:
-        """The marks of what is stored, none of which has a tangent."""
         return Stored(*([False] * len(group) for group in self.out_aval[2]))
 
     def _reversed(
@@ -481,6 +503,8 @@ class PlannedLoop(Formula):
             ct_ys: The cotangents of `ys`.
         """
         (saves, active, y_active), (inputs, stored) = swept, residuals
+        # A callback is refused here and not in the forward sweep: without a cotangent,
+        # no step is run again.
         if not stands_for_residuals(saves.layout):
             again = "The gradient of this loop runs steps again"
             instead = self.problem.instead_of_effects
@@ -494,6 +518,8 @@ class PlannedLoop(Formula):
         back = gradient_back(problem, needed, wanted)
         args = (inputs, stored, *ends)
         settings = primal, back, layout, saves.given, args, products
+        # It is called, and so becomes an equation. For a second derivative JAX finds a
+        # primitive here, and no loops whose every step it would store.
         return Reverse(*settings).checked()(*args)
 
 
@@ -552,10 +578,14 @@ class Reverse(Formula):
     def expand(
         self, inputs: PyTree, stored: Stored, carried: PyTree, zs: PyTree
     ) -> PyTree:
+        # 1. What is stored. If slots do not outlast the primal, or lack a leaf, the
+        # forward loop runs now, right before it is reversed.
         (consts, init, xs), given, problem = inputs, self.given, self.problem
         if given is None:
             given = self.needed
             stored = self._forward(inputs, given)._replace(products=stored.products)
+        # 2. The programs. The way back counts steps, so the leaves at the start by
+        # which the forward loop decides whether to go on are gone.
         init = init[problem.lead :]
         step, back = self.again, self.back
         # If slots lack leaves, the programs of the step and of the backward step are
@@ -568,6 +598,8 @@ class Reverse(Formula):
             step, back = restricted(step, known), Restricted(back, known)
         products = self._known_products(stored.products, known)
         first = pick(init, given.held)
+        # 3. The way back. The layout's order says which block is next, and moves by the
+        # `walk`: this runs `step` again, and takes cotangents past steps by `back`.
         sweep = Sweep(
             step,
             problem.loop,
@@ -581,11 +613,14 @@ class Reverse(Formula):
         )
         walk = Walk(sweep, self.layout.reversal)
         cts = problem.reverse(walk, self.layout, stored, carried)
+        # Without this tie XLA would drop the reports to the bar, which nothing reads.
         return tied(cts.number, (cts.consts, cts.carry, cts.xs))
 
     def doubled(self, moves: Flags) -> Doubled:
         marks, _, _, _ = self.in_tree.unflatten(moves)
         active, y_active = activity(self.problem.step, marks)
+        # If only `carried` and `zs` have tangents, the carries do not move, and the
+        # slots that are there will do.
         if not any(map(any, active)):
             return self._doubled_ends()
         # The carries move, so their tangents are needed at every step. The slots that
@@ -602,10 +637,6 @@ class Reverse(Formula):
         return self._as_doubled(formula, active, uses_stored=False)
 
     def _doubled_ends(self) -> Doubled:
-        """The same if only `carried` and `zs` have tangents.
-
-        The carries do not move then, so the slots that are there will do.
-        """
         active = Active(*((False,) * len(group) for group in self.in_avals[0]))
         back = Pushed(self.back, self.again, self._known(active))
         inputs, stored, carried, zs = self.in_avals
@@ -649,6 +680,8 @@ class Reverse(Formula):
             step = forward_step_of_reverse(back, primal.step.rewritten(Again()))
         except NotLinearError:
             return self._pull_written_out(perturbed, inputs, cts)
+        # The forward loop carries the carry and `b`, see `_derived.py`. The cotangents
+        # of the returned `xs` are scanned along with `xs`, by the same axes.
         axes = [problem.loop.x_axes[i] for i in self.back.x_of]
         meter = problem.loop.meter.again.tangents
         loop = dataclasses.replace(
@@ -669,6 +702,8 @@ class Reverse(Formula):
             for c in pick(self.in_avals[0][1], active.carry)
         ]
         ends = ([*carried, *ct_carry], zs)
+        # This first formula is only asked for its layout, and for which leaves its
+        # backward step reads. The forward loop then stores these for the second one.
         formula = self._derived(problem, Pulled, active, (args, Stored.of(), *ends))
         saves = Saves(formula.layout, formula.needed)
         forward = PlannedLoop(problem, saves.at_primal, args)
@@ -676,6 +711,7 @@ class Reverse(Formula):
         given = (args, stored, *ends)
         settings = problem, formula.back, saves.layout, saves.given
         formula = Reverse(*settings, given)
+        # Both loops are primitives, so a third derivative comes this way again.
         sums, carried_on, ct_xs = formula(*given)
         ct_init = carried_on[len(carried) :]
         ct_primals = map(put, zeros, active, (sums, ct_init, ct_xs))
@@ -776,11 +812,9 @@ class Reverse(Formula):
         return KnownProducts(rows, first, step, back)
 
     def _known(self, active: Active) -> Active:
-        """The active inputs, without the leaves of the carry that `lead` counts."""
         return active._replace(carry=active.carry[self.problem.lead :])
 
     def _known_of_carry(self, given: Needs) -> StoredLeaves:
-        """Which leaves of each carry are known, given what slots hold."""
         return StoredLeaves.of(given, self.again, self.problem.loop_back)
 
     def _derived(
@@ -800,8 +834,8 @@ class Reverse(Formula):
         return formula.with_params(layout=layout)
 
     def _forward(self, inputs: PyTree, needs: Needs) -> Stored:
-        """Runs the forward loop for what it stores."""
         problem = self.problem.with_bars(Again(backward=True))
+        # The primal has returned `ys` already.
         problem = dataclasses.replace(problem, step=without_outputs(problem.step))
         forward = PlannedLoop(problem, Saves(self.layout, needs), inputs)
         # Not called but expanded: this is within the expansion of a primitive already,

@@ -218,6 +218,8 @@ class Problem(abc.ABC, Generic[L]):
 
     def keeping(self, names: tuple[str, ...]) -> Self:
         """The same loop, with a policy that keeps the values of these names."""
+        # A policy is asked about one equation at a time. It can tell two dots apart
+        # only by their names.
         step = self.step.rewritten(with_named_dots)
         return dataclasses.replace(self, step=step, policy=KeptNames(names))
 
@@ -290,6 +292,8 @@ class Counted(Problem[Layout]):
         # without any arrays.
         if saves is None or not any(saves.held):
             return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
+        # The loop stops at each start of a segment for the slots to take the carry.
+        # Within a segment it runs the step and writes nothing.
         order, held = saves.layout.order.by_carries(), saves.held
         consts, init, xs = order.checked(self.step, self.loop, held, inputs)
         segments = order.in_segments(self.step, self.loop, consts, xs)
@@ -336,6 +340,8 @@ def activity(step: Step, perturbed: PyTree) -> tuple[Active, Flags]:
     types = (step.const_types, step.carry_types, step.x_types)
     # JAX marks integers as perturbed too, but they have no tangents.
     consts, carry, xs = map(inexact_only, perturbed, types)
+    # A fixed point: one leaf may make another one active, which makes a third one
+    # active a step later.
     carry, ys = reaching(step, consts, carry, xs, is_derivative=True)
     return Active(consts, carry, xs), ys
 
@@ -372,6 +378,7 @@ def gradient_back(problem: Problem, active: Active, wanted: Flags) -> Pull:
         active: Which inputs are differentiated.
         wanted: Which leaves of `y` have a cotangent.
     """
+    # Not the settled step: `jax.vjp` has to find the custom rules in it.
     step = problem.reversed_step(problem.step.rewritten(Again()))
     carry = active.carry[problem.lead :]
     return Pull(step, problem.policy, active._replace(carry=carry), wanted)
@@ -399,8 +406,12 @@ def with_cotangents(
         pairs = zip(groups, active, strict=True)
         return Active(*(tuple(r and a for r, a in zip(*p, strict=True)) for p in pairs))
 
+    # From the end to the start: a leaf that a step reads for a leaf with a cotangent
+    # has one itself before that step. Marks are only added, until none is new.
     final = tuple(c and a for c, a in zip(carry, active.carry, strict=True))
     found = tuple(closed_under(final, lambda carry: before(carry).carry))
+    # `before` speaks of one step. A leaf that only the last carry has a cotangent of is
+    # in `found` and may be missing there.
     return before(found)._replace(carry=found)
 
 
@@ -428,6 +439,8 @@ def tangent_problem(problem: Problem, active: Active, y_active: Flags) -> Proble
     follow the leaves themselves.
     """
     step, loop = problem.step, problem.loop
+    # The step is differentiated, not the loop. So the tangents of the carry are leaves
+    # of a carry, for which the schedule makes a plan.
     jaxpr = pushed(step.jaxpr, active, (active.carry, y_active))
     num_consts = step.num_consts + sum(active.consts)
     num_carry = step.num_carry + sum(active.carry)
@@ -466,6 +479,8 @@ def batched_problem(
     carry, ys = reaching(step, *is_batched, axis_name=axis_data.name)
     if step.inverse is not None:
         carry, ys = _reaching_both_ways(step, is_batched, carry, ys, axis_data.name)
+    # Consts and `xs` stay where they are, as moving an axis would copy them; the loop
+    # is told along which axis to index.
     const_dims, _, xs_dims = dims
     axes, x_dims = batched_axes(loop.x_axes, xs_dims)
     front = lambda flags: [0 if flag else None for flag in flags]

@@ -126,8 +126,11 @@ class Sweep:
 
         Args:
             ct_carry: What is carried back from the end.
-            after: What is to be there before the bar is shown, besides.
+            after: What has to be computed before the bar is shown, along with `zs` and
+                `ct_carry`.
         """
+        # Whole arrays from the start, though most rows come late: the loops carry them,
+        # and so XLA can write each row where it stays.
         return Cotangents(
             [zero_cotangent_of(self.consts[i]) for i in self.back.const_of],
             list(ct_carry),
@@ -172,6 +175,8 @@ class Sweep:
             return position + 1, self.next(carry, position)
 
         left = lambda state: stop - state[0]
+        # Between segments of unequal lengths no trip count is static, so this is a
+        # `while_loop`. JAX could not reverse it, and is never asked to.
         return iterate(move, (start, list(carry)), left, self.loop.unroll)[1]
 
     def next(self, carry: Arrays, position: Index) -> list[Value]:
@@ -180,6 +185,8 @@ class Sweep:
         x = self.loop.x(self.xs, position)
         if self.products is None:
             return self.step(self.consts, carry, x)[0]
+        # The products follow `x`, as if they were more `xs`: the step has been
+        # rewritten to read them instead of computing them.
         x = [*x, *self.products.of_step(position)]
         return self.products.step(self.consts, carry, x)[0]
 
@@ -197,6 +204,8 @@ class Sweep:
         """
         if self.own is None:
             return count
+        # A batch of sweeps is one loop. Steps can be taken back together only if each
+        # example has run them; the others are taken one by one, with a mask.
         return jnp.clip(_least(self.own) - start, 0, count)
 
     def take(
@@ -205,6 +214,8 @@ class Sweep:
         """Takes cotangents past `count` steps by the backward step."""
         if count == 1:
             return self._take_one(carry, start, cts)
+        # The next one to be called is `Pull.__call__`, or that of a derivative. It runs
+        # the block once more for its residuals, so these live no longer than this call.
         xs, zs = self.block(start, count)
         inputs, ends = (self.consts, carry, xs), (cts.carry, zs)
         # `run_in_place` asks the step of the gradient whether it writes to buffers,
@@ -214,7 +225,7 @@ class Sweep:
         return self.added(cts, taken, start, count)
 
     def _take_one(self, carry: Arrays, start: Index, cts: Cotangents) -> Cotangents:
-        """Takes cotangents past a single step, without a stack of one row."""
+        # Without stacks of one row, by a program that was traced once (`program_of`).
         x, z = self.step_at(start)
         inputs, ends = (self.consts, carry, x), (cts.carry, z)
         back = functools.partial(take_one, self.back)
@@ -251,6 +262,8 @@ class Sweep:
             start: The position of the first step of the block.
             count: How many steps it has.
         """
+        # The sum of a const is added up here, from block to block: `vjp` of a block
+        # gives the block's part.
         sums = [a + b for a, b in zip(cts.consts, taken.sums, strict=True)]
         return self.before(cts, taken._replace(sums=sums), start, count)
 
@@ -267,6 +280,7 @@ class Sweep:
     ) -> Cotangents:
         """The same, if `taken.sums` are the new totals, and not the block's part."""
         axes = [self.loop.x_axes[i] for i in self.back.x_of]
+        # In a loop in reverse, the first of these steps has the last of their rows.
         start = self.position(start)
         at = self.loop.block_start(start, count)
         number = cts.number
@@ -284,17 +298,15 @@ class Sweep:
         )
 
     def _if_run(self, start: Index, taken: BlockResult, cts: Cotangents) -> BlockResult:
-        """`taken` for the examples that have run the step.
-
-        For the others, `carried` stays as it is, and everything else is zero.
-        """
+        # An example that had stopped before keeps its `carried`. To sums and rows it
+        # adds zeros.
         nothing = jax.tree.map(jnp.zeros_like, taken)._replace(carried=cts.carry)
         new, tree = jax.tree.flatten(taken)
         old = tree.flatten_up_to(nothing)
         return tree.unflatten(where_run(start < self.own, new, old))
 
     def _zs(self, start: Index, count: int) -> list[Value]:
-        """The `z` of `count` steps from an index on; zeros for those not kept."""
+        # A step whose row is not kept has no influence by it: its `z` is zero.
         if self.loop.kept is None:
             return [part(z, start, count) for z in self.zs]
         of_step = functools.partial(self.loop.row_or_zeros, self.zs)

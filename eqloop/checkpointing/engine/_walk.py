@@ -62,6 +62,8 @@ class Walk:
     @property
     def joins_steps(self) -> bool:
         """Whether all steps are run, and none has its products, or can't be batched."""
+        # A batch would include steps that were not run; and steps that have their
+        # products are reversed by another program than the others.
         sweep = self.sweep
         return sweep.count is None and sweep.products is None and sweep.back.joins_steps
 
@@ -103,6 +105,8 @@ class Walk:
         self, carry: Arrays, start: Index, count: int, cts: Cotangents
     ) -> Cotangents:
         """Takes cotangents past a block of `count` steps, given the carry before it."""
+        # A loop that cannot end early has only whole blocks. The reversal runs them
+        # from `carry`, and calls `sweep.take` or its own loops.
         sweep = self.sweep
         if count == 1 or sweep.count is None:
             return self.reversal(sweep, carry, start, count, cts)
@@ -113,6 +117,9 @@ class Walk:
         whole = lambda _, cts: self.reversal(sweep, carry, start, count, cts)
         cts = lax.fori_loop(0, is_whole, whole, cts)
         left = jnp.where(is_whole, 0, jnp.clip(sweep.count - start, 0, count))
+        # The steps of the block that were run, `left` of them, are run again. Their
+        # carries go to as many slots as the block has steps, since `left` is not
+        # static.
         carries = carries_within(sweep, DeviceSlots(), carry, start, left, count)
         return one_by_one(sweep, StoredSteps(carries, 0, start, left, count), cts)
 

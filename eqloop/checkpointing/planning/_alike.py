@@ -18,7 +18,7 @@ from ..engine._step import Step
 
 @dataclasses.dataclass(frozen=True)
 class _NoPlanner:
-    """Plans nothing."""
+    """Stands for the schedule of a loop, which makes no difference to what is asked."""
 
     def _decide(self, problem: Problem[Any], active: Active) -> NoReturn:
         raise AssertionError("what is asked does not depend on who plans the loop")

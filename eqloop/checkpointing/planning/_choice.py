@@ -22,10 +22,11 @@ WORTHWHILE, _WORTHWHILE_IF_LARGE = 0.97, 0.95
 _MOST_TRIALS = 12
 _HOPEFUL_TRIALS = 6
 
-# So often a layout is found whose time depends on something that was not measured yet.
+# The time of the fastest layout may depend on something that was not measured yet. Then
+# that is measured, and the search is repeated, at most this often.
 _MOST_ASKED = 3
 
-# Of what a step may keep, this much is measured.
+# At most so many sets of the values that a step may keep are measured.
 _MOST_MEASURED = 4
 
 
@@ -45,6 +46,8 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     layout = fastest(problem, active, nbytes, times)
     if not times.base.is_measured:
         return layout
+    # Products, and segments side by side. To measure takes a while, so it is done
+    # only for a layout that would win.
     for _ in range(_MOST_ASKED):
         if layout is None:
             break
@@ -93,6 +96,8 @@ def fastest_of(
         nbytes: How many bytes its gradient may take.
         times: How long the pieces of the gradient take.
     """
+    # Branch and bound: to know the memory of a layout is to compile it, so as few as
+    # possible are. The guess learns from each, and each that fits lowers the limit.
     guess = Guess(times)
     found: Layout | None = None
     left, limit = every, math.inf
@@ -154,6 +159,7 @@ def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = Guess(times)
     every = [layout for _, layout in _by_duration(problem, times)]
+    # A block stores the residuals of its steps, so the smallest takes single steps.
     among = [layout for layout in every if layout.order.block == 1] or every
     least = min(among, key=guess)
     for _ in range(_MOST_TRIALS):
@@ -177,6 +183,8 @@ def pareto(problem: Problem, active: Active, times: Paces) -> list[tuple[Layout,
     every = [layout for _, layout in _by_duration(problem, times)]
     chosen = _beaten_by_none(every, guess)
     for _ in range(_MOST_TRIALS):
+        # What is learned of one kind changes what all of that kind are guessed to take,
+        # and so who is beaten. The one in the middle is the nearest to most of them.
         unknown = [layout for layout in chosen if not guess.knows_kind(layout)]
         if not unknown:
             break
@@ -188,7 +196,8 @@ def pareto(problem: Problem, active: Active, times: Paces) -> list[tuple[Layout,
 
 
 def _beaten_by_none(every: Iterable[Layout], guess: Guess) -> list[Layout]:
-    """Of layouts in the order of their time those that take less than all before."""
+    # They come in the order of their time. So one is beaten if a layout before it is no
+    # larger.
     chosen: list[Layout] = []
     least = math.inf
     for layout in every:

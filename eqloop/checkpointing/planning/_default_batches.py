@@ -1,4 +1,4 @@
-"""Steps reversed together where nobody asked for it: if that is faster, and small.
+"""Reverses steps together, unasked, where that is faster and takes little memory.
 
 It gains: without, a plain recurrent cell under `Recursive(16)` takes 1.9 to 2.9 times
 as long on a CPU.
@@ -38,8 +38,8 @@ def with_batches(loop: LoopSpec, plain: Layout) -> Layout:
 
     Returns:
         The fastest that takes at most twice the memory of the other one's slots, or
-        64 KiB, besides the size of the parameters' cotangents; or the other one. Both
-        are estimated.
+        64 KiB, plus the size of the parameters' cotangents; or else the other one. Time
+        and memory are estimated.
     """
     problem, active = loop._problem, loop._active
     consts = pick(problem.step.const_types, active.consts)

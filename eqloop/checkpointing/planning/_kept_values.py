@@ -27,7 +27,8 @@ from ._work import equation_work, rates
 
 Kept: TypeAlias = tuple[str, ...] | None
 
-# Of so many values, all sets are tried. Of more, those that are near to good ones.
+# Up to so many values, all of their sets are tried. Of more values there are too many
+# sets, and only those near to good ones are tried.
 _MOST_TRIED = 10
 # No more sets than this are compared under all orders.
 _MOST_SETS = 48
@@ -78,6 +79,9 @@ class KeptValues:
         """
         kept, needed = set(kept), set(self.read)
         size, work = 0, 0.0
+        # Backwards, so whoever reads a value has been seen before the operation that
+        # gives it. `needed` are the values that the reversal reads, or reads to compute
+        # others again.
         for operation in reversed(self.operations):
             if needed.isdisjoint(operation.gives):
                 continue
@@ -96,6 +100,8 @@ class KeptValues:
         """
         sets = self._all() if len(self.names) <= _MOST_TRIED else self._near()
         found: list[tuple[tuple[str, ...], int, float]] = []
+        # In the order of their bytes, so a set is beaten unless it takes less time than
+        # the last one that was found.
         for size, work, kept in sorted((*self.cost(k), k) for k in sets):
             if not found or work < found[-1][2]:
                 found.append((kept, size, work))
@@ -119,6 +125,8 @@ class KeptValues:
     def _walk(self, kept: tuple[str, ...], way: int) -> Iterator[tuple[str, ...]]:
         yield kept
         while other := self._toggled(kept, self._others(kept) if way > 0 else kept):
+            # Gains are not added up but computed anew: what one value saves depends on
+            # which others are kept.
             size, work = self.cost(kept)
             gains = []
             for one in other:
@@ -129,6 +137,7 @@ class KeptValues:
             yield kept
 
     def _swapped(self, kept: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        # One value for another: a walk by single steps never makes that change.
         for without in kept:
             rest = tuple(name for name in kept if name != without)
             yield rest
@@ -137,7 +146,6 @@ class KeptValues:
     def _toggled(
         self, kept: tuple[str, ...], names: Iterable[str]
     ) -> list[tuple[str, ...]]:
-        """The sets in which one of some names is kept if it is not, or the reverse."""
         return [self._ordered({*kept} ^ {name}) for name in names]
 
     def _others(self, kept: tuple[str, ...]) -> tuple[str, ...]:
@@ -157,6 +165,8 @@ def kept_values(problem: Problem, active: Active) -> KeptValues:
     """
     step = problem.step.rewritten(with_named_dots)
     named = dataclasses.replace(problem, step=step)
+    # The part of the gradient that comes before the cotangents: its outputs are what
+    # the reversal reads.
     program = gradient_parts(named, active).ahead.jaxpr
     reader = _Reader(rates())
     numbers = reader.read(program, {})
@@ -177,6 +187,7 @@ def costs_by_kept(
     values = kept_values(problem, active)
     sets = _evenly_chosen(values.best())
     nothing, _, again = sets[0]
+    # One set is traced, and the others are told from it by what they add and spare.
     bare = step_cost(problem.keeping(nothing), active)
     found = []
     for kept, size, work in sets:
@@ -191,7 +202,6 @@ def costs_by_kept(
 
 
 def _evenly_chosen(sets: list[Value]) -> list[Value]:
-    """Some of many sets, from the first to the last."""
     if len(sets) <= _MOST_SETS:
         return sets
     last = len(sets) - 1
@@ -243,8 +253,9 @@ class _Reader:
         inputs: list[int | None],
         outer: dict[Any, int],
     ) -> None:
-        """Reads the program of a call, of which it has the inputs and outputs."""
         pairs = zip(program.invars, inputs, strict=True)
+        # A call is no operation: a policy keeps values within it. So its equations are
+        # listed with the others, by the numbers of what they read outside.
         inner = self.read(program, {var: n for var, n in pairs if n is not None})
         for var, result in zip(eqn.outvars, program.outvars, strict=True):
             number = _value_number(result, inner)
@@ -252,7 +263,6 @@ class _Reader:
 
 
 def _name_given(eqn: jex.JaxprEqn) -> str | None:
-    """The name that an equation gives to a value that can be kept."""
     names = form_of(eqn) == "name" and can_be_kept(eqn)
     return form_params(eqn)["name"] if names else None
 

@@ -94,13 +94,14 @@ def _read_times(path: pathlib.Path) -> dict[str, float]:
 
 
 def _write_times(path: pathlib.Path) -> None:
-    """Beside and then renamed, so that no other process finds half of it."""
     for key, value in _read_times(path).items():
         _times_known.setdefault(key, value)
     content = {
         "eqloop measurements": _FILE_FORMAT,
         "nanoseconds": dict(sorted(_times_known.items())),
     }
+    # Written to a file of another name and then renamed: no other process finds half of
+    # it.
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
     aside.replace(path)

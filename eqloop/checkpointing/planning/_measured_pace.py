@@ -40,7 +40,7 @@ from ._known_times import key_of, lookup, remember
 from ._stopwatch import nanoseconds
 from ._work import rates
 
-# To find out of which pieces it will be asked takes a while, too.
+# A function, not the pieces: to find them takes a while, and often nobody asks.
 PiecesAsked: TypeAlias = Callable[[], Collection[Piece]]
 
 # How long one run of a short loop should take, in nanoseconds, so that calling it does
@@ -166,7 +166,7 @@ def pace(
         problem: The loop.
         active: Which inputs are differentiated.
         measure: Whether to find out by running them. What cannot be run, and what
-            takes less time than that, is estimated nevertheless.
+            takes less time than measuring it, is estimated in any case.
         kept: What a step keeps where its residuals are stored, if that is chosen.
         pieces: Gives the blocks of which it will be asked, if these are not all. No
             others are run.
@@ -251,7 +251,7 @@ def largeness(step: Step) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
-    """Whether the step ends on any numbers, and does nothing besides."""
+    """Whether the step ends on any numbers, and has no side effects."""
     jaxpr = problem.step.jaxpr
     return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
 
@@ -271,6 +271,8 @@ def _timed(
     kept: tuple[str, ...] | None,
     pieces: PiecesAsked | None,
 ) -> Measured | None:
+    # 1. Short loops, each of one kind of piece: nothing but steps, all residuals at
+    # once, and blocks of one size.
     length = _trial_length(problem, estimated)
     everything = Layout(AllAtOnce(length), kept=kept)
     layouts: list[Layout | StepsAlone] = [StepsAlone(), everything]
@@ -281,15 +283,19 @@ def _timed(
         order = Nested((Nest((length // count,), count),))
         names = kept if count > 1 else None
         layouts.append(Layout(order, reversal=reversal, kept=names))
+    # 2. All of them are timed in turn, so that what slows the machine slows all alike.
     times = times_of(problem, active, layouts, length, kept)
     if times is None:
         return None
+    # 3. From times to factors. A factor corrects an estimate, and so it also serves
+    # blocks of other sizes, for which a time would say nothing.
     advance, everything, *others = (time / length for time in times)
     found = Measured(estimated.cost, estimated.rate, advance, everything, ())
     factors = []
     for (reversal, count), time in zip(samples, others, strict=True):
         # The primal has run each step, and every block had a slot.
         block = count * (time - advance) - found.slot
+        # Of two noisy times, the difference may be too small, or below zero.
         block = max(block, 0.1 * count * time)
         factor = block / estimated.block(reversal, count)
         factors.append((reversal.kind, reversal.batch(count), factor))
@@ -299,7 +305,6 @@ def _timed(
 def _tried(
     problem: Problem, length: int, only_blocks: bool
 ) -> list[tuple[AbstractReversal, int]]:
-    """Reversals to try, and the size of their blocks."""
     most = min(length, _SMALL) if largeness(problem.step) > 1 else length
     blocks: list[tuple[AbstractReversal, int]] = [
         (ByResiduals(), count) for count in _BLOCKS if count <= most
@@ -314,9 +319,11 @@ def _tried(
 def _asked_for(
     samples: list[tuple[AbstractReversal, int]], pieces: Collection[Piece]
 ) -> list[tuple[AbstractReversal, int]]:
-    """Those between which the pieces lie: what these take is told from no others."""
+    # A piece lies between two sizes that could be tried, and its time is interpolated
+    # from these two. The others are not run.
     sizes = [(one.kind, one.batch(count)) for one, count in samples]
-    # What is measured at several times is compared by what single steps took.
+    # Single steps are always run: by them, paces are compared that were measured at
+    # different times (`beside`).
     found = {(kind, size) for kind, size in sizes if size == 1}
     for kind, asked in pieces:
         alike = [size for name, size in sizes if name == kind and size > 1]
@@ -335,6 +342,8 @@ def _trial_length(problem: Problem, estimated: Estimated) -> int:
     # Steps that take very long are run a few times, and no more.
     short = min(_FEWEST_STEPS, max(round(10 * long), 2))
     length = max(min(max(long, short), fits, problem.loop.length), 1)
+    # Blocks are powers of two. With this length, no loop has steps left over, which
+    # would be another piece.
     most = _BLOCKS[-1]
     return length // most * most if length >= most else 2 ** (length.bit_length() - 1)
 
@@ -389,6 +398,8 @@ def _keys(
     kept: tuple[str, ...] | None,
 ) -> list[str]:
     """The names under which the times of a loop are remembered."""
+    # By what a step prints, not by its identity: another process, or a step that was
+    # traced again, finds the same times.
     about = [*printed(problem.step, active), problem.loop, problem.policy, active, kept]
     return [key_of([*about, layout]) for layout in layouts]
 
@@ -402,6 +413,7 @@ def _short_program(
     if layout.side_by_side == 1:
         return functools.partial(planned_loop, problem), input_types(problem)
     problem = _of_length(problem, problem.loop.length // layout.side_by_side)
+    # Segments side by side are a batch of shorter loops, which share the consts.
     run = jax.vmap(functools.partial(planned_loop, problem), in_axes=(None, 0, 0))
     consts, *of_each = input_types(problem)
     return run, [consts, *(_stacked(types, layout.side_by_side) for types in of_each)]
@@ -412,7 +424,8 @@ def _stacked(types: Sequence[Aval], count: int) -> list[Aval]:
 
 
 def _between(seen: Sequence[tuple[int, float]], size: int) -> float:
-    """A factor that was found for some sizes, at another, on a logarithmic scale."""
+    # Logarithmic in the size and in the factor: the sizes are powers, and a factor of 2
+    # is as far from 1 as one of 1/2. Beyond the sizes seen, the nearest one holds.
     seen = sorted(seen)
     size = min(max(size, seen[0][0]), seen[-1][0])
     for (low, at_low), (high, at_high) in itertools.pairwise(seen):

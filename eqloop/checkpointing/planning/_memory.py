@@ -32,7 +32,9 @@ _BUFFER_OF_A_LEAF = 64
 def peak_bytes(
     problem: Problem, active: Active, layout: Layout, within: int | None = None
 ) -> int:
-    """The bytes that a gradient allocates, besides its inputs and outputs; or less.
+    """The bytes that a gradient allocates, rather too many than too few.
+
+    Inputs and outputs do not count.
 
     A loop is compiled alone, and within another program a few more of its values may
     be buffers, so that a little is added.

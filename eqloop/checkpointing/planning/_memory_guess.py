@@ -77,7 +77,6 @@ class Guess:
         return self._paces.of(layout).cost
 
     def _of_blocks(self, layout: Layout) -> int:
-        """The bytes that are counted for the reversal of blocks."""
         return layout.order.bytes_of_blocks(self._cost(layout), layout.reversal)
 
 

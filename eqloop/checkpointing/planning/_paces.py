@@ -111,7 +111,7 @@ def pace_for(
         active: Which inputs are differentiated.
         layout: The layout.
         base: How long the pieces of any layout take. If that was measured, so is what
-            is asked for besides.
+            this layout needs in addition.
     """
     if layout.order.asks_for_products(layout.reversal):
         base = with_pace_of_known(problem, active, base, layout.piece)

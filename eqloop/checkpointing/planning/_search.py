@@ -42,6 +42,7 @@ def orders(length: int, rows: int | None) -> Iterator[AbstractOrder]:
         length: How many steps the loop has.
         rows: How many slots can hold the residuals of a step, if any can.
     """
+    # An order is only integers: all are compared before any is compiled.
     yield AllAtOnce(length)
     for block in blocks_to_try(length):
         yield from _nested_orders(length, block)
@@ -87,7 +88,7 @@ def _batches(order: AbstractOrder) -> Iterator[int]:
 
 
 def _batch_sizes(steps: int) -> Iterator[int]:
-    """Some sizes of batches of so many steps that are stored side by side."""
+    # Powers of two, or a number nearby that leaves no steps over.
     most = min(steps, _LARGEST_BATCH)
     sizes = [2**n for n in range(2, most.bit_length()) if 2**n <= most]
     yield from dict.fromkeys(_dividing(steps, size) for size in sizes)
@@ -96,8 +97,8 @@ def _batch_sizes(steps: int) -> Iterator[int]:
 def _dividing(length: int, size: int) -> int:
     """About as many steps, so that the batches leave none over, if that can be.
 
-    What is left over is reversed step by step: by another loop, which the program then
-    has besides.
+    Steps that are left over are reversed one by one. For that, the program would need
+    another loop.
     """
     smaller = range(size, size // 2, -1)
     return next((n for n in smaller if length % n == 0), size)
@@ -138,6 +139,7 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
     for inner in dict.fromkeys(_inner_levels(blocks)):
         outer = blocks // math.prod(inner)
         first = Nest((outer, *inner), block)
+        # The levels may leave steps over, which get nests of their own.
         base = max(inner, default=2)
         order = Nested((first, *nests(length - first.length, base, block)))
         # Each nest is compiled by itself.
@@ -146,14 +148,17 @@ def _nested_orders(length: int, block: int) -> Iterator[AbstractOrder]:
 
 
 def _in_two_parts(length: int, products: bool) -> Iterator[Layout]:
-    """Two levels, of which more is stored for the last steps, as far as there is room.
+    """Two levels, with more stored for the last steps, as far as there is room.
 
-    That are all carries of these steps, or their products.
+    Of these steps, either all carries or all products are stored.
     """
     for segment in dict.fromkeys(_dividing(length, size) for size in _SEGMENTS):
         count, left = divmod(length, segment)
+        # Left-over steps come first, so that the last segments, which are reversed
+        # first, are whole.
         over = [Nest((left,))] if left else []
         for share in range(1, min(_SHARES, count) + 1):
+            # Of how many segments, the last ones, more is stored.
             last = count * share // min(_SHARES, count)
             before = [*over, *([Nest((count - last, segment))] if last < count else [])]
             orders = list[Nested]()
@@ -229,5 +234,6 @@ def sizes(most: int, ratio: float = _RATIO) -> Iterator[int]:
     size = 1
     while size < most:
         yield size
+        # Small numbers grow by one, where the ratio would add less.
         size = max(size + 1, round(size * ratio))
     yield most

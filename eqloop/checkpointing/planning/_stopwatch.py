@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from ..._types import PyTree, Value
 from ..engine.slots._slots import key_impl
 
-# Of all programs together, as far as a few runs of each allow; in seconds.
+# How long all programs together are run, in seconds; longer if it takes that for a few
+# runs of each.
 _ENOUGH = 0.3
 _FEWEST_RUNS, _MOST_RUNS = 3, 15
 
