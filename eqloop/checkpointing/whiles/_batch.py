@@ -71,11 +71,15 @@ def joint_loop(
         c if dim is None else jnp.moveaxis(borrow(jnp.moveaxis(c, dim, 0)), 0, dim)
         for c, dim in zip(consts, dims[0], strict=True)
     ]
+    # The guard of `x` is the element of the first step: an example that runs at all has
+    # run there.
     first = problem.loop.index(0)
     axes, x_dims = batched_axes(problem.loop.x_axes, dims[2])
     x = [element(x, first, axis) for x, axis in zip(xs, axes, strict=True)]
     x = [with_axis(e, dim) for e, dim in zip(x, x_dims, strict=True)]
     read = pick(init[1:], _not_written(problem.step))
+    # Guards are detached: an example that has stopped adds nothing to the cotangents of
+    # its initial carry and of `xs`.
     guards = [detached(borrow(c)) for c in [*read, *x]]
     problem = _joint_problem(problem, axis_data, (dims[0], dims[2]))
     return problem, [*consts, *guards], [jnp.any(init[0]), *init]
@@ -118,6 +122,8 @@ def _joint_problem(problem: Problem, axis_data: BatchAxis, dims: PyTree) -> Prob
         y = [e if is_batched else with_axis(e, None) for e, is_batched in pairs]
         # Rows for steps that an example does not run are zeros.
         y = [where_active(e, jnp.zeros_like(e)) for e in y]
+        # At its guards, the condition of an example that has stopped may hold again. So
+        # the mask only ever loses examples.
         is_active = is_active & goes_on
         return [jnp.any(is_active), is_active, *carry], y
 
@@ -146,6 +152,8 @@ def _not_written(step: Step) -> Flags:
 
 def _borrow(runs: Value, x: Value) -> Value:
     """`x`, where examples that never run have the entry of one that does."""
+    # `argmax` finds the first example that runs. If none does, it finds example 0,
+    # which does not matter, as the loop runs no step.
     lender = _example(x, jnp.argmax(runs))
     return where_leading(runs, x, detached(lender))
 

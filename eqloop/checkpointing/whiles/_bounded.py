@@ -79,6 +79,8 @@ class Bounded(AbstractWhileLayout):
             kept = self.slots.packed(pick(state[1][1:], held))
             return run_until(step, consts, state, stop), kept
 
+        # Segments after the end run no step: the carry says stop when they begin. Their
+        # slots hold the final carry, which is never read.
         stops = constant([*self.order.starts[1:], self.max_steps])
         (count, carry), slots = lax.scan(segment, first_state(init), stops)
         return carry, Stored.of([count], slots)

@@ -41,6 +41,8 @@ def reverse_by_counters(
 
     def back(i: Index, cts: Cotangents) -> Cotangents:
         position = walk.sweep.steps - 1 - i
+        # Computed from the position, and not counted down: so the loop carries nothing
+        # but cotangents.
         carry = [c + jnp.asarray(position * n, c.dtype) for c, n in pairs]
         return walk.pull(carry, position, 1, cts)
 

@@ -101,6 +101,7 @@ def _with_early_end(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         consts, init = split(flat, count)
 
         def goes_on(state: tuple[Index, list[Value]]) -> Value:
+            # A scan need not become idle before its length, so this is tested as well.
             return (state[0] < length) & run(parts.goes_on, *consts, *state[1])[0]
 
         def move(state: tuple[Index, list[Value]]) -> tuple[Index, list[Value]]:
@@ -113,6 +114,7 @@ def _with_early_end(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
 
 def _ending_scan(eqn: jex.JaxprEqn) -> _EndingScan | None:
     """The parts of a scan, if it has a branch one side of which changes nothing."""
+    # The effects of idle iterations would be lost.
     if eqn.primitive.name != "scan" or eqn.effects:
         return None
     if is_symbolic(eqn.params["length"]) or any(
@@ -128,6 +130,8 @@ def _ending_scan(eqn: jex.JaxprEqn) -> _EndingScan | None:
             continue
         for which, idle in enumerate(map(close, branch.params["branches"])):
             after = _after_idle(branch, idle.jaxpr, jaxpr.outvars)
+            # Each leaf is handed on at its own place, so the carry no longer changes.
+            # The test reads nothing but consts and carry: once idle, always idle.
             if after == list(jaxpr.invars[counts[0] :]):
                 return _parts_of_scan(program, place, 1 - which)
     return None
@@ -175,6 +179,8 @@ def _parts_of_scan(program: jex.ClosedJaxpr, place: int, taken: int) -> _EndingS
     def part(eqns: list[jex.JaxprEqn], outvars: list[jax.core.Atom]) -> jex.ClosedJaxpr:
         return pruned(with_parts(program, eqns=eqns, outvars=outvars))
 
+    # What comes before the branch is in both parts. The condition of a while loop hands
+    # no values to its body; `pruned` leaves each what it reads.
     goes_on = part([*before, test], list(test.outvars))
     return _EndingScan(goes_on, part([*before, body, *after], list(jaxpr.outvars)))
 

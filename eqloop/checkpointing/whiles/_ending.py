@@ -63,6 +63,8 @@ class Ending(AbstractStopping[Layout]):
 
     @property
     def as_planned(self) -> Counted:
+        # Slots have their places before it is known where the loop ends. So the plan is
+        # that of a loop which runs all steps.
         loop = dataclasses.replace(self.loop, stops=False)
         return Counted(
             self.step,

@@ -41,6 +41,8 @@ def steps_to_run(step: Step) -> Steps:
     written = without_short_loops(plain)
     later = _later(written)
     has_fewer = _count_branches(written) < _count_branches(plain)
+    # To write short loops out pays if that decides a branch. Otherwise they stay, and
+    # those that can end early become while loops.
     first = written if has_fewer else with_early_ends(plain)
     return Steps(first, first if later is written else later)
 
@@ -76,6 +78,8 @@ def _later(step: Step) -> Step:
     """The step after a first one; the same object if this decides no branch."""
     if not _count_branches(step):
         return step
+    # These numbers hold after any step, whatever the initial carry is: so they are
+    # known before each step but the first.
     later = with_known(step, numbers_after(step))
     return later if _count_branches(later) < _count_branches(step) else step
 

@@ -120,6 +120,8 @@ def _joint_step(step: Step) -> Step:
         kept = [where_leading(goes_on, new, old) for new, old in pairs]
         # Rows for steps that an example does not run are zeros.
         y = [where_leading(goes_on, e, jnp.zeros_like(e)) for e in y]
+        # A step is also evaluated for examples that have stopped, and may say that they
+        # go on. So `goes_on` only ever loses examples.
         goes_on = goes_on & again
         return [_any(goes_on), steps + 1, goes_on, *put(after, is_selected, kept)], y
 

@@ -94,7 +94,6 @@ def with_masked_writes(step: Step, written: Flags) -> Step:
 
 
 def _mask_type() -> Aval:
-    """The type of the mask."""
     return on_mesh(jax.typeof(np.bool_(True)))
 
 
@@ -142,6 +141,8 @@ def _masked_loop(
     written = [step.num_consts + i in places for i in range(step.num_carry)]
     masked = with_masked_writes(step, tuple(written))
     consts, init, xs = loop.in_tree.unflatten(operands)
+    # The mask is a const of the inner loop: an example does not stop in the middle of a
+    # step of the outer one.
     args = ([*consts, mask], init, xs)
     problem = dataclasses.replace(problem, step=masked)
     loop = PlannedLoop(problem, loop.saves, args)
@@ -153,6 +154,7 @@ def _masked_write(eqn: jex.JaxprEqn, operands: list[Value], mask: Value) -> Valu
     if eqn.primitive.name == "dynamic_update_slice":
         return _masked_update(mask, *operands)
     buffer, indices, update = operands
+    # Other modes would clip -1 into the buffer, or promise that it does not occur.
     dropping = {**eqn.params, "mode": lax.GatherScatterMode.FILL_OR_DROP}
     inputs = [buffer, _masked_indices(indices, mask), update]
     (out,) = evaluated(eqn.replace(params=dropping), inputs)
@@ -161,6 +163,8 @@ def _masked_write(eqn: jex.JaxprEqn, operands: list[Value], mask: Value) -> Valu
 
 def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) -> Value:
     """A `dynamic_update_slice` that is dropped unless a mask holds."""
+    # A `dynamic_update_slice` clamps its start: at -1 it would write the first row. A
+    # scatter that drops writes does not clamp, so the start is clipped here.
     shapes = zip(buffer.shape, update.shape, strict=True)
     last = [size - part for size, part in shapes]
     clipped = map(lambda start, end: jnp.clip(start, 0, end), starts, last)
@@ -178,6 +182,8 @@ def _masked_update(mask: Value, buffer: Value, update: Value, *starts: Value) ->
 
 def _masked_indices(indices: Value, mask: Value) -> Value:
     """The indices, or -1, which is out of bounds for a scatter, if a mask is false."""
+    # `jnp` moves negative indices up before it makes a scatter. The scatter itself does
+    # not, so -1 is out of bounds for a buffer of any size.
     bits = max(32, 8 * indices.dtype.itemsize)
     indices = indices.astype(f"int{bits}")  # which has numbers below zero
     none = placed_as(jnp.full_like(indices, -1), indices)

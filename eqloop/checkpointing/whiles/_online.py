@@ -72,10 +72,13 @@ class Online(AbstractWhileLayout):
 
     @property
     def integers(self) -> Sequence[tuple[int, ...]]:
+        # The number of steps, the starts of the segments, and the rows of their
+        # carries.
         return [(), (self.checkpoints,), (self.checkpoints + 1,)]
 
     @property
     def rows(self) -> int:
+        # The last row is no slot. Carries that are not to be stored are written there.
         return self.checkpoints + 1
 
     @property
@@ -100,6 +103,8 @@ class Online(AbstractWhileLayout):
         if self.strides is not None:
             return 2 * self.length
         chain = self.length - self.runs_first_alone
+        # The primal runs each step, and the way back linearises each. The other
+        # evaluations are advances from a stored carry.
         return 2 * self.length + _binomial.sweep_advances(chain, self.checkpoints)
 
     @property
@@ -152,6 +157,8 @@ class Online(AbstractWhileLayout):
             later.sweep.steps,
             constant(self.spreading.reach) if self.splits else None,
         )
+        # The number of steps is known by now. So from here on the order is the binomial
+        # one, which starts from the carries that the primal has left.
         chain = Chain(later, self.checkpoints - 1, reach, order=rows)
         stack = self._stack(reach, steps, starts, carries)
         stack, cts = chain.reverse(stack, steps - 1, zero(), cts)
@@ -170,6 +177,8 @@ class Online(AbstractWhileLayout):
         # For slots that are not in use, these numbers mean nothing, and are not read.
         lengths = appended(starts[1:], count) - starts
         # The rank of each segment, by its length and its place.
+        # It is the least one at which the segment is within its reach. Reaches increase
+        # with the rank, so it is the number of ranks from 0 on that do not suffice.
         longest = reach[self.checkpoints - places, 1:]
         ranks = jnp.sum(longest < lengths[:, None], axis=1, dtype=jnp.int32)
         return Stack(top, starts[top], ranks[top], starts, ranks, carries)

@@ -42,13 +42,17 @@ class OnlineRun:
     def run(self, whole: Whole) -> Whole:
         """Runs the loop from there on."""
         slots, steps = self.rule.checkpoints, self.max_steps - self.first
+        # A loop of at most `s (s + 3) / 2` steps never leaves rank 1: this is the range
+        # of the first algorithm of Stumm & Walther (2010).
         if 1 < slots < steps <= self.rule.most_thrice:
             return self._store_all(whole)
+        # The other loops fill the slots first. Those that go on then spread them out.
         whole = self._fill(whole)
         if slots >= steps:
             return whole
         if slots > 1:
             return self._spread_out(whole)
+        # The only slot keeps the initial carry: without it, no step could be reversed.
         state, spread, carries = whole
         state = run_until(self.step, self.consts, state, self.max_steps)
         return state, spread, carries
@@ -59,6 +63,8 @@ class OnlineRun:
 
         def body(whole: Whole) -> Whole:
             state, spread, carries = whole
+            # Until a slot is given up, the carry at position `i` is in row `i`. `full`
+            # has said so from the start, and `spread` needs no update.
             carries = self._stored(state, carries, self._position(state))
             return self._next(state), spread, carries
 
@@ -76,6 +82,8 @@ class OnlineRun:
             state, spread, carries = whole
             position = self._position(state)
             has_free = position < self.rule.checkpoints
+            # `move_on` computes with a few integers. While there are free slots, its
+            # result is not used, and no branch is needed for that.
             row, moved = move_on(self.rule, spread, position)
             choose = lambda a, b: jnp.where(has_free, a, b)
             starts = choose(spread.starts, moved.starts)

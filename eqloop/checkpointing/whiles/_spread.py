@@ -134,10 +134,16 @@ def _place_to_free(rule: Spreading, spread: Spread, position: Index) -> Value:
 
     Its segment is merged with the one before.
     """
+    # Wang, Moin & Iaccarino (2009) minimise the greatest number of times that any step
+    # is run. Here the rank is a bound for that number. Among the places that keep to
+    # it, the choice is for the sum of all evaluations.
     starts, slots = spread.starts, rule.checkpoints
     # reach[r - 1][i] is the reach of a segment with `i` slots before it, at rank `r`.
     columns = zip(*rule.reach[:1:-1], strict=True)
     reach = constant(list(columns)[2:])
+    # Entry `i` is how long segment `i` becomes if the carry at place `i + 1` is given
+    # up. The last entry ends here. Place 0 has the initial carry, which is never given
+    # up.
     merged = appended(starts[2:], position) - starts[:-1]
     fits = merged <= element(reach, spread.rank - 1)
     place = jnp.arange(1, slots, dtype=jnp.int32)

@@ -86,6 +86,8 @@ class AbstractStopping(Problem[L]):
 @functools.lru_cache(maxsize=128)
 def _unconditional(step: Step) -> Step:
     """The step without the first leaf of its carry, and what only this leaf needs."""
+    # The way back takes as many steps as were run, and does not ask the condition
+    # again.
     kept = [True] * len(step.jaxpr.in_avals)
     kept[step.num_consts] = False
     used = [False] + [True] * (len(step.jaxpr.out_avals) - 1)
@@ -170,6 +172,8 @@ def _refuse_explicit(axis_data: BatchAxis) -> None:
 def _run_plain(step: Step, max_steps: int, consts: Arrays, init: Arrays) -> list[Value]:
     """Runs the loop and stores nothing. Returns the final carry."""
     steps = steps_to_run(step)
+    # Steps are counted if there is a bound, or if somebody watches their positions.
+    # Otherwise the loop carries no counter.
     if max_steps < UNLIMITED or is_watched():
         return run_all(steps, consts, init, max_steps)[1]
     if steps.later is not steps.first:

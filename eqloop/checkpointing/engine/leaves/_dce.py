@@ -26,6 +26,7 @@ def dce(program: jex.ClosedJaxpr, used: Flags) -> jex.ClosedJaxpr:
     program = pruned(_underived(program), used)
     # A loop with fewer outputs reads fewer inputs. So equations before it may be dead,
     # and then outputs of loops among these.
+    # Each round takes outputs from loops and adds none, so this comes to an end.
     while True:
         eqns = _with_dead_outputs_removed(program.jaxpr)
         if (fewer := with_equations(program, eqns)) is program:
@@ -70,6 +71,8 @@ def _given_zeros(eqn: jex.JaxprEqn) -> list[jex.JaxprEqn]:
 def _with_dead_outputs_removed(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
     """The equations of a program, in which loops have only outputs that are needed."""
     needed, eqns = set(filter(_is_variable, jaxpr.outvars)), list[jex.JaxprEqn]()
+    # From the end, as all readers of a variable come after the equation that makes it.
+    # Equations that nothing reads stay here; the caller prunes them.
     for eqn in reversed(jaxpr.eqns):
         if (formula := formula_of(eqn)) is not None:
             smaller = formula.keep_outputs(tuple(var in needed for var in eqn.outvars))

@@ -108,6 +108,8 @@ def closed_needs(step: Step, loop: Loop, read: Flags) -> Needs:
         held, _ = apart(needed)
         return union(held, _leaves_before(step, held))
 
+    # Leaves are only ever added. So this ends, with the fewest leaves that contain
+    # `read` and can be computed from one another.
     return apart(closed_under(read, before))
 
 

@@ -182,6 +182,7 @@ class Restricted(WrappedStep):
         found, held = self.inner.beside_next, self.leaves.held
         if found is None or not all(held[leaf] for leaf in found.leaves):
             return None
+        # The new place of a leaf is the number of leaves in slots before it.
         leaves = tuple(sum(held[:leaf]) for leaf in found.leaves)
         return NextCarry(leaves, dataclasses.replace(self, inner=found.back))
 

@@ -105,6 +105,8 @@ class RowsOnce:
         """
         rows, shape = initial.shape[self.axis], [1] * initial.ndim
         shape[self.axis] = rows
+        # The differences below may be negative, which unsigned counters have no numbers
+        # for.
         signed = jnp.dtype(f"int{8 * first.dtype.itemsize}")
         first, count = first.astype(signed), count.astype(signed)
         row = lax.broadcasted_iota(signed, shape, self.axis)
@@ -167,6 +169,7 @@ def _counters(
     """
     found: dict[int, Counter] = {}
     for i, (stride, start) in enumerate(zip(strides, starts, strict=True)):
+        # The formula of this file takes the counter to have come up from its start.
         if stride is not None and stride > 0:
             within = start is not None and 0 <= start < MOST_ROWS
             # The positions of a loop have 32 bits: it has no more steps than that.
@@ -202,6 +205,7 @@ def _rows_of(
             continue
         offsets = frozenset[int]().union(*(p.offsets for p in indices))
         counter, offset = indices[0].leaf, min(offsets)
+        # A step may choose among its writes as it runs, so the largest block counts.
         height = max(block.sizes[axis] for block in after.blocks)
         is_clamped = any(block.is_clamped for block in after.blocks)
         written = rows, height, offsets, is_clamped
@@ -228,6 +232,7 @@ def _is_once(
     if counter.start is not None and len(offsets) == 1:
         (offset,) = offsets
         first = counter.start + offset
+        # The end of the last block. Clamping moves no block if this one is inside.
         last = first + counter.span + height
         return first >= 0 and (not is_clamped or last <= rows)
     # It is not known where the counter starts. A negative index was moved up by `rows`,

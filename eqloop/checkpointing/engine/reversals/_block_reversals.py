@@ -62,7 +62,7 @@ class AbstractReversal(abc.ABC):
 
     @property
     def start(self) -> float:
-        """Roughly the time that a loop takes besides its blocks, in nanoseconds."""
+        """Roughly the time that a loop takes apart from its blocks, in nanoseconds."""
         return 0.0
 
     @property

@@ -75,10 +75,12 @@ def products_of(step: Step, chosen: Flags | None = None) -> Products | None:
     for eqn in jaxpr.eqns:
         group = groups.get(eqn.outvars[0])
         if group is not None:
+            # It takes the place of the last equation, before which all factors are
+            # known.
             eqn, value = _known_value(group)
             values.append(value)
         elif id(eqn) in within:
-            continue
+            continue  # nothing outside of its group reads this one, see `_groups`
         eqns.append(eqn)
     bare = pruned(with_parts(step.jaxpr, outvars=groups))
     given = with_parts(step.jaxpr, invars=[*jaxpr.invars, *values], eqns=eqns)
@@ -118,6 +120,8 @@ def _groups(
             and all(map(is_free, eqn.invars))
             and nbytes([aval_of(out)]) <= nbytes(map(aval_of, eqn.invars))
         ):
+            # The result stands for its terms from here on, and may become a term
+            # itself.
             groups[out] = [e for var in eqn.invars for e in groups.pop(var)] + [eqn]
     return groups
 

@@ -64,10 +64,12 @@ def _known_result(eqn: jex.JaxprEqn) -> tuple[jex.JaxprEqn, jex.Var] | None:
     # Its result becomes an input of this program, and is no longer computed.
     result, dot = pushed.jaxpr.outvars
     others = [eqn for eqn in pushed.jaxpr.eqns if eqn.outvars != [result]]
+    # No equation has this result alone, so none can be left out.
     if len(others) == len(pushed.jaxpr.eqns):
         return None
     invars = [result, *pushed.jaxpr.invars]
     program = with_parts(pushed, invars=invars, eqns=others, outvars=[dot])
+    # The tangent reads the input as well: that of `sin` is made from its `cos`.
     if inputs_read(program, [True])[1]:
         return None
 

@@ -111,7 +111,6 @@ class _Whole:
         return nbytes([aval_of(var) for var in self.inputs])
 
     def added(self, total: Value, term: Value) -> Value:
-        """The sum, with the term added to it."""
         return total + term
 
 
@@ -135,7 +134,6 @@ class _Product:
 
     @property
     def inputs(self) -> tuple[jax.core.Atom, ...]:
-        """The variables of its factors."""
         return tuple(self.eqn.invars)
 
     @property
@@ -144,7 +142,8 @@ class _Product:
         return nbytes([aval_of(self.eqn.outvars[0])]) // self.parts
 
     def added(self, total: Value, left: Value, right: Value) -> Value:
-        """The sum, with the product of two factors added to it."""
+        # A part adds to rows that no other part adds to. So each entry of the sum is
+        # read and written once, as without parts.
         size = left.shape[self.dim] // self.parts
 
         def body(i: Index, total: Value) -> Value:
@@ -175,10 +174,14 @@ def _terms(
     if eqn is None:
         return [_Whole((var,))]
     if eqn.primitive.name == "add_any":
+        # JAX adds up the cotangents of a variable that is read several times in this
+        # way. Without a large product among them, nothing is gained by taking the sum
+        # apart.
         terms = [term for part in eqn.invars for term in _terms(part, makers)]
         return terms if any(term.parts > 1 for term in terms) else [_Whole((var,))]
     order = None
     if eqn.primitive.name == "transpose":
+        # JAX's rule for the cotangent of a factor multiplies, and then transposes.
         order, eqn = eqn.params["permutation"], makers.get(eqn.invars[0])
     if eqn is None or eqn.primitive.name != "dot_general":
         return [_Whole((var,))]
@@ -189,6 +192,8 @@ def _in_parts(eqn: jex.JaxprEqn, order: Sequence[int] | None) -> _Product | None
     """A product cut along an axis of its first factor; `None` if it cannot be cut."""
     (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
     left, out = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
+    # An axis of the result is cut. Along a contracted axis, each part would be a term
+    # as large as the whole product.
     own = [i for i in range(left.ndim) if i not in (*contracted, *batch)]
     # An axis that is split over devices cannot be cut.
     is_sharded = eqn.params.get("out_sharding") is not None or any(

@@ -179,6 +179,8 @@ class SideBySide(AbstractRerun):
         xs = [self._cut(x, axis) for x, axis in zip(block, axes, strict=True)]
         if loop.reverse:  # the last segment comes first in `xs`
             xs = [jnp.flip(x, axis) for x, axis in zip(xs, axes, strict=True)]
+        # All segments have the same static length. So under `vmap` they are one loop
+        # with a known number of trips, and nothing is selected.
         return jax.vmap(of_segment, in_axes=(0, axes))(list(self.carries), xs)
 
     def _cut(self, x: Value, axis: int) -> Value:

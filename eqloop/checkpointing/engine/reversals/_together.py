@@ -109,6 +109,7 @@ class Together(AbstractReversal):
         # all of them ran are reversed in batches. Only step by step is it possible to
         # leave out those examples that had stopped.
         batches = sweep.common(steps.start, steps.count) // size
+        # Those that are left over are the last steps, so they are reversed first.
         within = batches * size
         left = steps.count - within
         if not isinstance(left, int) or left:
@@ -122,6 +123,7 @@ class Together(AbstractReversal):
 
     def _size_of_batches(self, sweep: Sweep, most: int) -> int:
         """The size of a batch, if `most` steps are divided as evenly as possible."""
+        # `-(-a // b)` rounds up: it is the number of batches that are needed.
         return most // -(-most // self.size) if sweep.back.joins_steps else 1
 
     @property
@@ -337,6 +339,8 @@ def parts_in_turn(back: BackwardStep) -> tuple[jex.ClosedJaxpr, jex.ClosedJaxpr,
     is_carried = BlockResult(
         [False] * len(back.const_of), [True] * len(carried), [False] * len(back.x_of)
     )
+    # Only what is carried has to wait for the step after it. The cotangents of consts
+    # and `x` are left out here: the third part computes them for the whole batch.
     program = pruned(program_of(back), tuple(itertools.chain(*is_carried)))
     known, linear = parted(program, (True,) * sum(counts) + (False,) * len(carried))
     varies = (False,) * counts[0] + (True,) * sum(counts[1:])
