@@ -158,7 +158,7 @@ def test_reverse_over_reverse(name):
     """Beside forward over reverse: that of `DirectAdjoint` takes minutes to compile."""
     solve = solution(ADJOINTS[name], controller="constant")
     both = jax.hessian(weighed(solve), (0, 1))(*inputs())
-    rows = [sum(block.sum(1) for block in row) for row in both]
+    rows = tuple(sum(block.sum(1) for block in row) for row in both)
     near(jax.jit(reverse_over_reverse, static_argnums=0)(solve), rows)
 
 

@@ -358,7 +358,7 @@ WRONG = {
     "positional max_steps": (
         lambda: el.ScanWhile(below(1), add, 4),
         TypeError,
-        "ScanWhile(cond, f, *, max_steps): too many positional arguments. Settings are",
+        "ScanWhile(cond, f, *, max_steps): too many positional arguments. Pass",
     ),
     "truth as max_steps": (
         lambda: el.ScanWhile(below(1), add, max_steps=True),
