@@ -17,6 +17,7 @@ made here and nowhere else.
 """
 
 import contextlib
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -254,3 +255,9 @@ def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
         return jnp.moveaxis(x, dim, 0)
     sharding = explicit_sharding(batch_type(jax.typeof(x), axis_data))
     return lax.broadcast(x, (axis_data.size,), out_sharding=sharding)
+
+
+def nbytes(types: Iterable[Aval]) -> int:
+    """The bytes of arrays of these types."""
+    arrays = [lo for aval in types for lo in lowered_types(aval)]
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)

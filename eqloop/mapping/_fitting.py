@@ -6,13 +6,12 @@ Programs of a few sizes are compiled, and never run. Which sizes is decided by
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from .._arrays import is_inexact, pick, put
+from .._arrays import Flags, is_inexact, nbytes, pick, put
 from .._calls import format_bytes
 from .._programs import aval_of, equations, foreign_programs, temporary_bytes
 from .._types import AnyJaxpr, Aval, PyTree
@@ -91,18 +90,37 @@ class Within:
         `_found`, it comes with its bytes.
         """
         value = _found(self._search(f, _whole_map, "run"))
-        marks, wanted = (
-            tuple(tuple(map(is_inexact, group)) for group in groups)
-            for groups in ((f.const_types, f.x_types), f.out_types)
+        # Nobody knows yet by which inputs the gradient will be taken. If that by all of
+        # them does not fit, it may be one without the large consts. A loop over chunks
+        # holds each of their cotangents twice: the sum, and the part of one chunk.
+        every = (True,) * len(f.const_types)
+        small = tuple(2 * nbytes([aval]) <= self.nbytes for aval in f.const_types)
+        for consts in dict.fromkeys((every, small)):
+            found = self._gradient_found(f, consts)
+            if found is not None and found[0]:
+                return min(value, found)
+        return value
+
+    def _gradient_found(
+        self, f: ChunkFunction, consts: Flags
+    ) -> tuple[int, int] | None:
+        """The size for the gradient by all `xs` and some consts, if there is any."""
+        of_consts = map(is_inexact, f.const_types)
+        marks = (
+            tuple(a and b for a, b in zip(consts, of_consts, strict=True)),
+            tuple(map(is_inexact, f.x_types)),
         )
+        wanted = tuple(tuple(map(is_inexact, group)) for group in f.out_types)
         if not any(map(any, marks)) or not any(map(any, wanted)):
-            return value
+            return None
         try:
             gradient = pulled_function(f, marks, wanted)
-            found = _found(self._search(gradient, _whole_map, "run"))
+            # Under `vmap`, this is the gradient of the batch. A batch of gradients was
+            # seen to take a third more.
+            within = dataclasses.replace(self, nbytes=2 * self.nbytes // 3)
+            return _found(within._search(gradient, _whole_map, "run"))
         except Exception:
-            return value  # whoever asks for this gradient gets the error
-        return min(value, found) if found[0] else value
+            return None  # whoever asks for this gradient gets the error
 
     def _fitting(self, size: int, least: int) -> int:
         """A size that was found, if there is one."""
@@ -184,10 +202,9 @@ def _intermediate_bytes(jaxpr: AnyJaxpr) -> int:
     It is for programs that cannot be compiled by themselves.
     """
     return sum(
-        math.prod(aval_of(var).shape) * aval_of(var).dtype.itemsize
+        nbytes(map(aval_of, eqn.outvars))
         for eqn in equations(jaxpr, foreign_programs)
         if not foreign_programs(eqn)
-        for var in eqn.outvars
     )
 
 

@@ -11,10 +11,9 @@ from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
 
-from ..._arrays import Arrays, Flags, pick, union
+from ..._arrays import Arrays, Flags, nbytes, pick, union
 from ..._types import Value
 from ._costs import StepCost
-from ._loop import nbytes
 from ._pace import AbstractPace
 from ._step import Step
 from ._sweep import Cotangents

@@ -6,17 +6,15 @@ place if a loop carries the array. A `lax.cond` that returned the array would co
 """
 
 import dataclasses
-import math
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..._arrays import Arrays, is_type, lowered_types, put_on_mesh
+from ..._arrays import Arrays, is_type, put_on_mesh
 from ..._compat import is_widened
 from ..._programs import mark
-from ..._types import Aval, Index, Value
+from ..._types import Index, Value
 from ...progress import NO_BARS, Meter
 
 
@@ -265,9 +263,3 @@ def store(buffer: Value, x: Value, index: Index, axis: int = 0) -> Value:
     return lax.dynamic_update_index_in_dim(
         buffer, x, index, axis, allow_negative_indices=False
     )
-
-
-def nbytes(types: Iterable[Aval]) -> int:
-    """The bytes of arrays of these types."""
-    arrays = [lo for aval in types for lo in lowered_types(aval)]
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)

@@ -10,11 +10,10 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ..._arrays import Flags, pick, refuse_symbolic
+from ..._arrays import Flags, nbytes, pick, refuse_symbolic
 from ..._types import PyTree
 from ._forward import Active
 from ._layout import Layout
-from ._loop import nbytes
 from ._problem import Problem, activity, needs_of_gradient
 from .orders._segmented import Segmented
 from .reversals._block_reversals import ByResiduals

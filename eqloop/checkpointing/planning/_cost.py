@@ -2,12 +2,12 @@
 
 import functools
 
-from ..._arrays import Flags, is_inexact, pick, union
+from ..._arrays import Flags, is_inexact, nbytes, pick, union
 from ..._programs import equations
 from ..engine._backward_step import BackwardStep
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
-from ..engine._loop import Loop, nbytes
+from ..engine._loop import Loop
 from ..engine._problem import (
     Problem,
     again,

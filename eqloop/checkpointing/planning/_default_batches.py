@@ -7,9 +7,8 @@ as long on a CPU.
 import dataclasses
 from collections.abc import Iterator
 
-from ..._arrays import is_symbolic, pick
+from ..._arrays import is_symbolic, nbytes, pick
 from ..engine._layout import Layout
-from ..engine._loop import nbytes
 from ..engine._loop_spec import LoopSpec
 from ..engine._pace import Estimated
 from ..engine.orders._levels import Nest, nests

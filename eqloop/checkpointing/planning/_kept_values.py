@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import jax.core
 import jax.extend.core as jex
 
+from ..._arrays import nbytes
 from ..._compat import form_of, form_params
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates, StepCost
 from ..engine._forward import Active
 from ..engine._kept_names import can_be_kept, inner_call, with_named_dots
-from ..engine._loop import nbytes
 from ..engine._problem import Problem
 from ._cost import gradient_parts, step_cost
 from ._work import equation_work, rates

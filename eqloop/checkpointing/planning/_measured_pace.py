@@ -15,14 +15,13 @@ from typing import Any, Self, TypeAlias
 import jax
 import jax.extend.core as jex
 
-from ..._arrays import stack_type
+from ..._arrays import nbytes, stack_type
 from ..._programs import equations, formula_of
 from ..._types import Aval
 from ...progress import Again
 from ..engine._costs import StepCost, residuals_time
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
-from ..engine._loop import nbytes
 from ..engine._pace import AbstractPace, Estimated
 from ..engine._primitive import PlannedLoop, Reverse, planned_loop
 from ..engine._problem import Counted, Problem

@@ -6,12 +6,11 @@ from typing import Any, TypeAlias
 
 import jax
 
-from ..._arrays import pick
+from ..._arrays import nbytes, pick
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
-from ..engine._loop import nbytes
 from ..engine._problem import Problem
 from ._alike import alike
 from ._cost import step_cost

@@ -11,9 +11,9 @@ import functools
 import math
 from collections.abc import Iterator
 
+from ..._arrays import nbytes as bytes_of
 from ..engine._forward import Active
 from ..engine._layout import Layout
-from ..engine._loop import nbytes as bytes_of
 from ..engine._problem import Problem
 from ..engine.orders._nested import Nested
 from ..engine.orders._order import AbstractOrder

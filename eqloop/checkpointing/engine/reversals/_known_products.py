@@ -24,10 +24,9 @@ import jax.core
 import jax.extend.core as jex
 from jax.custom_derivatives import SymbolicZero
 
-from ...._arrays import Flags, is_symbolic, pick, put
+from ...._arrays import Flags, is_symbolic, nbytes, pick, put
 from ...._programs import aval_of, program_from, pruned, run, with_parts
 from ...._types import Aval, Value
-from .._loop import nbytes
 from .._step import Step
 
 # Products that add up fewer terms are not kept: they are quickly computed again.

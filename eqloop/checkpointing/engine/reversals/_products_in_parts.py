@@ -24,10 +24,10 @@ import jax.core
 import jax.extend.core as jex
 from jax import lax
 
-from ...._arrays import explicit_sharding, is_symbolic
+from ...._arrays import explicit_sharding, is_symbolic, nbytes
 from ...._programs import aval_of, pruned, run, with_parts
 from ...._types import Index, Value
-from .._loop import nbytes, part, put_part
+from .._loop import part, put_part
 
 # Smaller products take little memory, and are computed as a whole.
 _LEAST_BYTES = 2**16
