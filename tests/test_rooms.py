@@ -136,6 +136,28 @@ def test_nobody_asks_our_own_classes_for_an_attribute_by_its_name():
     assert asked == []
 
 
+def test_nobody_asks_which_kind_of_order_slots_or_reversal_it_is():
+    rooms = {"orders", "slots", "reversals"}
+    kinds = {
+        node.name
+        for module, path in FILES.items()
+        if module[-2:-1] and module[-2] in rooms
+        for node in parse(path).body
+        if isinstance(node, ast.ClassDef)
+        and any("Abstract" in ast.unparse(base) for base in node.bases)
+    }
+    assert {"Nested", "HostSlots", "Together"} <= kinds
+    asked = []
+    for module, path in FILES.items():
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kind]):
+                    names = {n.id for n in ast.walk(kind) if isinstance(n, ast.Name)}
+                    if names & kinds:
+                        asked.append((".".join(module), node.lineno))
+    assert asked == []
+
+
 def test_a_class_has_its_name_alone():
     """Functions may share a name: each is read with its module in mind."""
     found = defaultdict(set)

@@ -337,7 +337,7 @@ def test_moves_of_far_slots_are_about_as_many_as_estimated(settings, monkeypatch
     )
     jax.block_until_ready(jax.jit(jax.grad(lambda h: run(h)[0]))(0.1))
     jax.effects_barrier()
-    assert 0.85 < _two_places._count_moves(order) / len(moves) < 1.15
+    assert 0.85 < order.moves / len(moves) < 1.15
 
 
 def on_device_peak(plan):

@@ -2,8 +2,8 @@
 
 What is stored by the forward pass goes to the second place, and what is stored while
 steps are run again stays on the device. So the layouts of one place are layouts of two:
-the outermost level of nested ones is far, or all slots of a `Revolved`. Besides, there
-are equal leaves, each of which is reversed by a `Revolved` on the device.
+the outermost level of nested ones is far, or all slots of a `Revolved`. A third kind
+has equal leaves, each of which is reversed by a `Revolved` on the device.
 """
 
 import dataclasses
@@ -15,8 +15,6 @@ from ..._arrays import nbytes as bytes_of
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
-from ..engine.orders._nested import Nested
-from ..engine.orders._order import AbstractOrder
 from ..engine.orders._revolved import Revolved
 from ..engine.orders._segmented import Segmented
 from ..engine.reversals._together import Together, can_join
@@ -35,7 +33,7 @@ _COARSE = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class SecondPlace:
-    """Where carries may be stored besides the device.
+    """Where carries may be stored other than on the device.
 
     Attributes:
         slots: The slots there.
@@ -127,13 +125,13 @@ def _layouts(
         # none of them run side by side.
         if order.stores_residuals or (stops and order.side_by_side > 1):
             continue
-        if _primal_slots(order) <= far:
-            yield dataclasses.replace(layout, slots=slots), _count_moves(order)
+        order = order.by_carries()
+        if order.primal_slots <= far:
+            yield dataclasses.replace(layout, slots=slots), order.moves
     for order in _equal_leaves(length, far):
-        moves = _count_moves(order)
-        yield Layout(order, slots), moves
+        yield Layout(order, slots), order.moves
         if joins and order.block > 1:
-            yield Layout(order, slots, Together(order.block)), moves
+            yield Layout(order, slots, Together(order.block)), order.moves
 
 
 def _equal_leaves(length: int, far: int) -> Iterator[Segmented]:
@@ -149,28 +147,3 @@ def _equal_leaves(length: int, far: int) -> Iterator[Segmented]:
             for leaf in revolved(each, block, _COARSE):
                 first = Revolved(over, leaf.slots, min(block, over))
                 yield Segmented((*([(1, first)] if over else []), (count, leaf)))
-
-
-def _primal_slots(order: AbstractOrder) -> int:
-    """How many carries the primal stores."""
-    # Without the list of where they are, which takes long for many layouts.
-    if isinstance(order, Nested):
-        return sum(outermost for outermost, *_ in order.levels)
-    if isinstance(order, Revolved):
-        return order.slots
-    return len(order.by_carries().starts)
-
-
-def _count_moves(order: AbstractOrder) -> float:
-    """About how many carries are written to slots of the primal, or read from them."""
-    stored = _primal_slots(order)
-    if not isinstance(order, Revolved):
-        # Each is written once, and read once to run its segment again.
-        return 2 * stored
-    # The carry of each block is written on the way to a run of consecutive blocks, and
-    # read when the block is reversed. The way starts at a carry that is read, too.
-    # There are about as many runs as in `Revolved.reversed_in`. With very few slots,
-    # carries that are not kept are also written, but then most of the time goes into
-    # running steps again.
-    blocks = order.blocks.count
-    return 2 * blocks + max(stored, blocks / (stored / 2 + 1))

@@ -22,8 +22,8 @@ from .reversals.products import (
     XS,
     W,
     accumulated,
+    assert_as_scan,
     assert_equal,
-    compared,
     gradient,
     network,
     of_loop,
@@ -45,30 +45,30 @@ FLAT = Storing((Nest((13,)),), with_products=1, size=4)
 
 @pytest.mark.parametrize("schedule", [LEVELS, BATCHES, BLOCKS, LAST, FLAT], ids=str)
 def test_schedules(schedule):
-    compared(two_in_one, schedule=schedule)
+    assert_as_scan(two_in_one, schedule=schedule)
 
 
 @pytest.mark.slow
 def test_every_kind_of_step():
     for step in STEPS:
-        compared(step, schedule=LAST)
+        assert_as_scan(step, schedule=LAST)
 
 
 @pytest.mark.parametrize("mode", slow_if("a batch".__ne__, list(MODES)[1:]))
 def test_modes(mode):
-    compared(network, mode, LAST)
-    compared(two_in_one, mode, LEVELS)
+    assert_as_scan(network, mode, LAST)
+    assert_as_scan(two_in_one, mode, LEVELS)
 
 
 @pytest.mark.parametrize(
     "around", [slow(el.Offload), lambda within: el.Cast(within, jnp.float32)]
 )
 def test_slots_of_other_kinds(around):
-    compared(accumulated, schedule=around(LAST))
+    assert_as_scan(accumulated, schedule=around(LAST))
 
 
 def test_carries_in_files(tmp_path):
-    compared(two_in_one, schedule=el.Spill(LAST, tmp_path))
+    assert_as_scan(two_in_one, schedule=el.Spill(LAST, tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -82,11 +82,11 @@ def test_carries_in_files(tmp_path):
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings(settings):
-    compared(two_in_one, schedule=LAST, **settings)
+    assert_as_scan(two_in_one, schedule=LAST, **settings)
 
 
 def test_a_bar_in_the_loop(capsys):
-    compared(two_in_one, schedule=LAST, progress=True)
+    assert_as_scan(two_in_one, schedule=LAST, progress=True)
     assert "13/13" in capsys.readouterr().err
 
 
@@ -158,7 +158,7 @@ def test_steps_with_branches():
     def branching(w, h, x):
         return jax.lax.cond(jnp.sum(h) > 0, lambda: jnp.tanh(w @ h), lambda: w @ x), h
 
-    compared(branching, schedule=LAST)
+    assert_as_scan(branching, schedule=LAST)
 
 
 def test_a_loop_that_may_stop():
@@ -249,4 +249,4 @@ def test_random_nests(data):
     given = data.draw(st.integers(1, len(nests)))
     size = data.draw(st.integers(1, 5))
     step = data.draw(st.sampled_from(STEPS))
-    compared(step, schedule=Storing(tuple(nests), given, size))
+    assert_as_scan(step, schedule=Storing(tuple(nests), given, size))

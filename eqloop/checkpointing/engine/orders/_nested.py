@@ -66,6 +66,11 @@ class Nested(AbstractSlotOrder):
         return most
 
     @property
+    def primal_slots(self) -> int:
+        # Without the list of where they are, which takes long for many layouts.
+        return sum(nest.levels[0] for nest in self.nests)
+
+    @property
     def advances(self) -> int:
         return sum(nest.advances for nest in self.nests)
 
@@ -108,7 +113,7 @@ class Nested(AbstractSlotOrder):
     # How it is run.
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
-        position, row = self.length, self._first_slots
+        position, row = self.length, self.primal_slots
         first, has_next = self.length - self.steps_with_products, self.keeps_last
         for nest in reversed(self.nests):
             # A loop of Python: nests are few, and no two need have the same levels.
@@ -134,7 +139,7 @@ class Nested(AbstractSlotOrder):
             for nest in self.nests
             if len(nest.levels) > 1
         )
-        of_primal = self._first_slots + 1 if first else 0
+        of_primal = self.primal_slots + 1 if first else 0
         # XLA gives the inner slots of all nests the same memory, as nests are reversed
         # one after the other.
         each = last if self.is_flat else cost.held
@@ -206,11 +211,6 @@ class Nested(AbstractSlotOrder):
             start -= nest.length
             yield from _level_history(nest, start, slots)
             slots -= nest.levels[0]
-
-    @property
-    def _first_slots(self) -> int:
-        """How many carries the primal stores."""
-        return sum(nest.levels[0] for nest in self.nests)
 
 
 def _reverse_level(

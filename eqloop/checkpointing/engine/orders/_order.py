@@ -218,6 +218,19 @@ class AbstractSlotOrder(AbstractOrder):
         return 2 * self.length + self.advances
 
     @property
+    def primal_slots(self) -> int:
+        """How many carries the primal stores."""
+        return len(self.starts)
+
+    @property
+    def moves(self) -> float:
+        """About how many carries are written to slots of the primal, or read from them.
+
+        Each is written once, and read once to run its segment again.
+        """
+        return 2 * self.primal_slots
+
+    @property
     def keeps_last(self) -> bool:
         """Whether the row after those of the starts holds the last carry."""
         return False

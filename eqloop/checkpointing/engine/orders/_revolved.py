@@ -53,6 +53,25 @@ class Revolved(AbstractSlotOrder):
         return min(self.checkpoints, self.blocks.count)
 
     @property
+    def primal_slots(self) -> int:
+        return self.slots
+
+    @property
+    def moves(self) -> float:
+        # The carry of each block is written on the way to a run of consecutive blocks,
+        # and read when the block is reversed. The way starts at a carry that is read,
+        # too. With very few slots, carries that are not kept are also written, but then
+        # most of the time goes into running steps again.
+        return 2 * self.blocks.count + self._runs
+
+    @property
+    def _runs(self) -> float:
+        """About how many runs of consecutive blocks are reversed."""
+        # At least one for each segment of the primal. None is longer than the number of
+        # free slots, which is half of all on average.
+        return max(self.slots, self.blocks.count / (self.slots / 2 + 1))
+
+    @property
     def segments(self) -> list[tuple[int, int]]:
         """The segments between stored carries: their lengths in blocks, and ranks."""
         return _binomial.segments(self.blocks.count, self.checkpoints)
@@ -148,13 +167,11 @@ class Revolved(AbstractSlotOrder):
         return of_carries + self.slots * 8
 
     def reversed_in(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
-        # About how many runs of consecutive blocks are reversed: at least one for each
-        # segment of the primal, and none is longer than the number of free slots, which
-        # is half of all on average.
-        runs = max(self.slots, self.blocks.count / (self.slots / 2 + 1))
         dynamic = self.blocks.count + self.advances
         blocks = self.blocks.count * pace.block(reversal, self.block_size)
-        return blocks + dynamic * pace.rate.dynamic_iteration + runs * pace.rate.run
+        return (
+            blocks + dynamic * pace.rate.dynamic_iteration + self._runs * pace.rate.run
+        )
 
     @property
     def kind(self) -> Hashable:

@@ -96,7 +96,7 @@ def assert_equal(found, expected, rtol=1e-4):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def compared(step, mode="gradient", schedule=LEVELS, **settings):
+def assert_as_scan(step, mode="gradient", schedule=LEVELS, **settings):
     """A mode under a schedule is that of `jax.lax.scan`."""
     inputs = INPUTS.get(mode, (W, HS, XS))
     plain = {k: v for k, v in settings.items() if k == "reverse"}

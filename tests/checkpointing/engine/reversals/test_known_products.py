@@ -19,8 +19,8 @@ from .products import (
     XS,
     W,
     accumulated,
+    assert_as_scan,
     assert_equal,
-    compared,
     gradient,
     network,
     of_loop,
@@ -34,20 +34,20 @@ pytestmark = pytest.mark.sampled
 
 @pytest.mark.parametrize("step", STEPS)
 def test_gradients(step):
-    compared(step)
+    assert_as_scan(step)
 
 
 @pytest.mark.parametrize("mode", slow_if("hessian".__ne__, list(MODES)[1:]))
 @pytest.mark.parametrize("step", [network, slow(accumulated)])
 def test_modes(step, mode):
-    compared(step, mode)
+    assert_as_scan(step, mode)
 
 
 @pytest.mark.parametrize(
     "schedule", [el.Chunked(4, batch=5), slow(el.Binomial(3, block=3))], ids=str
 )
 def test_schedules(schedule):
-    compared(network, schedule=schedule)
+    assert_as_scan(network, schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_schedules(schedule):
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings(settings):
-    compared(two_in_one, **settings)
+    assert_as_scan(two_in_one, **settings)
 
 
 def test_half_precision():

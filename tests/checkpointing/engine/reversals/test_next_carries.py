@@ -74,7 +74,7 @@ SCHEDULES = [
 ]
 
 
-def compared(step, mode="gradient", schedule=SCHEDULES[0], **settings):
+def assert_as_scan(step, mode="gradient", schedule=SCHEDULES[0], **settings):
     inputs = INPUTS.get(mode, (W, HS, XS))
     plain = {k: v for k, v in settings.items() if k == "reverse"}
     runs = of_loop(step, schedule, **settings), of_loop(step, **plain)
@@ -84,21 +84,21 @@ def compared(step, mode="gradient", schedule=SCHEDULES[0], **settings):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("step", STEPS)
 def test_gradients(step, schedule):
-    compared(step, schedule=schedule)
+    assert_as_scan(step, schedule=schedule)
 
 
 @pytest.mark.parametrize("mode", slow_if("hessian".__ne__, list(MODES)[1:]))
 @pytest.mark.parametrize("step", [within, slow(accumulated)])
 def test_modes(step, mode):
-    compared(step, mode)
-    compared(step, mode, el.Recursive(4, batch=4))
+    assert_as_scan(step, mode)
+    assert_as_scan(step, mode, el.Recursive(4, batch=4))
 
 
 @pytest.mark.parametrize(
     "settings", [dict(reverse=True), slow(dict(unroll=2))], ids=lambda s: next(iter(s))
 )
 def test_settings(settings):
-    compared(within, **settings)
+    assert_as_scan(within, **settings)
 
 
 def products(step, schedule, length=12):

@@ -21,7 +21,7 @@ from .products import (
     XS,
     W,
     accumulated,
-    compared,
+    assert_as_scan,
     network,
     of_loop,
     plain,
@@ -44,7 +44,7 @@ SCHEDULES = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 @pytest.mark.parametrize("step", [plain, two_in_one, slow(network), slow(accumulated)])
 def test_gradients(step, schedule):
-    compared(step, schedule=schedule)
+    assert_as_scan(step, schedule=schedule)
 
 
 SETTINGS = {
@@ -56,13 +56,13 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(name):
-    compared(two_in_one, schedule=SCHEDULES[2], **SETTINGS[name])
-    compared(plain, schedule=SCHEDULES[1], **SETTINGS[name])
+    assert_as_scan(two_in_one, schedule=SCHEDULES[2], **SETTINGS[name])
+    assert_as_scan(plain, schedule=SCHEDULES[1], **SETTINGS[name])
 
 
 @pytest.mark.parametrize("mode", slow_if("hessian".__ne__, list(MODES)[1:]))
 def test_modes(mode):
-    compared(two_in_one, mode, SCHEDULES[0])
+    assert_as_scan(two_in_one, mode, SCHEDULES[0])
 
 
 def assert_same_gradients(loss, *args):
