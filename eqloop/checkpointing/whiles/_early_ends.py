@@ -10,6 +10,10 @@ If an iteration does nothing, then none after it does anything: they get the sam
 and a scan without `xs` gives them nothing else. So where nothing differentiates the
 step, it can be a while loop again. This runs no iteration in vain, and does not have to
 copy the carry for a branch.
+
+On a CPU it gains nothing: without, 1.01 times the time in the median of five solves,
+and 1.04 times at the most. It is there for GPUs, where each branch waits for the host,
+as the condition of a while loop does: of the 16 iterations above, 9 are not entered.
 """
 
 import functools
