@@ -134,8 +134,11 @@ class Walk:
             # hoist the evaluation of the steps out of it: the initial carry does not
             # change. All residuals would be kept from before the loop on. The barrier
             # makes the carry depend on the index.
-            start, *held = lax.optimization_barrier([i, *carry])
-            return self.pull(held, start, count, cts)
+            # There is one for each leaf. On JAX 0.10, all that a barrier returns
+            # differs between devices if anything that it is given does, and the step
+            # may not expect that of a counter.
+            held = [lax.optimization_barrier((i, leaf))[1] for leaf in carry]
+            return self.pull(held, i, count, cts)
 
         if self.count is None:
             return self.pull(carry, zero(), count, cts)
