@@ -346,6 +346,7 @@ class Saves(Generic[_L]):
         return stored._replace(
             carries=pick(stored.carries, pick(of.held, held)),
             last=pick(stored.last, pick(of.final, final)),
+            products=[],  # a loop has none: they are leaves of a carry while it runs
         )
 
     def of_leaves(self, change: Callable[[Flags], Sequence[bool]]) -> Self:
