@@ -179,10 +179,8 @@ class Budget(AbstractSchedule):
         # Steps that print alike share what was measured, except if the policy is to be
         # chosen: the names of dots have lines of this very step in them.
         problem = problem if problem.chooses_policy else alike(problem, active)
-        # With a second place, plans count that do not fit into the first one alone.
-        within = self.nbytes if self._second is None else None
-        times = paces(problem, active, self.measure, within)
-        found = best(problem, active, self.nbytes, times)
+        times = paces(problem, active, self.measure)
+        found, times = best(problem, active, self.nbytes, times)
         if self._second is not None:
             limit = times.duration(found) if found else math.inf
             places = self.nbytes, self._second
@@ -190,12 +188,12 @@ class Budget(AbstractSchedule):
             found = in_both or found
         if found is not None:
             return found
-        of_all = self._layout_for_all(problem, within)
+        of_all = self._layout_for_all(problem)
         if of_all and peak_bytes(problem, active, of_all, self.nbytes) <= self.nbytes:
             return of_all
         self._refuse(problem, active, times)
 
-    def _layout_for_all(self, problem: Problem, within: int | None) -> Layout | None:
+    def _layout_for_all(self, problem: Problem) -> Layout | None:
         """The layout for a gradient with respect to all inputs, if there is one.
 
         A search compiles only some of the layouts, and others if other inputs are
@@ -203,8 +201,9 @@ class Budget(AbstractSchedule):
         """
         problem = dataclasses.replace(problem, undifferentiated=())
         active = all_active(problem.step)
-        times = paces(problem, active, self.measure, within)
-        return best(problem, active, self.nbytes, times)
+        times = paces(problem, active, self.measure)
+        found, _ = best(problem, active, self.nbytes, times)
+        return found
 
     def _refuse(self, problem: Problem, active: Active, times: Paces) -> NoReturn:
         """Raises an error that says which budget would be enough, for which plan."""
@@ -216,7 +215,7 @@ class Budget(AbstractSchedule):
         smaller = min(layouts, key=takes)
         size = takes(smaller)
         needed = dataclasses.replace(self, nbytes=size)
-        least = plan_of(needed, problem, active, smaller, times.of(smaller))
+        least = plan_of(needed, problem, active, smaller, times)
         raise ValueError(
             f"Budget: the gradient of this loop does not fit into "
             f"{format_bytes(self.nbytes)}. It needs at least "

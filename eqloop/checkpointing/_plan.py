@@ -13,15 +13,13 @@ from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
-from .engine._pace import AbstractPace
 from .engine._problem import Counted, Problem, all_active, needs_of_gradient
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
 from .planning._computed_again import computed_again
-from .planning._measured_pace import pace
 from .planning._memory import peak_bytes
-from .planning._paces import pace_for, pace_keeping
+from .planning._paces import Paces, paces, tried
 from .whiles._ending import Ending
 from .whiles._lockstep import in_lockstep
 
@@ -225,9 +223,8 @@ def estimated_plan(
     schedule: AbstractSchedule, problem: Problem, active: Active, layout: Layout
 ) -> Plan:
     """The plan of a layout, whose time is measured if the schedule decides by that."""
-    measure = schedule.measures_steps
-    how_long = pace(problem, active, measure, pieces=lambda: [layout.piece])
-    return plan_of(schedule, problem, active, layout, how_long)
+    times = paces(problem, active, schedule.measures_steps)
+    return plan_of(schedule, problem, active, layout, times)
 
 
 def plan_of(
@@ -235,7 +232,7 @@ def plan_of(
     problem: Problem,
     active: Active,
     layout: Layout,
-    how_long: AbstractPace,
+    times: Paces,
     size: int | None = None,
 ) -> Plan:
     """The plan of a layout.
@@ -245,15 +242,16 @@ def plan_of(
         problem: The loop.
         active: Which of its inputs are differentiated.
         layout: The layout.
-        how_long: The pace of the loop under its own policy.
+        times: How long the pieces of a gradient take, as far as that is known.
         size: The bytes that the gradient takes, if they are known.
     """
-    everything = Layout(AllAtOnce(layout.order.length)).duration(how_long)
-    if layout.kept is not None:
-        how_long = pace_keeping(problem, active, layout.kept, how_long)
-        problem = problem.under(layout)
-    how_long = pace_for(problem, active, layout, how_long)
+    everything = Layout(AllAtOnce(layout.order.length))
+    times = times.keeping(problem, active, layout.kept)
+    if schedule.budgeted_bytes is not None:
+        times = tried(problem, active, times, [everything, layout])
+    how_long, whole = times.of(layout), times.duration(everything)
     cost = layout.stored_cost(how_long.cost)
+    problem = problem.under(layout)
     if size is None:
         size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
     return Plan(
@@ -261,7 +259,7 @@ def plan_of(
         _layout=layout,
         _cost=cost,
         peak_bytes=size,
-        relative_time=layout.duration(how_long) / everything if everything else 1.0,
+        relative_time=layout.duration(how_long) / whole if whole else 1.0,
         is_measured=how_long.is_measured,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),

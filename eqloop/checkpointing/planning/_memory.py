@@ -12,8 +12,9 @@ from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
 from ..engine._listing import unlisted
 from ..engine._problem import Problem
-from ._alike import alike
+from ._alike import alike, printed
 from ._cost import step_cost
+from ._facts import key_of, recall, remember
 from ._gradient_program import Fixed, gradient_of, of_length
 from ._memory_guess import working_set
 
@@ -107,9 +108,18 @@ def loop_bytes(
     Returns:
         The bytes, or `None` if they cannot be known.
     """
-    fixed = dataclasses.replace(alike(problem, active).as_run, planner=Fixed(layout))
+    known = alike(problem, active).as_run
     platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
-    return _temporary(fixed, active, maps, of_loss, platform)
+    about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
+    about += [known.policy, known.undifferentiated, active, layout, maps, of_loss]
+    key = key_of([*about, *platform])
+    if (fact := recall(key)) is not None:
+        return round(fact["bytes"])
+    fixed = dataclasses.replace(known, planner=Fixed(layout))
+    size = _temporary(fixed, active, maps, of_loss, platform)
+    if size is not None:
+        remember({key: {"bytes": size}})
+    return size
 
 
 def bytes_of_ends(problem: Problem) -> int:

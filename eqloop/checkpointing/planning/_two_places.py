@@ -20,10 +20,9 @@ from ..engine.orders._segmented import Segmented
 from ..engine.reversals._together import Together, can_join
 from ..engine.slots._slots import AbstractSlots
 from ._choice import fastest_of
-from ._measured_pace import move_time
 from ._memory import device_bytes
 from ._memory_guess import counted_bytes
-from ._paces import Paces
+from ._paces import Paces, move_time
 from ._search import blocks_to_try, layouts, revolved, sizes
 
 # Numbers of leaves, and of slots in each, are coarser than in one place: there are all
@@ -70,7 +69,7 @@ def fastest_in_two_places(
     pace, far = times.base, _far_slots(second, times)
     if far < 1:
         return None
-    move = move_time(problem, active, second.slots, pace)
+    move = move_time(problem, active, second.slots, times)
     timed = (
         (layout.duration(pace) + moves * move, layout)
         for layout, moves in _layouts(problem, second.slots, far)
