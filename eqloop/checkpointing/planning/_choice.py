@@ -1,10 +1,10 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
@@ -67,7 +67,7 @@ def best(problem: Problem, active: Active, nbytes: int, times: Paces) -> Layout 
     return layout
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def fastest(
     problem: Problem, active: Active, nbytes: int, times: Paces
 ) -> Layout | None:
@@ -154,7 +154,7 @@ def _with_fewest_nests(
     return min((fastest, *same_kind), key=lambda layout: len(layout.order.levels))
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = Guess(times)
@@ -220,7 +220,7 @@ def _bytes_learned(
     return size
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
     joins, products = can_join(problem.step), times.base.of_known is not None

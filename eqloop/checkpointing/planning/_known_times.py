@@ -8,9 +8,8 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 
-import jax
-
 from ..._compat import jax_version
+from ..._device import planning_device
 
 _FILE_FORMAT = 1
 _guard = threading.Lock()
@@ -71,8 +70,7 @@ def remember(found: Mapping[str, float]) -> None:
 
 def key_of(parts: Iterable[object]) -> str:
     """A name for what is measured, the same in every process of this machine's kind."""
-    device = jax.devices()[0]
-    about = [jax_version(), device.platform, device.device_kind, *parts]
+    about = [jax_version(), planning_device().key, *parts]
     # What a function is called stays the same; where it lies in memory does not.
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

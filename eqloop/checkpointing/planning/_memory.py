@@ -1,12 +1,12 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
-import functools
 from typing import Any, TypeAlias
 
 import jax
 
 from ..._arrays import nbytes, pick
+from ..._device import remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
@@ -108,8 +108,8 @@ def loop_bytes(
         The bytes, or `None` if they cannot be known.
     """
     fixed = dataclasses.replace(alike(problem, active).as_run, planner=Fixed(layout))
-    platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
-    return _temporary(fixed, active, maps, of_loss, platform)
+    is_wide = bool(jax.config.read("jax_enable_x64"))
+    return _temporary(fixed, active, maps, of_loss, is_wide)
 
 
 def bytes_of_ends(problem: Problem) -> int:
@@ -125,13 +125,13 @@ def with_a_little_more(size: int) -> int:
     return size + size // 200 + _SMALL_BUFFERS
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _temporary(
     problem: Problem,
     active: Active,
     maps: Maps,
     of_loss: bool,
-    platform: tuple[str, bool],
+    is_wide: bool,
 ) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     run, types = gradient_of(problem, active, of_loss)

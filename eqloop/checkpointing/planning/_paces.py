@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout, Piece
 from ..engine._pace import AbstractPace
@@ -92,7 +93,7 @@ def paces(
     return Paces(tuple(entries))
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def _pieces_within(problem: Problem, active: Active, nbytes: int) -> frozenset[Piece]:
     """The pieces of layouts that may fit into so many bytes."""
     cost, length = step_cost(problem, active), problem.loop.length

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from ..._device import planning_device
 from ..._types import PyTree, Value
 from ..engine.slots._slots import key_impl
 
@@ -31,11 +32,15 @@ def nanoseconds(
 
     Returns:
         The times, or `None` if a program cannot be compiled by itself, as what has a
-        collective cannot.
+        collective cannot, or if the device that plans are for is not here.
     """
+    device = planning_device()
+    if not device.is_here:
+        return None
+    on_device = jax.default_device(device.own)
     try:
         # Checks of results would be made of numbers that mean nothing.
-        with jax.debug_nans(False), jax.debug_infs(False):
+        with jax.debug_nans(False), jax.debug_infs(False), on_device:
             ready = _ready(programs)
             # What a callback is given would be a part of the program being traced, too.
             with jax.ensure_compile_time_eval():

@@ -1,17 +1,17 @@
 """How much work a step is: counted in its jaxpr, never run.
 
-The unit is a nanosecond, roughly, on the backend in use. Nothing depends on the unit:
-plans are compared with one another.
+The unit is a nanosecond, roughly, on the device that the plan is for. Nothing depends
+on the unit: plans are compared with one another.
 """
 
 import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 
 from ..._compat import form_of
+from ..._device import planning_device
 from ..._programs import aval_of, equations, foreign_programs
 from ..._types import AnyJaxpr, Value
 from ..engine._costs import Rates
@@ -78,8 +78,8 @@ ACCELERATOR = Rates(
 
 
 def rates() -> Rates:
-    """The rates of the backend in use."""
-    return CPU if jax.default_backend() == "cpu" else ACCELERATOR
+    """The rates of the device that plans are for."""
+    return CPU if planning_device().platform == "cpu" else ACCELERATOR
 
 
 def work(jaxpr: AnyJaxpr, rate: Rates) -> float:
