@@ -1,10 +1,10 @@
 """Chooses among the layouts of a loop: the fastest that fits, or the smallest."""
 
-import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
 
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._pace import Piece
@@ -84,7 +84,7 @@ def _begun(problem: Problem, active: Active, nbytes: int, times: Paces) -> Paces
     return tried(problem, active, times, begun)
 
 
-@functools.lru_cache(maxsize=256)
+@remembered_per_device(maxsize=256)
 def _chosen(
     problem: Problem,
     nbytes: int,
@@ -182,7 +182,7 @@ def fastest_of(
     return None
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def smallest(problem: Problem, active: Active, times: Paces) -> Layout:
     """The layout that takes the least memory; of equal ones the fastest."""
     guess = Guess(times)
@@ -255,7 +255,7 @@ def _bytes_learned(
     return size
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def _by_duration(problem: Problem, times: Paces) -> Sequence[tuple[float, Layout]]:
     length, rows = problem.loop.length, times.base.cost.rows
     joins, products = can_join(problem.step), times.base.of_known is not None

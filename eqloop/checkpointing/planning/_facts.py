@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ..._compat import jax_version
+from ..._device import planning_device
 
 # Numbers by their names, such as `bytes`.
 Fact: TypeAlias = Mapping[str, float]
@@ -93,8 +94,7 @@ def remember(found: Mapping[str, Fact]) -> None:
 
 def key_of(parts: Iterable[object]) -> str:
     """A name for what is found out, the same in every process on such a machine."""
-    device = jax.devices()[0]
-    about = [jax_version(), device.platform, device.device_kind, *parts]
+    about = [jax_version(), planning_device().key, *parts]
     # What a function is called stays the same; where it lies in memory does not.
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(map(str, about)))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

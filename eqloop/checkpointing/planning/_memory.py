@@ -1,12 +1,12 @@
 """How much memory a layout takes: its program is compiled, and never run."""
 
 import dataclasses
-import functools
 from typing import Any, TypeAlias
 
 import jax
 
 from ..._arrays import nbytes, pick
+from ..._device import remembered_per_device
 from ..._programs import batched_types, temporary_bytes, vmap
 from ..engine._forward import Active
 from ..engine._layout import AbstractLayout, Layout
@@ -109,14 +109,14 @@ def loop_bytes(
         The bytes, or `None` if they cannot be known.
     """
     known = alike(problem, active).as_run
-    platform = jax.default_backend(), bool(jax.config.read("jax_enable_x64"))
+    is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
     about += [known.policy, known.undifferentiated, active, layout, maps, of_loss]
-    key = key_of([*about, *platform])
+    key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
         return round(fact["bytes"])
     fixed = dataclasses.replace(known, planner=Fixed(layout))
-    size = _temporary(fixed, active, maps, of_loss, platform)
+    size = _temporary(fixed, active, maps, of_loss, is_wide)
     if size is not None:
         remember({key: {"bytes": size}})
     return size
@@ -135,13 +135,13 @@ def with_a_little_more(size: int) -> int:
     return size + size // 200 + _SMALL_BUFFERS
 
 
-@functools.lru_cache(maxsize=512)
+@remembered_per_device(maxsize=512)
 def _temporary(
     problem: Problem,
     active: Active,
     maps: Maps,
     of_loss: bool,
-    platform: tuple[str, bool],
+    is_wide: bool,
 ) -> int | None:
     """The temporary memory of a loop's gradient, if it can be known."""
     run, types = gradient_of(problem, active, of_loss)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arrays import nbytes, stack_type
+from ..._device import planning_device, remembered_per_device
 from ..._programs import equations, formula_of
 from ..._types import Aval, PyTree, Value
 from ...progress import Again
@@ -99,7 +100,8 @@ def trials(
         A result for each, or `None` if nothing can be found out: if what a loop
         consists of cannot be compiled by itself, as what has a collective cannot.
     """
-    runs = measure and _can_be_run(problem)
+    device = planning_device()
+    runs = measure and device.is_here and _can_be_run(problem)
     # By what a step prints, not by its identity: another process, or a step that was
     # traced again, finds the same facts.
     about = [*printed(problem.step, active), problem.policy, active, runs]
@@ -141,11 +143,12 @@ def _tried(
         with jax.debug_nans(False), jax.debug_infs(False):
             compiled = _compiled_side_by_side(programs)
             sizes = [one.memory_analysis().temp_size_in_bytes for one in compiled]
-            runs = runs and _takes(programs, compiled) <= _MOST_BYTES
+            runs = runs and _has_room(programs, compiled)
             if runs:
                 # What a callback is given, and the arrays that are made here, would be
                 # a part of the program that is being traced.
-                with jax.ensure_compile_time_eval():
+                on_device = jax.default_device(planning_device().own)
+                with jax.ensure_compile_time_eval(), on_device:
                     times = _best_times(programs, compiled)
             else:
                 times = [(roofline(one.as_text(), rates()), 0.0) for one in compiled]
@@ -194,17 +197,10 @@ def _short(problem: Problem, one: Layout | StepsAlone) -> Problem:
     return dataclasses.replace(problem, loop=loop)
 
 
-# Few: each holds a program, to run it beside others that are compiled later.
-@functools.lru_cache(maxsize=16)
-def _lowered(program: _Program) -> "_Compiling":
-    run, types = program.function
-    return _Compiling(jax.jit(run).lower(*types))
-
-
 class _Compiling:
     """A program that is compiled when it is asked for, once."""
 
-    def __init__(self, lowered: Any):
+    def __init__(self, lowered: jax.stages.Lowered):
         self._lowered = lowered
 
     @functools.cached_property
@@ -212,7 +208,19 @@ class _Compiling:
         return self._lowered.compile()
 
 
-def _compiled_side_by_side(programs: Sequence[_Program]) -> list[Any]:
+# Few: each holds a program, to run it beside others that are compiled later.
+@remembered_per_device(maxsize=16)
+def _lowered(program: _Program) -> _Compiling:
+    run, types = program.function
+    # One argument of a program for each array: that is what is split over devices.
+    leaves, tree = jax.tree.flatten(types)
+    flat = lambda *leaves: run(*tree.unflatten(leaves))
+    return _Compiling(planning_device().lower(flat, *leaves))
+
+
+def _compiled_side_by_side(
+    programs: Sequence[_Program],
+) -> list[Any]:
     # XLA compiles without holding Python up. What is compiled can be called while a
     # user's program is being traced.
     lowered = list(map(_lowered, programs))
@@ -220,14 +228,19 @@ def _compiled_side_by_side(programs: Sequence[_Program]) -> list[Any]:
         return list(pool.map(lambda one: one.compiled, lowered))
 
 
-def _takes(programs: Sequence[_Program], compiled: Sequence[Any]) -> int:
-    """The bytes that it takes to run these programs in turn."""
+def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
+    """Whether the device has room to run these programs in turn, and is one."""
+    shardings: list[Any] = jax.tree.leaves([one.input_shardings for one in compiled])
+    if any(len(sharding.device_set) > 1 for sharding in shardings):
+        return False
     kinds = dict.fromkeys(
         aval for one in programs for aval in jax.tree.leaves(one.function[1])
     )
     memory = [one.memory_analysis() for one in compiled]
     own = max(m.temp_size_in_bytes + m.output_size_in_bytes for m in memory)
-    return nbytes(list(kinds)) + own
+    stats = planning_device().own.memory_stats() or {}
+    free = stats.get("bytes_limit", _MOST_BYTES) - stats.get("bytes_in_use", 0)
+    return nbytes(list(kinds)) + own <= min(free, _MOST_BYTES)
 
 
 def _best_times(
@@ -237,10 +250,11 @@ def _best_times(
 
     They are run in turn, so that what disturbs the machine disturbs all of them alike.
     """
-    clocks = _clocks_of_host if jax.default_backend() == "cpu" else _clocks
+    is_host = planning_device().platform == "cpu"
+    clocks = _clocks_of_host if is_host else _clocks
     # Arguments that are alike are made once.
     made = functools.cache(_made_up)
-    arguments = [jax.tree.map(made, one.function[1]) for one in programs]
+    arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
     halves = [[math.inf, math.inf] for _ in programs]
     start = time.perf_counter()
     for turn in range(1 + _MOST_RUNS):

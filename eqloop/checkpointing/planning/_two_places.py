@@ -7,11 +7,11 @@ has equal leaves, each of which is reversed by a `Revolved` on the device.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 
 from ..._arrays import nbytes as bytes_of
+from ..._device import remembered_per_device
 from ..engine._forward import Active
 from ..engine._layout import Layout
 from ..engine._problem import Problem
@@ -43,7 +43,7 @@ class SecondPlace:
     nbytes: int
 
 
-@functools.lru_cache(maxsize=128)
+@remembered_per_device(maxsize=128)
 def fastest_in_two_places(
     problem: Problem,
     active: Active,
