@@ -26,6 +26,9 @@ from .whiles._lockstep import in_lockstep
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Times that differ by more than this say so.
+_NOISY = 0.1
+
 # How many leaves of a carry are named in the table.
 _MOST_PATHS = 4
 
@@ -43,7 +46,7 @@ class Plan:
             outputs. It should be no less than the temporary memory that XLA reports,
             and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
-            meant for comparing plans on the backend in use.
+            meant for comparing plans for one device.
         is_measured: Whether that follows from runs of this step on this device, as for
             the plans of a [`Budget`][eqloop.Budget]. Otherwise it is estimated from the
             work of a step: light steps can take several times as long.
@@ -54,6 +57,8 @@ class Plan:
             that no reversal of a step reads are not stored or computed again.
         saved_once: The paths of buffers that are read and that slots do not hold, as
             each of their rows is written once: the last carry has all of them.
+        scatter: By what part of itself a measured time differed when it was measured
+            again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
             not keep all of their residuals.
 
@@ -79,6 +84,7 @@ class Plan:
     _layout: Layout = dataclasses.field(repr=False)
     _cost: StepCost = dataclasses.field(repr=False)
     is_measured: bool = False
+    scatter: float = dataclasses.field(default=0.0, repr=False, compare=False)
     bytes_elsewhere: int = dataclasses.field(default=0, repr=False)
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
@@ -170,6 +176,8 @@ class Plan:
                 rows.append(("and not", _listed(unread)))
         per_step = self.evaluations / max(self.length, 1)
         how = "measured" if self.is_measured else "estimated"
+        if self.scatter > _NOISY:
+            how += f", give or take {self.scatter:.0%}"
         rows += [
             ("evaluations", f"{self.evaluations}, {per_step:.2f} a step"),
             ("peak memory", format_bytes(self.peak_bytes)),
@@ -261,6 +269,7 @@ def plan_of(
         peak_bytes=size,
         relative_time=layout.duration(how_long) / whole if whole else 1.0,
         is_measured=how_long.is_measured,
+        scatter=how_long.scatter,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
         **_leaves(problem, active, layout),

@@ -36,6 +36,9 @@ from ._work import rates
 # bytes its steps may take.
 _RUN_TIME = 2e6
 _FEWEST_STEPS = 128
+# How many steps blocks and batches have that are tried, or how many segments. Others
+# have more of them and less.
+_SIZE = 32
 _MOST_BYTES = 2**26
 # Loops whose gradient takes less than this are not worth it. To try pieces is mostly to
 # compile them, and of a step with more equations than this, that takes long: it grows
@@ -205,6 +208,8 @@ def tried(
         times: How long pieces take, as far as that is known.
         layouts: The layouts.
     """
+    if not times.are_tried:
+        return times
     length = _trial_length(problem, active, times.base)
     # To steps alone all others are compared, and so they come first.
     loops: dict[Layout | StepsAlone, tuple[Kept, Piece]] = {
@@ -212,10 +217,8 @@ def tried(
     }
     for layout in layouts:
         for piece in times.unknown(layout):
-            # Pieces of a kind are tried once, at the first of the sizes.
-            about = _kept_for(piece, layout), piece
-            if about not in loops.values():
-                loops[_trial_of(piece, layout, length)] = about
+            kept = _kept_for(piece, layout)
+            loops[_trial_of(piece, kept, length)] = kept, piece
     if all(about in times.found for about in loops.values()):
         return times
     found = trials(problem, active, list(loops), times.measure)
@@ -246,31 +249,24 @@ def _corrected(
     return times.with_factor(kept, piece, own / (once - without), trial)
 
 
-def _trial_of(piece: Piece, layout: Layout, length: int) -> Layout | StepsAlone:
-    """A short loop that consists of one kind of piece, of the size as in a layout."""
+def _trial_of(piece: Piece, kept: Kept, length: int) -> Layout | StepsAlone:
+    """A short loop that consists of one kind of piece."""
+    # Of all sizes the same one, so that whoever asks finds the same.
+    size = min(_SIZE, length)
+    within = length // size * size
     if piece == ADVANCE:
         return StepsAlone(length)
     if piece == SIDE_BY_SIDE:
-        count = min(layout.order.side_by_side, length)
-        return StepsAlone(length // count * count, count)
+        return StepsAlone(within, size)
     if piece == EVERYTHING:
-        return Layout(AllAtOnce(length), kept=layout.kept)
+        return Layout(AllAtOnce(length), kept=kept)
     if not piece.is_large:
         return Layout(Nested((Nest((length,)),)))
-    # An order that stores residuals in free slots has blocks of one, and runs of many.
-    size = layout.reversal.batch(layout.order.block)
-    size = min(size if size > 1 else _FEWEST_STEPS // 2, length)
-    count = length // size
     if piece.kind == ByResiduals().kind:
-        return Layout(Nested((Nest((count,), size),)), kept=layout.kept)
-    # Batches of steps whose carries are stored, or else their products are: by the
-    # primal, or while each segment is run again.
-    every = Nested((Nest((count * size,)),))
-    if piece.is_known and layout.steps_with_products:
-        every = Nested((Nest((count * size,)),), with_products=1)
-    elif piece.is_known:
-        every = Nested((Nest((count, size)),))
-    return Layout(every, reversal=Together(size))
+        return Layout(Nested((Nest((length // size,), size),)), kept=kept)
+    # Batches of steps whose carries are stored, or their products as well.
+    order = Nested((Nest((within,)),), with_products=int(piece.is_known))
+    return Layout(order, reversal=Together(size))
 
 
 def move_time(
