@@ -86,6 +86,9 @@ class Rates:
             of a small matrix and a vector, and calls a library for that of two
             matrices.
         byte: One byte written to a buffer that lives longer than an iteration.
+        cached_byte: One byte that a kernel reads or writes of an array that is no
+            larger than `cache`.
+        cache: The bytes of an array that is likely to be in the cache of the device.
         byte_of_sums: One byte of a sum that each step adds to, read or written.
         iteration: One iteration of a loop whose trip count is static.
         dynamic_iteration: One iteration of a loop whose trip count is not.
@@ -106,6 +109,8 @@ class Rates:
     dot_of_batch: float
     byte: float
     byte_of_sums: float
+    cached_byte: float
+    cache: int
     iteration: float
     dynamic_iteration: float
     run: float

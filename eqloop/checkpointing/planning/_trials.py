@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -246,40 +247,38 @@ def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
 def _best_times(
     programs: Sequence[_Program], compiled: Sequence[Any]
 ) -> list[tuple[float, float]]:
-    """The shortest time of each, and by what part of it two halves of the runs differ.
+    """The time of each, and by what part of it two halves of the runs differ.
 
     They are run in turn, so that what disturbs the machine disturbs all of them alike.
     """
-    is_host = planning_device().platform == "cpu"
-    clocks = _clocks_of_host if is_host else _clocks
     # Arguments that are alike are made once.
     made = functools.cache(_made_up)
     arguments = [list(map(made, jax.tree.leaves(one.function[1]))) for one in programs]
-    halves = [[math.inf, math.inf] for _ in programs]
+    runs: list[list[tuple[float, float]]] = [[] for _ in programs]
     start = time.perf_counter()
     for turn in range(1 + _MOST_RUNS):
-        for run, args, best in zip(compiled, arguments, halves, strict=True):
-            before = clocks()
+        for run, args, spent in zip(compiled, arguments, runs, strict=True):
+            wall, processor = time.perf_counter(), time.process_time()
             jax.block_until_ready(run(*args))
+            took = time.perf_counter() - wall, time.process_time() - processor
             # The first time, memory is touched that was never used before.
             if turn:
-                spent = zip(clocks(), before, strict=True)
-                best[turn % 2] = min(
-                    best[turn % 2], *(now - then for now, then in spent)
-                )
+                spent.append(took)
         if turn >= _FEWEST_RUNS and time.perf_counter() - start > _ENOUGH:
             break
+    halves = ((_time_of(one[::2]), _time_of(one[1::2])) for one in runs)
     return [(1e9 * min(both), max(both) / min(both) - 1) for both in halves]
 
 
-def _clocks() -> tuple[float, ...]:
-    return (time.perf_counter(),)
-
-
-def _clocks_of_host() -> tuple[float, ...]:
-    # The lesser of the two counts. If the machine has other work, a run takes longer,
-    # and no more processor time; on several cores, it takes more of that.
-    return time.perf_counter(), time.process_time()
+def _time_of(runs: Sequence[tuple[float, float]]) -> float:
+    """How long a program takes, in seconds, from how long its runs took."""
+    walls, processor = zip(*runs, strict=True)
+    if planning_device().platform != "cpu":
+        return min(walls)
+    # If the machine has other work, a run takes longer, and no more processor time; on
+    # several cores, it takes more of that. The system counts it a little late, and so
+    # the least is too little.
+    return min(min(walls), statistics.median(processor))
 
 
 def _made_up(aval: Aval) -> Value:

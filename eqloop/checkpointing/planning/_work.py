@@ -47,6 +47,8 @@ CPU = Rates(
     dot_of_batch=1e3,
     byte=0.05,
     byte_of_sums=0.02,
+    cached_byte=0.01,
+    cache=2**20,
     iteration=5.0,
     dynamic_iteration=5.0,
     run=3e3,
@@ -78,6 +80,9 @@ def _rates_of(device: PlannedDevice) -> Rates:
         dot_of_batch=0.0,
         byte=byte,
         byte_of_sums=byte,
+        # Of the second cache of a GPU; a TPU says itself what is in its vector memory.
+        cached_byte=byte / 2,
+        cache=2**24 if device.platform == "gpu" else 0,
         iteration=start,
         dynamic_iteration=waits,
         run=3 * waits,
