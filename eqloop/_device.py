@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
+import jax.core
 import jax.stages
 import numpy as np
 from jax.sharding import (
@@ -30,13 +31,13 @@ from ._known_devices import (
     known_name,
     rates_of,
 )
-from ._types import PyTree, Value
+from ._types import Device, PyTree, Value
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
 # What a user may say to name a device.
-DeviceLike: TypeAlias = jax.Device | Mesh | str
+DeviceLike: TypeAlias = Device | Mesh | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PlannedDevice:
             its client.
     """
 
-    own: jax.Device
+    own: Device
 
     @property
     def platform(self) -> str:
@@ -90,13 +91,13 @@ class PlannedDevice:
 
         Args:
             run: The program, a function of arrays.
-            types: The types of its arguments.
+            types: Its arguments, or their types.
             options: What the compiler is told in addition.
 
         Raises:
             ValueError: If there are too few devices of this kind.
         """
-        flat, tree = jax.tree.flatten(types)
+        flat, tree = jax.tree.flatten(jax.tree.map(_type_of, types))
         program = lambda *flat: run(*tree.unflatten(flat))
         split_over = _mesh_of(flat)
         if split_over.empty:
@@ -112,7 +113,15 @@ class PlannedDevice:
             split_over = mesh.abstract_mesh
         # A program may be asked for while another one is traced, for another mesh.
         with jax.sharding.use_abstract_mesh(split_over):
-            return jax.jit(program).lower(*flat).compile(options)
+            traced: Any = jax.jit(program).trace(*flat)
+            lowered = traced.lower(lowering_platforms=self._lowered_for)
+        return lowered.compile(options)
+
+    @property
+    def _lowered_for(self) -> tuple[str, ...] | None:
+        # Of the devices of a mesh JAX knows only that they are GPUs. If there are none
+        # here, it cannot tell whose they are.
+        return ("cuda",) if self.platform == "gpu" and not self.is_here else None
 
     def _mesh_like(self, abstract: AbstractMesh) -> Mesh:
         """A mesh of devices of this kind, without manual axes."""
@@ -149,6 +158,9 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
             `"h200"`, `"b200"`, `"v4"`, `"v5e"`, `"v5p"`, `"v6e"`, `"tpu7x"` or `"cpu"`.
             Names of devices that are not here need their compilers, which
             `pip install 'eqloop[targets]'` installs.
+
+    Returns:
+        A context manager, which can also decorate a function.
 
     Raises:
         TypeError: If it is none of these.
@@ -201,10 +213,10 @@ def remembered_per_device(
     return decorate
 
 
-def _device_of(device: DeviceLike) -> jax.Device:
+def _device_of(device: DeviceLike) -> Device:
     if isinstance(device, Mesh) and device.size:
         return device.devices.flat[0]
-    if isinstance(device, jax.Device):
+    if isinstance(device, Device):
         return device
     if not isinstance(device, str):
         raise TypeError(
@@ -227,7 +239,7 @@ def _device_of(device: DeviceLike) -> jax.Device:
     return compile_only_device(device)
 
 
-def _device_of_runs() -> jax.Device:
+def _device_of_runs() -> Device:
     """The device on which a program will run that is traced now."""
     # Under `jit`, JAX tells the kind of the devices of a mesh, and not which they are.
     on_mesh: Any = jax.sharding.get_abstract_mesh().abstract_device
@@ -238,13 +250,14 @@ def _device_of_runs() -> jax.Device:
         name = known_name(on_mesh.platform, on_mesh.device_kind)
         if name is not None:
             return compile_only_device(name)
-    default: Any = jax.config.jax_default_device
-    if isinstance(default, jax.Device):
+    config: Any = jax.config
+    default = config.jax_default_device
+    if isinstance(default, Device):
         return default
     return jax.local_devices(backend=default)[0]  # of the platform named, if one is
 
 
-def _local_devices(platform: str) -> list[jax.Device]:
+def _local_devices(platform: str) -> list[Device]:
     try:
         return jax.local_devices(backend=platform)
     except RuntimeError:  # JAX has no such platform.
@@ -256,6 +269,13 @@ def _local_devices(platform: str) -> list[jax.Device]:
 
 def _is_type(aval: object) -> bool:
     return isinstance(aval, jax.core.ShapedArray | jax.ShapeDtypeStruct)
+
+
+def _type_of(x: Value) -> Value:
+    """The type of an array, with its sharding; anything else as it is."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def _mesh_of(types: list[Value]) -> AbstractMesh:
@@ -305,7 +325,9 @@ def _on_all_devices(
     is_checked = any(varying)
 
     def of_one_device(*flat: Value) -> list[Value]:
-        own = [x[0] if axes else x for x, axes in zip(flat, varying, strict=True)]
+        own = [
+            x[0] if own_axes else x for x, own_axes in zip(flat, varying, strict=True)
+        ]
         results = jax.tree.leaves(program(*own))
         if is_checked:
             results = [_varying(x, axes) for x in results]
