@@ -108,8 +108,7 @@ class PlannedDevice:
             manual = _manual_axes(split_over)
             if manual:
                 program, flat = _on_all_devices(program, flat, mesh, manual)
-            spread = lambda aval: NamedSharding(mesh, _spec_of(aval))
-            flat = [_placed(aval, spread(aval)) for aval in flat]
+            flat = _spread(flat, mesh)
             split_over = mesh.abstract_mesh
         # A program may be asked for while another one is traced, for another mesh.
         with jax.sharding.use_abstract_mesh(split_over):
@@ -294,16 +293,33 @@ def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
     return tuple(name for name, kind in pairs if kind == AxisType.Manual)
 
 
-def _spec_of(aval: Value) -> PartitionSpec:
+def _spec_of(aval: Value) -> PartitionSpec | None:
     sharding = aval.sharding if _is_type(aval) else None
-    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    return sharding.spec if isinstance(sharding, NamedSharding) else None
+
+
+def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
+    """Types with the devices of a mesh.
+
+    Where axes are automatic, the compiler decides on arrays of which nothing is known,
+    as it does within a program. If nothing is known of any, each device has all.
+    """
+    specs = list(map(_spec_of, types))
+    is_automatic = AxisType.Explicit not in mesh.axis_types and any(specs)
+    placed = lambda spec: NamedSharding(mesh, spec or PartitionSpec())
+    leaves_open = lambda spec: spec is None and is_automatic
+    return [
+        _placed(aval, None if leaves_open(spec) else placed(spec))
+        for aval, spec in zip(types, specs, strict=True)
+    ]
 
 
 def _placed(aval: Value, sharding: Any) -> Value:
-    """A type with the devices that arrays of it are on."""
+    """A type with the devices that arrays of it are on, if that is decided."""
     if not _is_type(aval):
         return aval
-    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+    is_on_host = getattr(aval, "memory_space", None) == jax.memory.Space.Host
+    if is_on_host and sharding is not None:
         sharding = sharding.with_memory_kind("pinned_host")
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
@@ -337,7 +353,7 @@ def _on_all_devices(
     for aval, axes_of in zip(types, varying, strict=True):
         rows = (math.prod(mesh.shape[axis] for axis in axes_of),) if axes_of else ()
         specs.append(PartitionSpec(*([axes_of] if axes_of else [])))
-        spec = PartitionSpec(*specs[-1], *_spec_of(aval))
+        spec = PartitionSpec(*specs[-1], *(_spec_of(aval) or ()))
         stacked.append(
             jax.ShapeDtypeStruct(
                 (*rows, *aval.shape), aval.dtype, sharding=NamedSharding(mesh, spec)

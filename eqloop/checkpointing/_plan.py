@@ -14,7 +14,13 @@ from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._pace import AbstractPace
-from .engine._problem import Counted, Problem, all_active, needs_of_gradient
+from .engine._problem import (
+    Counted,
+    Placements,
+    Problem,
+    all_active,
+    needs_of_gradient,
+)
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
 from .planning._alike import alike
@@ -199,15 +205,23 @@ class Plan:
 
 
 def plan(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy = None
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy = None,
+    placed: Placements = (),
 ) -> Plan:
     """The plan of a loop all of whose inputs are differentiated."""
-    problem, active, layout = planned(step, loop, schedule, policy)
+    problem, active, layout = planned(step, loop, schedule, policy, placed)
     return estimated_plan(schedule, problem, active, layout)
 
 
 def planned(
-    step: Step, loop: Loop, schedule: AbstractSchedule, policy: LoopPolicy
+    step: Step,
+    loop: Loop,
+    schedule: AbstractSchedule,
+    policy: LoopPolicy,
+    placed: Placements = (),
 ) -> tuple[Problem, Active, Layout]:
     """A loop all of whose inputs are differentiated, and its layout.
 
@@ -215,8 +229,11 @@ def planned(
     """
     kind = Ending if loop.stops else Counted
     chooses, policy = policy == AUTO, None if policy == AUTO else policy
-    problem = kind(step, loop, policy, schedule, chooses_policy=chooses)
-    problem = in_lockstep(problem)
+    problem = in_lockstep(kind(step, loop, policy, schedule, chooses_policy=chooses))
+    if placed:
+        consts, init, xs = placed
+        added = (None,) * (problem.step.num_carry - len(init))
+        problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
     active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
 

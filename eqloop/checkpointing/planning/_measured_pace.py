@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import jax
 import jax.extend.core as jex
 
-from ..._arrays import nbytes, stack_type
+from ..._arrays import explicit_sharding, nbytes, stack_type
 from ..._programs import equations, formula_of
 from ..._types import Aval
 from ...progress import Again
@@ -250,9 +250,14 @@ def largeness(step: Step) -> float:
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
-    """Whether the step ends on any numbers, and has no side effects."""
+    """Whether the step ends on any numbers, has no side effects, and is on one device.
+
+    What is split over several devices need not fit on one of them.
+    """
     jaxpr = problem.step.jaxpr
-    return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
+    is_split = bool(problem.placed) or any(map(explicit_sharding, jaxpr.in_avals))
+    is_harmless = not jaxpr.effects and not is_split
+    return is_harmless and all(map(_ends_anyway, equations(jaxpr)))
 
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:

@@ -58,5 +58,9 @@ def _products_as_xs(problem: Problem, active: Active) -> tuple[Problem, Active] 
         return None
     count, loop = len(products.types), problem.loop
     loop = dataclasses.replace(loop, x_axes=(*loop.x_axes, *[0] * count))
-    given = dataclasses.replace(problem, step=products.step, loop=loop)
+    placed = problem.placed
+    if placed:
+        consts, init, xs = placed
+        placed = consts, init, xs + (None,) * count
+    given = dataclasses.replace(problem, step=products.step, loop=loop, placed=placed)
     return given, active._replace(xs=(*active.xs, *[False] * count))
