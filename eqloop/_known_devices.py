@@ -278,6 +278,7 @@ def compile_only_device(name: str) -> Device:
         raise ImportError(
             f"planning_for: to plan for {name!r}, its compiler is needed, and "
             f"`{compiler.package}` is not installed. Install the compilers of JAX's "
-            f"devices, no device and no driver, by `pip install 'eqloop[targets]'`."
+            f"devices, no device and no driver, by `pip install 'eqloop[targets]'`, "
+            f"which is `pip install 'jax[cuda12-local,tpu]' nvidia-cuda-nvcc-cu12`."
         )
     return compiler.devices()[0]

@@ -41,7 +41,9 @@ class Budget(AbstractSchedule):
     slots, free slots may hold these in the place of carries. Where steps are reversed
     together, the forward pass may store their products of matrices. The budget covers
     the memory that the gradient of the loop allocates besides its inputs and outputs,
-    on the backend in use; under `vmap` it covers the whole batch. To find out how much
+    on one device; under `vmap` it covers the whole batch. If arrays are split over the
+    automatic axes of a mesh, a plan that is made under `jit` does not know that, and
+    takes all devices for one: see `Plan.pinned`. To find out how much
     that is, a few plans are compiled, once, and never run.
 
     Plans that run each step more than a hundred times are left out. Use

@@ -47,8 +47,8 @@ class Plan:
 
     Attributes:
         schedule: The schedule that decided.
-        peak_bytes: Bytes that a gradient allocates at once, besides its inputs and
-            outputs. It should be no less than the temporary memory that XLA reports,
+        peak_bytes: Bytes that a gradient allocates at once on a device, besides its
+            inputs and outputs. It should be no less than the temporary memory that XLA reports,
             and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
             meant for comparing plans on the backend in use.
@@ -97,7 +97,9 @@ class Plan:
         """A schedule that always gives this plan, for loops of this length.
 
         What a [`Budget`][eqloop.Budget] finds depends on the machine. Pinned, a plan
-        can be used again, compared, and passed to other processes.
+        can be used again, compared, and passed to other processes. And a plan that was
+        made for arrays that are split over devices can be run where a trace does not
+        know that they are: under `jit`, with automatic axes.
         """
         return Pinned(self._layout)
 
