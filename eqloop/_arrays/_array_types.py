@@ -258,6 +258,12 @@ def with_batch_axis(x: Value, dim: int | None, axis_data: BatchAxis) -> Value:
 
 
 def nbytes(types: Iterable[Aval]) -> int:
-    """The bytes of arrays of these types."""
+    """The bytes of arrays of these types: on one device, if their types split them."""
     arrays = [lo for aval in types for lo in lowered_types(aval)]
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)
+    return sum(math.prod(own_shape(aval)) * aval.dtype.itemsize for aval in arrays)
+
+
+def own_shape(aval: Aval) -> tuple[int, ...]:
+    """The shape of what one device has of an array of this type."""
+    sharding = explicit_sharding(aval) if is_type(aval) else None
+    return aval.shape if sharding is None else sharding.shard_shape(aval.shape)

@@ -39,6 +39,7 @@ from .engine._layout import Layout
 from .engine._listing import unlisted
 from .engine._loop import Loop
 from .engine._loop_spec import LoopSpec
+from .engine._problem import Placements
 from .engine._step import Step, hoist, make_step, trace_step, with_inverse
 from .engine._views import Viewing
 from .planning._facts import measurements
@@ -65,6 +66,7 @@ __all__ = [
     "Offload",
     "Online",
     "Pinned",
+    "Placements",
     "Plan",
     "Recursive",
     "Remat",

@@ -1,6 +1,7 @@
 """What one step of a loop costs, in bytes and in work: by abstract evaluation."""
 
 import functools
+import math
 
 from ..._arrays import Flags, is_inexact, nbytes, pick, union
 from ..._programs import equations
@@ -23,6 +24,7 @@ from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
+from ._gradient_program import types_on_device
 from ._work import count_dots, outer_products, rates, shared_work, start, work
 
 
@@ -50,27 +52,32 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     known = StoredLeaves.of(needs, forward, problem.loop_back)
     read = union(leaves_read(back, problem.loop), known.firsts)
     read = [r and h for r, h in zip(read, needs.held, strict=True)]
-    held_types = tuple(pick(step.carry_types, needs.held))
+    consts, carry, x = types_on_device(problem)
+    # The others are split like these, as far as one knows without compiling.
+    whole = nbytes([*step.carry_types, *step.x_types])
+    part = nbytes([*carry, *x]) / max(whole, 1)
+    own = lambda size: math.ceil(part * size)
+    held_types = tuple(pick(carry, needs.held))
     restricted = back if all(needs.held) else Restricted(back, known)
     sizes = dict(
-        x=nbytes(step.x_types),
-        ct_x=nbytes(pick(step.x_types, active.xs)),
-        ct_y=nbytes([y for y in step.y_types if problem.loop.rows and is_inexact(y)]),
+        x=nbytes(x),
+        ct_x=nbytes(pick(x, active.xs)),
+        ct_y=own(nbytes(pick(step.y_types, wanted))),
     )
-    residuals = quiet = _residuals(back, problem.loop)
+    residuals = quiet = own(_residuals(back, problem.loop))
     if problem.loop.kept is not None:
         silent = gradient_back(problem, active, (False,) * len(wanted))
-        quiet = _residuals(silent, problem.loop)
+        quiet = own(_residuals(silent, problem.loop))
     once, dots = _started_once(step, back, rate)
     return StepCost(
-        carry=nbytes(step.carry_types),
-        read=nbytes(pick(step.carry_types, read)),
+        carry=nbytes(carry),
+        read=nbytes(pick(carry, read)),
         held=nbytes(held_types),
         held_types=held_types,
-        ct_consts=nbytes(pick(step.const_types, active.consts)),
-        products=product_bytes(pull, sum(active.consts)),
-        known=_known_bytes(back),
-        maps=_map_bytes(back, residuals),
+        ct_consts=nbytes(pick(consts, active.consts)),
+        products=own(product_bytes(pull, sum(active.consts))),
+        known=own(_known_bytes(back)),
+        maps=own(_map_bytes(back, _residuals(back, problem.loop))),
         residuals=residuals,
         rows=rows_per_step(restricted, DeviceSlots()),
         everything=_everything(problem.loop, residuals, quiet, **sizes),

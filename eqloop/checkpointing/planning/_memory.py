@@ -15,7 +15,7 @@ from ..engine._problem import Problem
 from ._alike import alike, printed
 from ._cost import step_cost
 from ._facts import key_of, recall, remember
-from ._gradient_program import Fixed, gradient_of, of_length
+from ._gradient_program import Fixed, gradient_of, of_length, types_on_device
 from ._memory_guess import working_set
 
 # The axes of `vmap`s, the innermost first, each with where it is in the inputs.
@@ -64,7 +64,8 @@ def peak_bytes(
         # If they are constants, as those of a sum are, a single loop starts from them,
         # and they are there before that memory is free. A loop that reads stored
         # residuals was seen to copy one of two of them as well.
-        constants = nbytes(pick(problem.step.carry_types, active.carry))
+        _, carry, _ = types_on_device(problem)
+        constants = nbytes(pick(carry, active.carry))
         constants *= 1 + layout.stores_residuals
         expected = max(expected, alone + constants + little)
     is_near = within is not None and alone + little <= within < expected
@@ -111,7 +112,8 @@ def loop_bytes(
     known = alike(problem, active).as_run
     is_wide = bool(jax.config.read("jax_enable_x64"))
     about = [*printed(known.step, active), known.step.inverse, type(known), known.loop]
-    about += [known.policy, known.undifferentiated, active, layout, maps, of_loss]
+    about += [known.policy, known.undifferentiated, known.placed]
+    about += [active, layout, maps, of_loss]
     key = key_of([*about, is_wide])
     if (fact := recall(key)) is not None:
         return round(fact["bytes"])
@@ -127,7 +129,7 @@ def bytes_of_ends(problem: Problem) -> int:
 
     Within another program these may be copied.
     """
-    return 2 * nbytes(problem.step.carry_types)
+    return 2 * nbytes(types_on_device(problem)[1])
 
 
 def with_a_little_more(size: int) -> int:

@@ -20,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..._arrays import nbytes, stack_type
+from ..._arrays import explicit_sharding, nbytes, stack_type
 from ..._device import planning_device, remembered_per_device
 from ..._programs import equations, formula_of
 from ..._types import Aval, PyTree, Value
@@ -106,6 +106,7 @@ def trials(
     # By what a step prints, not by its identity: another process, or a step that was
     # traced again, finds the same facts.
     about = [*printed(problem.step, active), problem.policy, active, runs]
+    about += [problem.placed]
     keys = [key_of([*about, _short(problem, one).loop, one]) for one in loops]
     known = {key: fact for key in keys if (fact := recall(key)) is not None}
     missing = {
@@ -297,9 +298,14 @@ def _made_up(aval: Aval) -> Value:
 
 @functools.lru_cache(maxsize=512)
 def _can_be_run(problem: Problem) -> bool:
-    """Whether the step ends on any numbers, and has no side effects."""
+    """Whether the step ends on any numbers, has no side effects, and is on one device.
+
+    What is split over several devices need not fit on one of them.
+    """
     jaxpr = problem.step.jaxpr
-    return not jaxpr.effects and all(map(_ends_anyway, equations(jaxpr)))
+    is_split = bool(problem.placed) or any(map(explicit_sharding, jaxpr.in_avals))
+    is_harmless = not jaxpr.effects and not is_split
+    return is_harmless and all(map(_ends_anyway, equations(jaxpr)))
 
 
 def _ends_anyway(eqn: jex.JaxprEqn) -> bool:
