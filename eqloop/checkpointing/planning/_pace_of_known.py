@@ -10,7 +10,7 @@ from ..engine._forward import Active
 from ..engine._layout import Piece
 from ..engine._pace import AbstractPace
 from ..engine._problem import Problem
-from ..engine._stored_products import products_to_store
+from ..engine._stored_rows import products_to_store
 from ._cost import outputs_wanted, step_cost
 from ._measured_pace import pace
 
