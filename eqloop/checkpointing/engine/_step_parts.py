@@ -24,7 +24,7 @@ from ._backward_step import (
     program_of,
     program_with_outputs,
 )
-from ._step import Step, of_consts
+from ._step import Step, computing, of_consts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,5 +147,18 @@ def _parts_in(program: jex.ClosedJaxpr, back: BackwardStep) -> StepParts:
     at_hand = {var: i for i, var in enumerate(inputs) if i not in of_carry}
     source = tuple(at_hand.get(var) for var in ahead.jaxpr.outvars)
     varies = (False,) * consts + (True,) * (carry + x)
+    varies = tuple(
+        varies or _reads_more(ahead, i, consts)
+        for i, varies in enumerate(reached(ahead, varies))
+    )
     counts = len(back.const_of), len(back.end_types[0])
-    return StepParts(ahead, rest, counts, source, reached(ahead, varies))
+    return StepParts(ahead, rest, counts, source, varies)
+
+
+def _reads_more(ahead: jex.ClosedJaxpr, output: int, consts: int) -> bool:
+    """Whether an output that is the same for all steps takes more than consts.
+
+    A loop in the step has all of its outputs or none, also if some are always the same.
+    """
+    which = [i == output for i in range(len(ahead.out_avals))]
+    return any(computing(ahead, which)[1][consts:])

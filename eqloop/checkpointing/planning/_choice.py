@@ -124,7 +124,15 @@ def fastest_of(
         left = [item for item in left if item[1] != layout]
         if _bytes_learned(problem, active, layout, guess, nbytes) <= nbytes:
             found, limit = layout, worthwhile * time
-    return found
+    if found is None or not found.steps_with_residuals:
+        return found
+    # The room is filled up with residuals: by now it is known what those of a step
+    # take, though not how many of them fit when the first was tried.
+    alike = [one for _, one in every if one.kind == found.kind]
+    more = alike[: alike.index(found)]
+    fuller = next((one for one in more if guess(one) <= nbytes), found)
+    fits = _bytes_learned(problem, active, fuller, guess, nbytes) <= nbytes
+    return fuller if fits else found
 
 
 def _worthwhile(problem: Problem, times: Paces) -> float:

@@ -135,17 +135,19 @@ class FirstAndLast(AbstractSlotOrder):
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
         last = self._carries_of_last
-        of_last = last.slot_bytes(cost, False) if last else 0
+        if last is None:
+            return self.first.slot_bytes(cost, first)
         of_primal = (self.primal_slots + 1) * cost.held if first else 0
-        return of_primal + max(self.first.slot_bytes(cost, False), of_last)
+        inner = self.first.slot_bytes(cost, False), last.slot_bytes(cost, False)
+        return of_primal + max(inner)
 
     def stored_bytes(
         self, cost: StepCost, reversal: AbstractReversal, first: bool
     ) -> int:
-        # The residuals are gone when the first steps are reversed.
-        rows = self.steps_with_residuals * cost.residuals
-        of_primal = (self.primal_slots + 1) * cost.held if first else 0
-        return max(of_primal + rows, super().stored_bytes(cost, reversal, first))
+        # The residuals are gone when the slots of inner levels and blocks are in use.
+        inner = self.slot_bytes(cost, False) + self.bytes_of_blocks(cost, reversal)
+        of_primal = self.slot_bytes(cost, first) - self.slot_bytes(cost, False)
+        return of_primal + max(inner, self.steps_with_residuals * cost.residuals)
 
     def duration(self, pace: AbstractPace, reversal: AbstractReversal) -> float:
         first = self.first.duration(pace, reversal)
