@@ -280,7 +280,7 @@ class StoreLast(AbstractSchedule):
 
     @property
     def undo(self) -> Callable[..., PyTree] | None:
-        """The function that undoes a step, if the schedule of the first steps has one."""
+        """The function that undoes a step, if the first steps are taken back by one."""
         return self.schedule.undo
 
     def layout(self, loop: LoopSpec) -> Layout:

@@ -238,9 +238,8 @@ def _first_orders(length: int) -> Iterator[AbstractSlotOrder]:
     for depth in (2, 3):
         size = round(length ** (1 / depth))
         if size > 1:
-            yield Nested(
-                (Nest((length // size ** (depth - 1), *[size] * (depth - 1))),)
-            )
+            inner = (size,) * (depth - 1)
+            yield Nested((Nest((length // math.prod(inner), *inner)),))
     for slots in sizes(length // 2, _COARSE) if length > 1 else ():
         order = Revolved(length, slots)
         if order.advances <= length:
