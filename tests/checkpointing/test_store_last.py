@@ -158,6 +158,33 @@ def test_where_outputs_are_left_out():
     assert_close(found, wanted, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("rule", [False, True])
+def test_cotangents_that_do_not_arrive(rule):
+    """Residuals are stored for all of them. Zero times infinity would be NaN."""
+
+    @jax.custom_vjp
+    def doubled(h):
+        return 2 * h
+
+    # Not linear in the cotangent: there zeros are multiplied.
+    doubled.defvjp(lambda h: (2 * h, h), lambda h, ct: (jnp.exp(ct) * h,))
+
+    def loop(schedule):
+        def step(carry, x):
+            h, unused = carry
+            h = doubled(h) if rule else jnp.sin(h * x)
+            return (h, unused * h * (1.0 if rule else 1e30)), (jnp.cos(h), h)
+
+        def run(h, xs):
+            init = h, jnp.float32(1)
+            (h, _), ys = el.Scan(step, schedule=schedule)(init, xs)
+            return jnp.sin(h) + jnp.sum(ys[0])
+
+        return jax.jit(jax.grad(run, (0, 1)))(0.5, jnp.linspace(0.5, 1, LENGTH))
+
+    assert_close(loop(LAST), loop(el.Chunked(1)))
+
+
 def test_slots_that_hold_nothing():
     """No step reads the carry: residuals are stored all the same."""
 

@@ -13,8 +13,17 @@ import functools
 
 import jax.extend.core as jex
 
-from ..._arrays import Arrays, pick, split
-from ..._programs import parted, pruned, reached, run, with_parts
+from ..._arrays import Arrays, Flags, pick, put, split, zero_array
+from ..._programs import (
+    parted,
+    pruned,
+    pushed,
+    reached,
+    run,
+    traced,
+    with_parts,
+    without_dead_code,
+)
 from ..._types import Aval, Value
 from ._backward_step import (
     BackwardStep,
@@ -87,10 +96,13 @@ class StepParts:
 
         Args:
             residuals: All residuals of the step.
-            ends: The `carried` after the step, and its `z`.
+            ends: The `carried` after the step, and its `z`; `None` for those that are
+                zero.
         """
         carried, z = ends
-        outs = run(self.rest, *residuals, *z, *carried)
+        arrived = tuple(end is not None for end in (*z, *carried))
+        rest = self.rest if all(arrived) else _rest_for(self.rest, arrived)
+        outs = run(rest, *residuals, *pick([*z, *carried], arrived))
         return BlockResult(*split(outs, *self.counts))
 
 
@@ -131,6 +143,34 @@ def step_with_residuals(back: Pull) -> tuple[Step, StepParts]:
         program, invars=jaxpr.invars[:known], eqns=eqns, outvars=[*carry, *kept, *y]
     )
     return dataclasses.replace(step, jaxpr=pruned(forward)), parts
+
+
+@functools.lru_cache(maxsize=128)
+def _rest_for(rest: jex.ClosedJaxpr, arrived: Flags) -> jex.ClosedJaxpr:
+    """`rest` without the cotangents that are zero.
+
+    It is linear in cotangents, and so it is its own derivative. In a derivative zeros
+    are symbols, which multiply nothing: zero times infinity would be NaN.
+    """
+    types, outs = rest.in_avals, (True,) * len(rest.out_avals)
+    known = len(types) - len(arrived)
+    marks = (*[False] * known, *arrived)
+    keep = [*[True] * known, *[False] * len(arrived), *[True] * sum(arrived)]
+    of_tangents = [*[False] * len(outs), *outs]
+    try:
+        both = pushed(rest, (marks,), (outs,))
+        moved, left = without_dead_code(both, of_tangents, keep=keep)
+        if left == keep:
+            return moved
+    except Exception:
+        pass  # see below
+
+    # A custom rule need not be linear, and perhaps it has no derivative.
+    def of_all(*flat: Value) -> list[Value]:
+        zeros = list(map(zero_array, types[known:]))
+        return run(rest, *flat[:known], *put(zeros, arrived, flat[known:]))
+
+    return traced(of_all, [*types[:known], *pick(types[known:], arrived)])
 
 
 def _parts_in(program: jex.ClosedJaxpr, back: BackwardStep) -> StepParts:

@@ -25,7 +25,6 @@ from ..._arrays import (
     put,
     stack_of,
     where_run,
-    zero_array,
     zero_cotangent_of,
 )
 from ..._types import Index, Value
@@ -108,20 +107,15 @@ class KnownResiduals(StoredRows):
         dtypes = [aval.dtype for aval in self.parts.kept_types]
         kept = self.slots.unpacked(self.of_step(position), dtypes)
         residuals = self.parts.residuals(consts, x, kept, self.fixed)
-        # The others are zero: so JAX's own derivative of a scan has them, too.
-        of, all_of = now.active, self.back.active
-        arrived = [
-            pick(of.carry, all_of.carry),
-            pick(now.wanted, self.back.wanted),
-        ]
-        zeros = [list(map(zero_array, types)) for types in self.back.end_types]
-        sums, before, xs = self.parts.take(
-            residuals, list(map(put, zeros, arrived, (carried, z)))
-        )
+        of, whole = now.active, self.back.active
+        of_carry, of_y = pick(of.carry, whole.carry), pick(now.wanted, self.back.wanted)
+        among = lambda flags, values: put([None] * len(flags), flags, values)
+        ends = among(of_carry, carried), among(of_y, z)
+        sums, before, xs = self.parts.take(residuals, ends)
         return BlockResult(
-            pick(sums, pick(of.consts, all_of.consts)),
-            pick(before, arrived[0]),
-            pick(xs, pick(of.xs, all_of.xs)),
+            pick(sums, pick(of.consts, whole.consts)),
+            pick(before, of_carry),
+            pick(xs, pick(of.xs, whole.xs)),
         )
 
 
