@@ -32,6 +32,7 @@ from ._schedules import (
     Pinned,
     Recursive,
     StoreAll,
+    StoreLast,
 )
 from ._slot_schedules import Cast, Offload, Spill
 from .engine._forward import Saveable
@@ -75,6 +76,7 @@ __all__ = [
     "Spill",
     "Step",
     "StoreAll",
+    "StoreLast",
     "Viewing",
     "as_jax_policy",
     "as_loop_policy",

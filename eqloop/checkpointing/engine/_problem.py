@@ -304,7 +304,7 @@ class Counted(Problem[Layout]):
             return (*_forward.primal(self.step, self.loop, *inputs), Stored.of())
         # The loop stops at each start of a segment for the slots to take the carry.
         # Within a segment it runs the step and writes nothing.
-        order, held = saves.layout.order.by_carries(), saves.held
+        order, held = saves.layout.slot_order, saves.held
         consts, init, xs = order.checked(self.step, self.loop, held, inputs)
         segments = order.in_segments(self.step, self.loop, consts, xs)
         carry, ys, carries = saves.layout.slots.sweep(segments, held, init)
@@ -337,7 +337,7 @@ def slot_types(carry_types: Sequence[Aval], saves: Saves[Layout]) -> list[Aval]:
         carry_types: The types of a carry, of as many leaves as `saves` speaks of.
         saves: What the loop stores.
     """
-    rows = len(saves.layout.order.by_carries().starts) + 1
+    rows = len(saves.layout.slot_order.starts) + 1
     return saves.layout.slots.types(pick(carry_types, saves.held), rows)
 
 

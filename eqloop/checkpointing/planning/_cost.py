@@ -17,9 +17,10 @@ from ..engine._problem import (
     settled_problem,
 )
 from ..engine._step import Step
+from ..engine._step_parts import StepParts, parts_of
 from ..engine.leaves._needed_leaves import leaves_read
 from ..engine.leaves._restricted_steps import Restricted, StoredLeaves
-from ..engine.orders._kept_steps import StepParts, parts_of, rows_per_step
+from ..engine.orders._kept_steps import rows_per_step
 from ..engine.reversals._products_in_parts import product_bytes
 from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots

@@ -19,7 +19,7 @@ from ..engine._layout import Layout
 from ..engine._pace import ADVANCE, EVERYTHING, SIDE_BY_SIDE, Pace, Piece
 from ..engine._problem import Problem
 from ..engine._step import Step
-from ..engine._stored_products import products_to_store
+from ..engine._stored_rows import products_to_store
 from ..engine.orders._all_at_once import AllAtOnce
 from ..engine.orders._levels import Nest
 from ..engine.orders._nested import Nested

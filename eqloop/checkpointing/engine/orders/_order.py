@@ -104,6 +104,11 @@ class AbstractOrder(abc.ABC):
         return 0
 
     @property
+    def steps_with_residuals(self) -> int:
+        """For how many of the last steps the primal stores the residuals."""
+        return 0
+
+    @property
     def side_by_side(self) -> int:
         """How many segments, at most, are run again side by side."""
         return 1
@@ -232,7 +237,11 @@ class AbstractSlotOrder(AbstractOrder):
 
     @property
     def keeps_last(self) -> bool:
-        """Whether the row after those of the starts holds the last carry."""
+        """Whether the row after those of the starts holds the last carry.
+
+        It is the one before the first step whose residuals are stored, if there are
+        any.
+        """
         return False
 
     def checked(
@@ -256,13 +265,22 @@ class AbstractSlotOrder(AbstractOrder):
     def as_part(self) -> "AbstractSlotOrder":
         return self
 
+    def only_carries(self) -> "AbstractSlotOrder":
+        """The order of those steps that have carries, for a primal that stores no more.
+
+        It is what `FirstAndLast` puts first.
+        """
+        return self
+
     # How it is run.
 
     def in_segments(
         self, step: Step, loop: Loop, consts: Arrays, xs: Arrays
     ) -> BySegments:
         """The loop in segments, which begin at the starts."""
-        return BySegments(step, loop, tuple(self.starts), self.keeps_last, consts, xs)
+        stop = self.length - self.steps_with_residuals
+        settings = tuple(self.starts), stop, self.keeps_last
+        return BySegments(step, loop, *settings, consts, xs)
 
     @property
     def is_flat(self) -> bool:

@@ -98,9 +98,9 @@ class HostSlots(AbstractSlots):
             return segments.run_to(reached, stop), kept
 
         # One more segment, without steps, for the row after those of the starts.
-        length = segments.loop.length
-        stops = constant([*segments.starts[1:], length, length])
+        stops = constant([*segments.starts[1:], segments.stop, segments.stop])
         reached, slots = lax.scan(run, segments.start(init), stops)
+        reached = segments.finished(reached)
         return reached.carry, reached.ys, slots
 
 
