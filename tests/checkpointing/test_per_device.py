@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 import eqloop as el
 from eqloop._arrays import nbytes
-from eqloop.checkpointing.planning import _measured_pace, _stopwatch
+from eqloop.checkpointing.planning import _paces, _trials
 
 from ..mapping.devices import DEVICES, explicit_mesh_of, mesh_of
 
@@ -105,8 +105,14 @@ def test_a_frontier_of_split_arrays_is_that_of_one_device():
 @pytest.mark.parametrize("how", [by_types, by_plan])
 def test_what_is_split_is_not_run_on_one_device(how, monkeypatch):
     programs = []
-    monkeypatch.setattr(_stopwatch, "_ready", programs.append)
-    monkeypatch.setattr(_measured_pace, "is_quick", lambda *_: False)
+
+    def times(run, _):
+        programs.extend(run)
+        return [(1e6, 0.0)] * len(run)
+
+    monkeypatch.setattr(_trials, "_best_times", times)
+    monkeypatch.setattr(_paces, "_is_quick", lambda *_: False)
+    el.measurements(None)
     plan, _ = how(el.Budget(40_000))
     assert not plan.is_measured
     assert not programs

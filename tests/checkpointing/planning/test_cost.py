@@ -137,12 +137,11 @@ def test_a_batch_starts_most_operations_once():
 @pytest.mark.parametrize(
     ("args", "nbytes", "kind"),
     [
-        (many_leaves(1024), 1_000_000, Together),
         (gru(512, 32), 180_000, Together),
         (field(512), 2_000_000, ByResiduals),
         (field(512), 200_000, ByResiduals),
     ],
-    ids=["leaves", "gru", "field", "field in little"],
+    ids=["gru", "field", "field in little"],
 )
 def test_steps_are_estimated_to_be_faster_together_where_they_are(args, nbytes, kind):
     schedule = el.Budget(nbytes, measure=False)
