@@ -151,6 +151,21 @@ def explicit_sharding(x: Value) -> NamedSharding | None:
     return sharding if any(sharding.spec) else None
 
 
+def automatic_sharding(x: Value) -> NamedSharding | None:
+    """How an array is split over axes of a mesh that its type does not tell of."""
+    # A tracer knows no more than its type.
+    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return None
+    return sharding if AxisType.Auto in sharding.mesh.axis_types else None
+
+
+def automatic_shardings(tree: PyTree) -> list[NamedSharding | None]:
+    """The same of each array in a tree, and of each `jax.ShapeDtypeStruct`."""
+    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+    return list(map(automatic_sharding, filter(is_array, jax.tree.leaves(tree))))
+
+
 def on_mesh(aval: Aval) -> Aval:
     """The type of what is on the explicit mesh that is set, if there is one.
 

@@ -49,8 +49,8 @@ class Plan:
     Attributes:
         schedule: The schedule that decided.
         peak_bytes: Bytes that a gradient allocates at once on a device, besides its
-            inputs and outputs. It should be no less than what XLA says it allocates,
-            and is seldom more than a few per cent above it.
+            inputs and outputs. It should be no less than the temporary memory that XLA
+            reports, and is seldom more than a few per cent above it.
         relative_time: The time of a gradient, relative to storing every residual. It is
             meant for comparing plans for one device.
         is_measured: Whether that follows from runs of this step on this device, as for

@@ -15,12 +15,14 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 from .._arrays import (
     AlongAxes,
     as_arrays,
     as_length,
+    automatic_sharding,
+    automatic_shardings,
     axis_sizes,
     common_length,
     describe,
@@ -147,28 +149,19 @@ def open_abstractly(
     """
     opened: list[OpenedLoop] = []
     found: list[tuple[NamedSharding | None, ...]] = []
-    is_array = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
-    shardings = list(map(_automatic_sharding, filter(is_array, jax.tree.leaves(args))))
+    shardings = automatic_shardings(args)
 
     def open_traced(*args: PyTree) -> None:
         loop = open_call(*args)
         traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.core.Tracer)]
         known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
-        of = lambda x: known.get(id(x)) or _automatic_sharding(x)
+        of = lambda x: known.get(id(x)) or automatic_sharding(x)
         opened.append(loop)
         found.extend(tuple(map(of, g)) for g in (loop.consts, loop.init, loop.xs))
 
     eqx.filter_eval_shape(open_traced, *args)
     return opened[0], tuple(found) if any(map(any, found)) else ()
-
-
-def _automatic_sharding(x: Value) -> NamedSharding | None:
-    """How an array is split over axes of a mesh that its type does not tell."""
-    sharding = None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-    if not isinstance(sharding, NamedSharding):
-        return None
-    return sharding if AxisType.Auto in sharding.mesh.axis_types else None
 
 
 @dataclasses.dataclass(frozen=True)

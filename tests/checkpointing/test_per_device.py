@@ -92,6 +92,18 @@ def test_eight_devices_take_what_one_takes_for_its_share(how, size):
     assert of_each > 0.85 * alone
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_all_plans_of_a_function_of_split_arrays(wrap):
+    # They are the plans that will run, which do not know how arrays are split. Their
+    # bytes are those of one device.
+    args, run = split(mesh_of(b=DEVICES)), wrap(gradient(el.Recursive(16)))
+    found = el.plans(run)(*args)
+    whole = el.plans(run)(*arrays(DEVICES * ROWS))
+    assert found[0].plan.slot_bytes == ROWS * WIDTH * 4
+    assert found[0].plan.pinned == whole[0].plan.pinned
+    assert temp(run, *args) <= found.peak_bytes < whole.peak_bytes / 4
+
+
 def test_a_frontier_of_split_arrays_is_that_of_one_device():
     weight, *args = split(mesh_of(b=DEVICES))
     scan = el.Scan(jax.tree_util.Partial(cell, weight), schedule=el.Recursive(16))
