@@ -181,8 +181,9 @@ class Layout(AbstractLayout):
     @property
     def slot_order(self) -> AbstractSlotOrder:
         """The order of a layout whose primal stores carries."""
-        assert isinstance(self.order, AbstractSlotOrder)
-        return self.order
+        order = self.order.of_carries
+        assert order is not None
+        return order
 
     @property
     def steps_with_products(self) -> int:

@@ -42,24 +42,19 @@ class FirstAndLast(AbstractSlotOrder):
         return self.first.length + self.last.length
 
     @property
-    def _carries_of_last(self) -> AbstractSlotOrder | None:
-        """The order of the last steps, unless their residuals are stored."""
-        return self.last if isinstance(self.last, AbstractSlotOrder) else None
-
-    @property
     def starts(self) -> Sequence[int]:
-        last = self._carries_of_last
+        last = self.last.of_carries
         behind = last.starts if last else ()
         return [*self.first.starts, *(self.first.length + at for at in behind)]
 
     @property
     def primal_slots(self) -> int:
-        last = self._carries_of_last
+        last = self.last.of_carries
         return self.first.primal_slots + (last.primal_slots if last else 0)
 
     @property
     def moves(self) -> float:
-        last = self._carries_of_last
+        last = self.last.of_carries
         return self.first.moves + (last.moves if last else 0)
 
     @property
@@ -69,7 +64,7 @@ class FirstAndLast(AbstractSlotOrder):
 
     @property
     def advances(self) -> int:
-        last = self._carries_of_last
+        last = self.last.of_carries
         return self.first.advances + (last.advances if last else 0)
 
     @property
@@ -78,7 +73,7 @@ class FirstAndLast(AbstractSlotOrder):
 
     @property
     def block_sizes(self) -> Sequence[int]:
-        last = self._carries_of_last
+        last = self.last.of_carries
         return [*self.first.block_sizes, *(last.block_sizes if last else ())]
 
     @property
@@ -99,11 +94,11 @@ class FirstAndLast(AbstractSlotOrder):
 
     @property
     def keeps_last(self) -> bool:
-        return (self._carries_of_last or self.first).keeps_last
+        return (self.last.of_carries or self.first).keeps_last
 
     @property
     def is_flat(self) -> bool:
-        last = self._carries_of_last
+        last = self.last.of_carries
         return self.first.is_flat and (last is None or last.is_flat)
 
     def by_carries(self) -> "FirstAndLast":
@@ -113,7 +108,7 @@ class FirstAndLast(AbstractSlotOrder):
         return FirstAndLast(self.first.as_part(), self.last.as_part())
 
     def only_carries(self) -> AbstractSlotOrder:
-        return self if self._carries_of_last else self.first.only_carries()
+        return self if self.last.of_carries else self.first.only_carries()
 
     # How it is run.
 
@@ -123,7 +118,7 @@ class FirstAndLast(AbstractSlotOrder):
         return self.first.checked(step, loop, held, inputs)
 
     def reverse(self, walk: Walk, carries: Carries, cts: Cotangents) -> Cotangents:
-        first, last = self.first, self._carries_of_last
+        first, last = self.first, self.last.of_carries
         if last is None:
             cts = walk.pull_stored(cts)
         else:
@@ -134,7 +129,7 @@ class FirstAndLast(AbstractSlotOrder):
     # What it costs.
 
     def slot_bytes(self, cost: StepCost, first: bool) -> int:
-        last = self._carries_of_last
+        last = self.last.of_carries
         if last is None:
             return self.first.slot_bytes(cost, first)
         of_primal = (self.primal_slots + 1) * cost.held if first else 0
@@ -154,7 +149,7 @@ class FirstAndLast(AbstractSlotOrder):
         return first + self.last.duration(pace, reversal)
 
     def reversed_in(self, pace: Pace, reversal: AbstractReversal) -> float:
-        last = self._carries_of_last
+        last = self.last.of_carries
         of_last = last.reversed_in(pace, reversal) if last else 0.0
         return self.first.reversed_in(pace, reversal) + of_last
 
@@ -165,9 +160,8 @@ class FirstAndLast(AbstractSlotOrder):
     def kind(self) -> Hashable:
         return "first and last", self.first.kind, self.last.kind
 
-    def stand_in(self, leaves: int) -> tuple[AbstractOrder, int]:
+    def stand_in(self, leaves: int) -> tuple["FirstAndLast", int]:
         first, more = self.first.stand_in(leaves)
-        assert isinstance(first, AbstractSlotOrder)
         return dataclasses.replace(self, first=first), more
 
     # How it is shown.
@@ -189,7 +183,7 @@ class FirstAndLast(AbstractSlotOrder):
             yield event
 
     def reversal_history(self, start: int, slots: int) -> Iterator[Event]:
-        middle, last = start + self.first.length, self._carries_of_last
+        middle, last = start + self.first.length, self.last.of_carries
         if last is None:
             for offset in reversed(range(self.last.length)):
                 yield Event("reversal", middle + offset, slots, offset + 1)

@@ -99,6 +99,11 @@ class AbstractOrder(abc.ABC):
         return False
 
     @property
+    def of_carries(self) -> "AbstractSlotOrder | None":
+        """This order, unless the primal stores residuals alone."""
+        return None
+
+    @property
     def steps_with_products(self) -> int:
         """For how many of the last steps the primal stores the products."""
         return 0
@@ -194,6 +199,10 @@ class AbstractSlotOrder(AbstractOrder):
     carries that are computed on the way but not kept, or for the last carry of the loop
     (`keeps_last`).
     """
+
+    @property
+    def of_carries(self) -> "AbstractSlotOrder":
+        return self
 
     @property
     @abc.abstractmethod
@@ -322,6 +331,9 @@ class AbstractSlotOrder(AbstractOrder):
     def duration(self, pace: Pace, reversal: AbstractReversal) -> float:
         run = (self.length + self.advances) * pace.advance
         return run + self.reversed_in(pace, reversal)
+
+    def stand_in(self, leaves: int) -> tuple["AbstractSlotOrder", int]:
+        return self, 0
 
     # How it is shown.
 
