@@ -46,7 +46,6 @@ class StepCost:
             only once: starting those operations that do not run step by step. Those
             that take the cotangent of the carry back do.
         dots_once: How many of the operations that are started once are dots.
-        reads: Entries of outer products that are computed from stored residuals.
     """
 
     carry: int
@@ -70,7 +69,6 @@ class StepCost:
     reversal: float
     started_once: float
     dots_once: int
-    reads: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +95,6 @@ class Rates:
         byte_to_host: One byte of a carry that is sent to the host, or fetched from it.
         byte_to_file: One byte of a carry that is written to a file, or read from one.
         callback: One call of a function on the host.
-        entry_of_reads: One entry of an outer product whose factors are computed from
-            stored residuals. XLA may fuse the reads and these computations into the
-            product, and then repeats both for every entry.
     """
 
     flop: float
@@ -117,7 +112,6 @@ class Rates:
     byte_to_host: float
     byte_to_file: float
     callback: float
-    entry_of_reads: float
 
 
 def reversal_time(cost: StepCost, rate: Rates) -> float:
@@ -128,4 +122,4 @@ def reversal_time(cost: StepCost, rate: Rates) -> float:
 
 def residuals_time(cost: StepCost, rate: Rates) -> float:
     """The time of storing the residuals of a step and of reading them."""
-    return 2 * cost.residuals * rate.byte + cost.reads * rate.entry_of_reads
+    return 2 * cost.residuals * rate.byte

@@ -26,7 +26,7 @@ from ..engine.reversals._together import can_join, parts_in_turn
 from ..engine.slots._slots import DeviceSlots
 from ._alike import alike
 from ._gradient_program import types_on_device
-from ._work import count_dots, outer_products, rates, shared_work, start, work
+from ._work import count_dots, rates, shared_work, start, work
 
 
 def step_cost(problem: Problem, active: Active, rate: Rates | None = None) -> StepCost:
@@ -46,8 +46,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
     back = gradient_back(problem, active, wanted)
     parts = parts_of(back)
     pull = parts.rest.jaxpr
-    is_const = [at is not None and at < step.num_consts for at in parts.source]
-    stored = pick(pull.invars[: len(is_const)], [not c for c in is_const])
     needs = needs_of_gradient(problem, active, wanted)
     forward = again(settled_problem(problem, active, reverse=True))
     known = StoredLeaves.of(needs, forward, problem.loop_back)
@@ -89,7 +87,6 @@ def _cost_of(problem: Problem, active: Active, rate: Rates) -> StepCost:
         reversal=work(pull, rate),
         started_once=once,
         dots_once=dots,
-        reads=outer_products(pull, stored),
         **sizes,
     )
 

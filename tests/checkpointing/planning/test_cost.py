@@ -39,7 +39,6 @@ def test_a_recurrent_step():
     # JAX 0.12 on one tanh does for its derivative, too.
     assert found.residuals in (4 * vector, 5 * vector)
     # Both products of the cotangents are of values that are computed from residuals.
-    assert found.reads == 2 * 32 * 32
     assert found.reversal > found.evaluation > 0
 
 
