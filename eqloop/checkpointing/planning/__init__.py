@@ -6,8 +6,8 @@ it:
 
 - **Work and bytes of a step**, estimated: `_work.py`, `_cost.py`, and what a policy
   changes about them (`_kept_values.py`, `_computed_again.py`).
-- **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece, for
-  the device, and runs them, or reads their time from the program (`_roofline.py`).
+- **What pieces take**: `_trials.py` compiles short loops, each of one kind of piece,
+  for the device, and runs them, or tells their time from the program (`_roofline.py`).
   `_paces.py` corrects the estimates by it. `_facts.py` remembers what was found, and
   `_alike.py` tells which loops share it.
 - **Memory**: `_memory.py` compiles the program of a layout (`_gradient_program.py`),

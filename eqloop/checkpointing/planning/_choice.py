@@ -18,7 +18,7 @@ from ._search import layouts
 
 # Of two layouts the one that runs fewer steps is taken if it is hardly slower: by so
 # much, or by twice of what times were seen to scatter. So noise seldom decides.
-_HARDLY, _AT_MOST = 0.03, 0.15
+_HARDLY, _AT_MOST = 0.03, 0.08
 
 # To try a piece is to compile a program. It is done for a layout that promises to take
 # less than this beside those of which all pieces were tried.

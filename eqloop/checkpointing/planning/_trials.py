@@ -139,7 +139,7 @@ def trials(
 def _tried(
     problem: Problem, active: Active, loops: Sequence[Layout | StepsAlone], runs: bool
 ) -> list[dict[str, float]] | None:
-    programs = [_Program(problem, active, one) for one in loops]
+    programs = [_ShortLoop(problem, active, one) for one in loops]
     try:
         # Checks of results would be made of numbers that mean nothing.
         with jax.debug_nans(False), jax.debug_infs(False):
@@ -163,7 +163,7 @@ def _tried(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class _ShortLoop:
     """The program of a short loop."""
 
     problem: Problem
@@ -212,7 +212,7 @@ class _Compiling:
 
 # Few: each holds a program, to run it beside others that are compiled later.
 @remembered_per_device(maxsize=16)
-def _lowered(program: _Program) -> _Compiling:
+def _lowered(program: _ShortLoop) -> _Compiling:
     run, types = program.function
     # One argument of a program for each array: that is what is split over devices.
     leaves, tree = jax.tree.flatten(types)
@@ -221,7 +221,7 @@ def _lowered(program: _Program) -> _Compiling:
 
 
 def _compiled_side_by_side(
-    programs: Sequence[_Program],
+    programs: Sequence[_ShortLoop],
 ) -> list[Any]:
     # XLA compiles without holding Python up. What is compiled can be called while a
     # user's program is being traced.
@@ -230,7 +230,7 @@ def _compiled_side_by_side(
         return list(pool.map(lambda one: one.compiled, lowered))
 
 
-def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
+def _has_room(programs: Sequence[_ShortLoop], compiled: Sequence[Any]) -> bool:
     """Whether the device has room to run these programs in turn, and is one."""
     shardings: list[Any] = jax.tree.leaves([one.input_shardings for one in compiled])
     if any(len(sharding.device_set) > 1 for sharding in shardings):
@@ -246,7 +246,7 @@ def _has_room(programs: Sequence[_Program], compiled: Sequence[Any]) -> bool:
 
 
 def _best_times(
-    programs: Sequence[_Program], compiled: Sequence[Any]
+    programs: Sequence[_ShortLoop], compiled: Sequence[Any]
 ) -> list[tuple[float, float]]:
     """The time of each, and by what part of it two halves of the runs differ.
 

@@ -20,6 +20,7 @@ from eqloop.checkpointing.engine.orders import _binomial
 from eqloop.checkpointing.engine.orders._kept_steps import places_of, rows_of
 from eqloop.checkpointing.engine.orders._mixed import Mixed
 from eqloop.checkpointing.engine.orders._revolved import Revolved
+from eqloop.checkpointing.planning import _choice
 
 from .... import derivatives
 from ....benchmarks.mixed_storage import rows_of_table
@@ -267,7 +268,9 @@ def test_places():
 # The budget.
 
 
-def test_budgets_find_it():
+def test_budgets_find_it(monkeypatch):
+    # Also where it promises only little.
+    monkeypatch.setattr(_choice, "_PROMISING", 1.0)
     f, init, xs = STEPS["field"](400)
     plan = lambda size: el.Scan(f, schedule=el.Budget(size, measure=False)).plan(
         init, xs
