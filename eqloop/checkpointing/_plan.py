@@ -14,6 +14,7 @@ from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
 from .engine._pace import AbstractPace
+from .engine._packing import packing_of
 from .engine._problem import Counted, Problem, all_active, needs_of_gradient
 from .engine._step import Step
 from .engine.orders._all_at_once import AllAtOnce
@@ -217,6 +218,8 @@ def planned(
     chooses, policy = policy == AUTO, None if policy == AUTO else policy
     problem = kind(step, loop, policy, schedule, chooses_policy=chooses)
     problem = in_lockstep(problem)
+    if (packing := packing_of(problem)) is not None:
+        problem = packing.of(problem)
     active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
 
