@@ -51,7 +51,7 @@ def rates(w, leaves, u):
 def kinds(w, leaves, u):
     """Two types of leaves, integers, and a large one that is in no pack."""
     *small, count, large = leaves
-    small = [jnp.cos(v * w[0] + u[0].astype(v.dtype)).astype(v.dtype) for v in small]
+    small = [jnp.cos(v * w[0].astype(v.dtype) + u[0].astype(v.dtype)) for v in small]
     return [*small, count + 1, large * small[0] + jnp.mean(u)]
 
 
