@@ -13,6 +13,7 @@ from .engine._costs import StepCost
 from .engine._forward import Active
 from .engine._layout import Layout
 from .engine._loop import Loop
+from .engine._packing import packing_of
 from .engine._problem import (
     Counted,
     Placements,
@@ -242,6 +243,8 @@ def planned(
         consts, init, xs = placed
         added = (None,) * (problem.step.num_carry - len(init))
         problem = dataclasses.replace(problem, placed=(consts, added + init, xs))
+    elif (packing := packing_of(problem)) is not None:
+        problem = packing.of(problem)
     active = all_active(problem.step)
     return problem.as_planned, active, problem.layout(active)
 

@@ -93,6 +93,7 @@ from ._forward import Active
 from ._layout import AbstractLayout, Needs, Saves, Stored
 from ._listing import is_listing, listed, stands_for_residuals
 from ._logs import logging_step
+from ._packing import Packing, packing_of
 from ._problem import (
     Problem,
     activity,
@@ -251,7 +252,7 @@ class PlannedLoop(Formula):
         has_rows = self.problem.has_xs
         logging = logging_step(self.problem.step, active) if has_rows else None
         if logging is None:
-            return self._sweep(perturbed, moves, inputs)
+            return self._packed_sweep(active, perturbed, moves, inputs)
         # A loop with more `xs`, whose cotangents are the log.
         # Zeros will do: the step does not read these `xs`.
         rows = [stack_type(x, self.problem.loop.length) for x in logging.x_types]
@@ -260,7 +261,23 @@ class PlannedLoop(Formula):
         perturbed = *perturbed[:2], [*of_xs, *[True] * len(rows)]
         loop = PlannedLoop(logging.of(self.problem), self.saves, inputs)
         out, residuals, moves_out = loop._sweep(perturbed, moves, inputs)
-        return out, (Static((loop, logging)), residuals), moves_out
+        return out, (Static((loop, logging, active)), residuals), moves_out
+
+    def _packed_sweep(
+        self, active: Active, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """As `_sweep`, by the loop of the packed step if that is better."""
+        # A loop that is a forward sweep itself has been packed already, if at all.
+        packing = packing_of(self.problem) if self.saves is None else None
+        if packing is None or not packing.is_even(active.carry):
+            return self._sweep(perturbed, moves, inputs)
+        inputs, marks = packing.inputs(inputs), packing.perturbed(perturbed)
+        loop = PlannedLoop(packing.of(self.problem), None, inputs)
+        moves = packing.packed(moves, any)
+        out, residuals, moves_out = loop._sweep(marks, moves, inputs)
+        out = packing.unpacked(out[0]), *out[1:]
+        moves_out = list(active.carry), *moves_out[1:]
+        return out, (Static((loop, packing, active)), residuals), moves_out
 
     def _sweep(
         self, perturbed: PyTree, moves: Sequence[bool], inputs: PyTree
@@ -324,11 +341,26 @@ class PlannedLoop(Formula):
             return self.zero_cts(), None
         if not isinstance(static.value[0], PlannedLoop):
             return self._cotangents(static.value, residuals, cts), None
+        loop, form, active = static.value
+        if isinstance(form, Packing):
+            loop = self._for_cotangents(loop, form, active, cts)
+            cts, _ = loop.sweep_back(residuals, form.ends(cts))
+            return form.cotangents(cts), None
         # The loop with a log: the cotangents of its last `xs` are no cotangents.
-        loop, logging = static.value
         (consts, init, xs), _ = loop.sweep_back(residuals, cts)
         xs, rows = split(xs, len(self.in_avals[2]))
-        return (consts, init, xs), logging.log(instantiated(rows))
+        return (consts, init, xs), form.log(instantiated(rows))
+
+    def _for_cotangents(
+        self, loop: "PlannedLoop", packing: Packing, active: Active, cts: PyTree
+    ) -> "PlannedLoop":
+        """The loop of the packed step, for the way back of some cotangents."""
+        has_ct = [[not is_zero(ct) for ct in group] for group in cts[:2]]
+        needed = with_cotangents(self.problem.step, active, *has_ct).carry
+        if packing.is_even(needed):
+            return loop
+        problem = dataclasses.replace(loop.problem, step=packing.of_some(needed))
+        return loop.with_params(problem=problem)
 
     def _cotangents(
         self,

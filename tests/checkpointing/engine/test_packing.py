@@ -1,0 +1,164 @@
+"""Leaves that a step computes alike are packed: against `jax.lax.scan`, and counted."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqloop as el
+
+from ...asserts import assert_close
+from ...compiling import temp_bytes
+from ...derivatives import (
+    forward_over_reverse,
+    grad,
+    inputs,
+    mapped,
+    reverse_over_reverse,
+    vjp,
+)
+
+COUNT = 12
+
+
+def ring(w, leaves, u):
+    """Each leaf reads the next one: rows of a pack that are shifted."""
+    pairs = zip(leaves, [*leaves[1:], leaves[0]], strict=True)
+    return [a + 0.1 * w[0] * jnp.sin(b) + 0.01 * u[0] for a, b in pairs]
+
+
+def gates(w, leaves, u):
+    """Numbers that differ, `jnp.where`, and a leaf that all others are added to."""
+    first, *others = leaves
+    total, after = u[0], []
+    for i, gate in enumerate(others):
+        rate = 1 / (1 + jnp.exp(-(first + 0.1 * i)))
+        gate = jnp.where(gate > 0.5 * i, gate - 0.1 * rate, gate + 0.1 * w[1] * rate)
+        after.append(gate)
+        total = total + 0.01 * gate * first
+    return [jnp.tanh(total), *after]
+
+
+def rates(w, leaves, u):
+    """A const for each leaf: they are computed before the loop."""
+    return [v - 0.1 * r * v * v for v, r in zip(leaves, w, strict=True)]
+
+
+def kinds(w, leaves, u):
+    """Two types of leaves, integers, and a large one that is in no pack."""
+    *small, count, large = leaves
+    small = [jnp.cos(v * w[0].astype(v.dtype) + u[0].astype(v.dtype)) for v in small]
+    return [*small, count + 1, large * small[0] + jnp.mean(u)]
+
+
+def start(step, h):
+    leaves = [h[i % 4] * (0.5 + 0.1 * i) for i in range(COUNT)]
+    if step is not kinds:
+        return leaves
+    more = [jnp.stack([v, v]).astype(jnp.float16) for v in leaves]
+    large = h[0] * jnp.ones(400, h.dtype)
+    return [*leaves, *more, jnp.zeros((), jnp.int32), large]
+
+
+def run(step, loop, w, h, us):
+    if step is rates:
+        w = [w[i % 2] * (1 + 0.1 * i) for i in range(COUNT)]
+    body = lambda leaves, u: (step(w, leaves, u), leaves[3] * u)
+    leaves, ys = loop(body, start(step, h), us)
+    # Halves are not close enough for derivatives of derivatives.
+    return [v for v in leaves if v.dtype == h.dtype], ys
+
+
+def scan(schedule):
+    return lambda f, init, xs: el.Scan(f, schedule=schedule)(init, xs)
+
+
+SCHEDULES = el.Binomial(3), el.Recursive(2), el.Chunked(3, batch=3), el.Chunked(2)
+
+
+@pytest.mark.parametrize("mode", [grad, mapped(vjp), forward_over_reverse])
+@pytest.mark.parametrize("at", range(4))
+def test_packed_leaves_have_the_derivatives_of_a_scan(at, mode):
+    step = (ring, gates, rates, kinds)[at]
+    actual, expected = (
+        jax.jit(functools.partial(mode, functools.partial(run, step, loop)))(*inputs())
+        for loop in (scan(SCHEDULES[at]), lax.scan)
+    )
+    assert_close(actual, expected, rtol=3e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:1])
+def test_second_derivatives_in_reverse(schedule):
+    actual, expected = (
+        jax.jit(functools.partial(reverse_over_reverse, run_of))(*inputs())
+        for run_of in (
+            functools.partial(run, ring, f) for f in (scan(schedule), lax.scan)
+        )
+    )
+    assert_close(actual, expected, rtol=3e-4, atol=3e-5)
+
+
+def slots_written(step, schedule):
+    """How many arrays the loops of a gradient write a row of, and the leaves of it."""
+    loop = functools.partial(run, step, scan(schedule))
+    program = jax.jit(functools.partial(grad, loop)).lower(*inputs()).as_text()
+    return len(re.findall(r"dynamic_update_slice", program))
+
+
+def test_a_pack_has_one_slot():
+    # The sum of a step keeps the first leaf apart, and the others in one pack.
+    few = slots_written(gates, el.Chunked(1))
+    assert few <= 6
+
+
+def test_slots_take_the_memory_of_one_array():
+    # XLA gives each buffer 64 bytes at least.
+    loss = lambda leaves: sum(jnp.sum(v * v) for v in leaves)
+    body = lambda leaves, _: ([jnp.sin(v) for v in leaves], None)
+    run = lambda leaves: loss(
+        el.Scan(body, schedule=el.Chunked(1))(leaves, length=8)[0]
+    )
+    leaves = [jnp.float32(i) for i in range(60)]
+    assert temp_bytes(jax.grad(run), leaves) < 8 * 60 * 16
+
+
+def test_a_leaf_without_a_cotangent_has_no_influence():
+    # The others overflow, and so do their derivatives: zero times infinity is no zero.
+    w = jnp.float32(1)
+
+    def loss(w, loop):
+        body = lambda leaves, _: ([jnp.exp(w * v) for v in leaves], None)
+        start = [jnp.float32(0.1), *[jnp.float32(50)] * (COUNT - 1)]
+        return loop(body, start)[0]
+
+    grad = jax.jit(jax.grad(lambda w: loss(w, _loop)))
+    assert np.isfinite(grad(w))
+    plain = lambda f, init: lax.scan(f, init, length=3)[0]
+    np.testing.assert_allclose(
+        grad(w), jax.grad(lambda w: loss(w, plain))(w), rtol=1e-5
+    )
+
+
+def _loop(f, init):
+    return el.Scan(f, schedule=el.Binomial(2))(init, length=3)[0]
+
+
+def test_a_plan_is_that_of_the_packed_step():
+    body = lambda leaves, _: ([jnp.sin(v) for v in leaves], None)
+    leaves = [jnp.float32(i) for i in range(COUNT)]
+    plan = el.Scan(body, schedule=el.Binomial(3)).plan(leaves, length=9)
+    assert plan.holds == (("carry[0] to carry[11]", True),)
+
+
+def test_few_leaves_and_unlike_ones_are_left_as_they_are():
+    body = lambda leaves, _: ([jnp.sin(v) for v in leaves], None)
+    few = el.Scan(body, schedule=el.Binomial(3)).plan([0.1, 0.2, 0.3], length=9)
+    assert len(few.holds) == 3
+    powers = lambda leaves, _: ([v**i for i, v in enumerate(leaves, 2)], None)
+    unlike = el.Scan(powers, schedule=el.Binomial(3))
+    leaves = [jnp.float32(i) for i in range(COUNT)]
+    assert len(unlike.plan(leaves, length=9).holds) == COUNT
