@@ -13,9 +13,9 @@ rest of the program the loop has the leaves that the user gave it: each is batch
 differentiated and left out by itself.
 
 It gains: without, the gradient for a carry of 60 scalars that are computed alike takes
-1.7 to 2.5 times as long on JAX 0.12, where XLA makes one function of the whole loop, and
-30 to 40 times as long on JAX 0.10. It takes 2.7 times the memory, and 2.4 times as long
-to compile (JAX 0.12).
+1.7 to 2.5 times as long on JAX 0.12, where XLA makes one function of the whole loop,
+and 30 to 40 times as long on JAX 0.10. It takes 2.7 times the memory, and 2.4 times as
+long to compile (JAX 0.12).
 Compiled for an H100, `Recursive(16)` starts 33 kernels a step in place of 10, and takes
 16 times the memory; for a voltage and 59 gates 369 in place of 16.
 A carry that is packed although every equation still runs by itself gains nothing: XLA
@@ -64,7 +64,8 @@ _MOST = 256
 # How many times fewer equations the packed step must have, at least. On a CPU, with 20
 # times fewer a gradient was seen to be 1.4 to 2 times as fast or more, and with 4 times
 # fewer between 1.05 times as fast and 1.5 times as slow. Elsewhere each equation may be
-# a kernel to start: for an H100, with 4 times fewer they were 0.04 to 1.2 times as many.
+# a kernel to start: for an H100, with 4 times fewer these were 0.04 to 1.2 times as
+# many.
 _GAIN_ON_CPU, _GAIN = 8, 2
 
 _Packs = tuple[tuple[int, ...], ...]

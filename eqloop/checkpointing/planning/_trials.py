@@ -277,9 +277,9 @@ def _time_of(runs: Sequence[tuple[float, float]]) -> float:
     if planning_device().platform != "cpu":
         return min(walls)
     # If the machine has other work, a run takes longer, and no more processor time; on
-    # several cores, it takes more of that. The system counts it a little late, and so
-    # the least is too little.
-    return min(min(walls), statistics.median(processor))
+    # several cores, it takes more of that. The system counts it late, so that of a
+    # single run it says little.
+    return min(min(walls), statistics.fmean(processor))
 
 
 def _made_up(aval: Aval) -> Value:
