@@ -126,6 +126,8 @@ class PlannedDevice:
         """A mesh of devices of this kind, without manual axes."""
         every = self.own.client.devices()
         alike = [device for device in every if device.device_kind == self.kind]
+        # A process compiles for devices of its own, as far as they go.
+        alike.sort(key=lambda device: device.process_index != self.own.process_index)
         automatic = {AxisType.Manual: AxisType.Auto}
         types = tuple(automatic.get(kind, kind) for kind in abstract.axis_types)
         devices = np.array(alike[: abstract.size]).reshape(abstract.axis_sizes)
@@ -266,6 +268,11 @@ def _local_devices(platform: str) -> list[Device]:
 # Types of arrays that are split over the devices of a mesh.
 
 
+def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether types say how arrays are split over a mesh."""
+    return AxisType.Explicit in mesh.axis_types
+
+
 def _is_type(aval: object) -> bool:
     return isinstance(aval, jax.core.ShapedArray | jax.ShapeDtypeStruct)
 
@@ -278,13 +285,12 @@ def _type_of(x: Value) -> Value:
 
 
 def _mesh_of(types: list[Value]) -> AbstractMesh:
-    """The mesh that is set, or else the one that the types are split over, if any."""
-    meshes = [jax.sharding.get_abstract_mesh()]
-    for aval in filter(_is_type, types):
-        if isinstance(aval.sharding, NamedSharding):
-            mesh = aval.sharding.mesh
-            meshes.append(mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh)
-    return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+    """The mesh that types are split over, or else the one that is set, if any is."""
+    shardings = [aval.sharding for aval in types if _spec_of(aval)]
+    meshes = [sharding.mesh for sharding in shardings]
+    found = [mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh for mesh in meshes]
+    is_set = jax.sharding.get_abstract_mesh()
+    return next((mesh for mesh in found if not mesh.empty), is_set)
 
 
 def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
@@ -294,8 +300,13 @@ def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
 
 
 def _spec_of(aval: Value) -> PartitionSpec | None:
+    """How arrays of a type are split, if that is known."""
     sharding = aval.sharding if _is_type(aval) else None
-    return sharding.spec if isinstance(sharding, NamedSharding) else None
+    if not isinstance(sharding, NamedSharding):
+        return None
+    # Of automatic axes, a type knows nothing, unless it was made to tell.
+    is_told = isinstance(aval, jax.ShapeDtypeStruct) or _is_explicit(sharding.mesh)
+    return sharding.spec if is_told else None
 
 
 def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
@@ -305,7 +316,7 @@ def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
     as it does within a program. If nothing is known of any, each device has all.
     """
     specs = list(map(_spec_of, types))
-    is_automatic = AxisType.Explicit not in mesh.axis_types and any(specs)
+    is_automatic = not _is_explicit(mesh) and any(spec is not None for spec in specs)
     placed = lambda spec: NamedSharding(mesh, spec or PartitionSpec())
     leaves_open = lambda spec: spec is None and is_automatic
     return [

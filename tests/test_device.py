@@ -1,6 +1,8 @@
 """`_device.py`: which device a plan is for, and what is compiled and run for it."""
 
 import importlib.util
+import pathlib
+import re
 from typing import Any
 
 import jax
@@ -56,6 +58,13 @@ def test_it_is_one_of_the_mesh_that_is_set(kind):
     with jax.default_device(jax.devices()[-1]), jax.set_mesh(kind(a=8)):
         jax.jit(f)(jnp.zeros(8))
     assert seen == [PlannedDevice(jax.devices()[0])]
+
+
+def test_nobody_else_asks_for_the_backend():
+    asked = re.compile(r"default_backend\(|jax\.(local_)?devices\(\)\[0\]")
+    examples = re.compile(r"(?m)^ *(>>>|\.\.\.).*$")
+    for path in pathlib.Path(el.__file__).parent.rglob("*.py"):
+        assert not asked.search(examples.sub("", path.read_text())), path
 
 
 def test_the_innermost_context_decides():
@@ -252,6 +261,7 @@ def test_plans_for_devices_that_are_not_here(name):
     assert len(device.own.client.devices()) >= 8
     plan = SCAN.plan(*ARGS, device=name)
     assert not plan.is_measured
+    assert f"device             {device.kind}" in str(plan)
 
     def gradient(h, xs):
         return jax.grad(lambda h: SCAN(h, xs)[0].sum())(h)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
+from .._device import planning_device
 from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule, Pinned
@@ -64,6 +65,8 @@ class Plan:
             each of their rows is written once: the last carry has all of them.
         computed_again: How many steps are evaluated once more because the policy does
             not keep all of their residuals.
+        device: What it was made for, if that is not here: a kind of device, as JAX
+            calls it.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -91,6 +94,7 @@ class Plan:
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     computed_again: int = dataclasses.field(default=0, repr=False)
+    device: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -158,7 +162,8 @@ class Plan:
         return str(self.length), repr(self.schedule), stored, str(self.evaluations)
 
     def __str__(self) -> str:
-        rows = [("steps", str(self.length))]
+        rows = [] if self.device is None else [("device", self.device)]
+        rows.append(("steps", str(self.length)))
         if self.levels:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
@@ -273,6 +278,7 @@ def plan_of(
         problem = problem.under(layout)
     how_long = pace_for(problem, active, layout, how_long)
     cost = layout.stored_cost(how_long.cost)
+    device = planning_device()
     if size is None:
         size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
     return Plan(
@@ -284,6 +290,7 @@ def plan_of(
         is_measured=how_long.is_measured,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
+        device=None if device.is_here else device.kind,
         **_leaves(problem, active, layout),
     )
 
