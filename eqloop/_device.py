@@ -152,6 +152,8 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
 
     Without this context, plans are for the device that a program will run on: that of
     the mesh that is set (`jax.set_mesh`), of `jax.default_device`, or else JAX's first.
+    `plan`, [`plans`][eqloop.plans] and [`frontier`][eqloop.frontier] also see on which
+    device their arguments are.
 
     Args:
         device: A `jax.Device`, also one of `jax.experimental.topologies`; a
@@ -181,11 +183,34 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         yield
 
 
-def planning_for_if_given(
-    device: DeviceLike | None,
+def planning_for_call(
+    device: DeviceLike | None, *args: PyTree
 ) -> contextlib.AbstractContextManager[None]:
-    """`planning_for` a device, if there is one."""
+    """`planning_for` a device, or else for that of the arguments of a call.
+
+    Args:
+        device: The device, if one was asked for.
+        args: Arrays, or their types, among other things. Those that were put on a
+            device are computed with there.
+    """
+    if device is None and _chosen.value is None:
+        found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
+        # Which one of several alike makes no difference.
+        if found is not None and found.device_kind != planning_device().kind:
+            device = found
     return contextlib.nullcontext() if device is None else planning_for(device)
+
+
+def _device_put_on(x: Value) -> Device | None:
+    """One of the devices that an array was put on, or that a type of one says."""
+    is_type = isinstance(x, jax.ShapeDtypeStruct)
+    is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    if not (is_type or (is_array and x.committed)) or x.sharding is None:
+        return None
+    if isinstance(x.sharding, NamedSharding) and not isinstance(x.sharding.mesh, Mesh):
+        return None
+    own = jax.process_index()
+    return min(x.sharding.device_set, key=lambda d: (d.process_index != own, d.id))
 
 
 def planning_device() -> PlannedDevice:

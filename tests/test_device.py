@@ -145,6 +145,20 @@ def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     assert set(compiled) == {device}
 
 
+@pytest.mark.parametrize("name", ["h100", "v5e"])
+def test_arrays_that_were_put_on_a_device_are_planned_for_there(name):
+    mesh = Mesh(elsewhere(name).client.devices()[:8], "b")
+    spread = jax.NamedSharding(mesh, jax.P(None, "b"))
+    init = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    xs = jax.ShapeDtypeStruct((1000, 8, 8), jnp.float32, sharding=spread)
+    step = lambda h, x: (jnp.tanh(h + x[:4]), None)
+    scan = el.Scan(step, schedule=el.Chunked(10))
+    assert scan.plan(init, xs).device == KNOWN[name].compiler.kind
+    assert scan.plan(init, xs, device="cpu").device is None
+    gradient = jax.grad(lambda h, xs: scan(h, xs)[0].sum())
+    assert el.plans(gradient)(init, xs)[0].plan.device == KNOWN[name].compiler.kind
+
+
 def test_times_are_taken_on_the_device_and_nowhere_else(monkeypatch):
     programs, ran_on = [(jnp.sin, [jax.typeof(jnp.ones(8))])], []
 
