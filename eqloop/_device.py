@@ -120,6 +120,8 @@ class PlannedDevice:
         """A mesh of devices of this kind, without manual axes."""
         every = self.own.client.devices()
         alike = [device for device in every if device.device_kind == self.kind]
+        # A process compiles for devices of its own, as far as they go.
+        alike.sort(key=lambda device: device.process_index != self.own.process_index)
         automatic = {AxisType.Manual: AxisType.Auto}
         types = tuple(automatic.get(kind, kind) for kind in abstract.axis_types)
         devices = np.array(alike[: abstract.size]).reshape(abstract.axis_sizes)
@@ -144,6 +146,8 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
 
     Without this context, plans are for the device that a program will run on: that of
     the mesh that is set (`jax.set_mesh`), of `jax.default_device`, or else JAX's first.
+    `plan`, [`plans`][eqloop.plans] and [`frontier`][eqloop.frontier] also see on which
+    device their arguments are.
 
     Args:
         device: A `jax.Device`, also one of `jax.experimental.topologies`; a
@@ -173,11 +177,34 @@ def planning_for(device: DeviceLike) -> Iterator[None]:
         yield
 
 
-def planning_for_if_given(
-    device: DeviceLike | None,
+def planning_for_call(
+    device: DeviceLike | None, *args: PyTree
 ) -> contextlib.AbstractContextManager[None]:
-    """`planning_for` a device, if there is one."""
+    """`planning_for` a device, or else for that of the arguments of a call.
+
+    Args:
+        device: The device, if one was asked for.
+        args: Arrays, or their types, among other things. Those that were put on a
+            device are computed with there.
+    """
+    if device is None and _chosen.value is None:
+        found = next(filter(None, map(_device_put_on, jax.tree.leaves(args))), None)
+        # Which one of several alike makes no difference.
+        if found is not None and found.device_kind != planning_device().kind:
+            device = found
     return contextlib.nullcontext() if device is None else planning_for(device)
+
+
+def _device_put_on(x: Value) -> Device | None:
+    """One of the devices that an array was put on, or that a type of one says."""
+    is_type = isinstance(x, jax.ShapeDtypeStruct)
+    is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    if not (is_type or (is_array and x.committed)) or x.sharding is None:
+        return None
+    if isinstance(x.sharding, NamedSharding) and not isinstance(x.sharding.mesh, Mesh):
+        return None
+    own = jax.process_index()
+    return min(x.sharding.device_set, key=lambda d: (d.process_index != own, d.id))
 
 
 def planning_device() -> PlannedDevice:
@@ -260,6 +287,11 @@ def _local_devices(platform: str) -> list[Device]:
 # Types of arrays that are split over the devices of a mesh.
 
 
+def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether types say how arrays are split over a mesh."""
+    return AxisType.Explicit in mesh.axis_types
+
+
 def _is_type(aval: object) -> bool:
     return isinstance(aval, jax.core.ShapedArray | jax.ShapeDtypeStruct)
 
@@ -272,13 +304,12 @@ def _type_of(x: Value) -> Value:
 
 
 def _mesh_of(types: list[Value]) -> AbstractMesh:
-    """The mesh that is set, or else the one that the types are split over, if any."""
-    meshes = [jax.sharding.get_abstract_mesh()]
-    for aval in filter(_is_type, types):
-        if isinstance(aval.sharding, NamedSharding):
-            mesh = aval.sharding.mesh
-            meshes.append(mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh)
-    return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
+    """The mesh that types are split over, or else the one that is set, if any is."""
+    shardings = [aval.sharding for aval in types if _spec_of(aval)]
+    meshes = [sharding.mesh for sharding in shardings]
+    found = [mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh for mesh in meshes]
+    is_set = jax.sharding.get_abstract_mesh()
+    return next((mesh for mesh in found if not mesh.empty), is_set)
 
 
 def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
@@ -288,8 +319,13 @@ def _manual_axes(mesh: AbstractMesh) -> tuple[str, ...]:
 
 
 def _spec_of(aval: Value) -> PartitionSpec | None:
+    """How arrays of a type are split, if that is known."""
     sharding = aval.sharding if _is_type(aval) else None
-    return sharding.spec if isinstance(sharding, NamedSharding) else None
+    if not isinstance(sharding, NamedSharding):
+        return None
+    # Of automatic axes, a type knows nothing, unless it was made to tell.
+    is_told = isinstance(aval, jax.ShapeDtypeStruct) or _is_explicit(sharding.mesh)
+    return sharding.spec if is_told else None
 
 
 def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
@@ -299,7 +335,7 @@ def _spread(types: list[Value], mesh: Mesh) -> list[Value]:
     as it does within a program. If nothing is known of any, each device has all.
     """
     specs = list(map(_spec_of, types))
-    is_automatic = AxisType.Explicit not in mesh.axis_types and any(specs)
+    is_automatic = not _is_explicit(mesh) and any(spec is not None for spec in specs)
     placed = lambda spec: NamedSharding(mesh, spec or PartitionSpec())
     leaves_open = lambda spec: spec is None and is_automatic
     return [

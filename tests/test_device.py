@@ -1,6 +1,8 @@
 """`_device.py`: which device a plan is for, and what is compiled and run for it."""
 
 import importlib.util
+import pathlib
+import re
 from typing import Any
 
 import jax
@@ -56,6 +58,13 @@ def test_it_is_one_of_the_mesh_that_is_set(kind):
     with jax.default_device(jax.devices()[-1]), jax.set_mesh(kind(a=8)):
         jax.jit(f)(jnp.zeros(8))
     assert seen == [PlannedDevice(jax.devices()[0])]
+
+
+def test_nobody_else_asks_for_the_backend():
+    asked = re.compile(r"default_backend\(|jax\.(local_)?devices\(\)\[0\]")
+    examples = re.compile(r"(?m)^ *(>>>|\.\.\.).*$")
+    for path in pathlib.Path(el.__file__).parent.rglob("*.py"):
+        assert not asked.search(examples.sub("", path.read_text())), path
 
 
 def test_the_innermost_context_decides():
@@ -134,6 +143,20 @@ def test_plans_are_for_the_device_that_is_given(monkeypatch, i):
     device = jax.devices()[i + 1]
     list(PLANNED.values())[i](device=device)
     assert set(compiled) == {device}
+
+
+@pytest.mark.parametrize("name", ["h100", "v5e"])
+def test_arrays_that_were_put_on_a_device_are_planned_for_there(name):
+    mesh = Mesh(elsewhere(name).client.devices()[:8], "b")
+    spread = jax.NamedSharding(mesh, jax.P(None, "b"))
+    init = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    xs = jax.ShapeDtypeStruct((1000, 8, 8), jnp.float32, sharding=spread)
+    step = lambda h, x: (jnp.tanh(h + x[:4]), None)
+    scan = el.Scan(step, schedule=el.Chunked(10))
+    assert scan.plan(init, xs).device == KNOWN[name].compiler.kind
+    assert scan.plan(init, xs, device="cpu").device is None
+    gradient = jax.grad(lambda h, xs: scan(h, xs)[0].sum())
+    assert el.plans(gradient)(init, xs)[0].plan.device == KNOWN[name].compiler.kind
 
 
 def test_times_are_taken_on_the_device_and_nowhere_else(monkeypatch):
@@ -260,6 +283,7 @@ def test_plans_for_devices_that_are_not_here(name):
     assert len(device.own.client.devices()) >= 8
     plan = SCAN.plan(*ARGS, device=name)
     assert not plan.is_measured
+    assert f"device             {device.kind}" in str(plan)
 
     def gradient(h, xs):
         return jax.grad(lambda h: SCAN(h, xs)[0].sum())(h)

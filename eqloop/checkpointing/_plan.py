@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arrays import is_inexact, pick
 from .._calls import format_bytes
+from .._device import planning_device
 from ._plot import plot_plan
 from ._policies import AUTO, LoopPolicy
 from ._schedules import AbstractSchedule, Pinned
@@ -68,6 +69,8 @@ class Plan:
             again, at the most. It is large on a machine with other work.
         computed_again: How many steps are evaluated once more because the policy does
             not keep all of their residuals.
+        device: What it was made for, if that is not here: a kind of device, as JAX
+            calls it.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -96,6 +99,7 @@ class Plan:
     holds: tuple[tuple[str, bool], ...] = dataclasses.field(default=(), repr=False)
     saved_once: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     computed_again: int = dataclasses.field(default=0, repr=False)
+    device: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def pinned(self) -> Pinned:
@@ -163,7 +167,8 @@ class Plan:
         return str(self.length), repr(self.schedule), stored, str(self.evaluations)
 
     def __str__(self) -> str:
-        rows = [("steps", str(self.length))]
+        rows = [] if self.device is None else [("device", self.device)]
+        rows.append(("steps", str(self.length)))
         if self.levels:
             nests = (" x ".join(map(str, levels)) for levels in self.levels)
             rows.append(("levels", ", then ".join(nests)))
@@ -282,6 +287,7 @@ def plan_of(
     how_long, whole = times.of(layout), times.duration(everything)
     cost = layout.stored_cost(how_long.cost)
     problem = problem.under(layout)
+    device = planning_device()
     if size is None:
         size = peak_bytes(problem, active, layout, schedule.budgeted_bytes)
     return Plan(
@@ -294,6 +300,7 @@ def plan_of(
         scatter=how_long.scatter,
         computed_again=computed_again(problem, active, layout),
         bytes_elsewhere=layout.bytes_elsewhere(cost),
+        device=None if device.is_here else device.kind,
         **_leaves(problem, active, layout),
     )
 

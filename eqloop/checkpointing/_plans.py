@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from .._arrays import Flags, automatic_shardings, split
 from .._calls import format_bytes
-from .._device import DeviceLike, planning_for_if_given
+from .._device import DeviceLike, planning_for_call
 from .._programs import (
     Formula,
     Place,
@@ -146,7 +146,7 @@ def plans(
 
     @functools.wraps(f)
     def find(*args: PyTree, **kwargs: PyTree) -> Plans:
-        with planning_for_if_given(device), listing() as decided:
+        with planning_for_call(device, args, kwargs), listing() as decided:
             program, _, _ = eqx.filter_make_jaxpr(f)(*args, **kwargs)
             known = {id(d.stands_for_it): d for d in decided}
             finder = _Finder(known, decided, set(_reversed_in(program)))

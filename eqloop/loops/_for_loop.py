@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, final
 import equinox as eqx
 
 from .._calls import NewY, Y, compiled_once, enforce_annotations, typed
-from .._device import DeviceLike, planning_for_if_given
+from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import AbstractSchedule, Plan, Recursive, StoreAll, plan
 from ._carry import Words
@@ -89,7 +89,7 @@ class AbstractForLoop(AbstractLoop[Callable[..., Y]], Generic[Y]):
             >>> el.CheckpointedForLoop(jnp.sin).plan(jnp.zeros(100)).evaluations
             200
         """
-        with planning_for_if_given(device):
+        with planning_for_call(device, self, xs):
             return plan(**self._problem(*xs, length=length, key=key))
 
     def _open(

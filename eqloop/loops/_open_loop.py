@@ -12,7 +12,6 @@ from typing import SupportsIndex
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
@@ -153,7 +152,7 @@ def open_abstractly(
 
     def open_traced(*args: PyTree) -> None:
         loop = open_call(*args)
-        traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.core.Tracer)]
+        traced = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
         known = dict(zip(map(id, traced), shardings, strict=True))
         # What the step closes over is an array, and not traced.
         of = lambda x: known.get(id(x)) or automatic_sharding(x)

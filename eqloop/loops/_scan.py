@@ -27,7 +27,7 @@ from .._calls import (
     typed,
     without_annotations,
 )
-from .._device import DeviceLike, planning_for_if_given
+from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct
 from ..checkpointing import (
     AUTO,
@@ -205,7 +205,7 @@ def frontier(
             f"frontier: {error}. Pass what the {type(loop).__name__} is called with: "
             f"{without_annotations(signature)}."
         ) from None
-    with planning_for_if_given(device):
+    with planning_for_call(device, loop, args, kwargs):
         return frontier_of(**loop._problem(*args, **kwargs))
 
 
@@ -384,7 +384,7 @@ class AbstractScan(AbstractLoop[Stepping[Carry, Y]], Generic[Carry, Y]):
             >>> plan.levels
             ((16, 16, 16),)
         """
-        with planning_for_if_given(device):
+        with planning_for_call(device, self, init, xs):
             return plan(**self._problem(init, xs, length=length, key=key))
 
     def _open(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import axes_of, describe, put_on_mesh, split, vary
 from .._calls import Carry, NewCarry, NewY, Y, as_count, compiled_once, setting, typed
-from .._device import DeviceLike, planning_for_if_given
+from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, Recursive, make_step, plan
 from ..progress import Label
@@ -154,7 +154,7 @@ class ScanWhile(  # pyright: ignore[reportGeneralTypeIssues]
             >>> loop.plan(jnp.zeros(64)).levels
             ((16, 16, 16),)
         """
-        with planning_for_if_given(device):
+        with planning_for_call(device, self, init, xs):
             return plan(**self._problem(init, xs, key=key))
 
     def _open(

@@ -18,7 +18,7 @@ from .._calls import (
     setting,
     typed,
 )
-from .._device import DeviceLike, planning_for_if_given
+from .._device import DeviceLike, planning_for_call
 from .._types import PRNGKey, PyTree, ShapeDtypeStruct, Value
 from ..checkpointing import AbstractSchedule, Plan, StoreAll, as_loop_policy, plan
 from ._carry import Words
@@ -309,7 +309,7 @@ class StackedLayers(eqx.Module, Generic[Layer]):
         ) -> OpenedLoop:
             return layers._open(_Apply.to(args, keep=False), x, args, key)
 
-        with planning_for_if_given(device):
+        with planning_for_call(device, self, x, args):
             opened, placed = open_abstractly(open_call, self, x, args, key)
             return plan(opened.step, opened.loop, placed=placed, **self._how())
 

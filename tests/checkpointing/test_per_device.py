@@ -146,7 +146,8 @@ def test_what_splits_the_rows_of_a_leaf_that_does_not_change():
     both, second, first = of(halves, halves), of(rows, halves), of(halves, rows)
     assert both.slot_bytes == second.slot_bytes == ROWS * WIDTH * 4
     assert first.slot_bytes == DEVICES * ROWS * WIDTH * 4
-    assert both.peak_bytes < second.peak_bytes < of(rows, rows).peak_bytes
+    # Of what is not split, the compiler decides how it is, as it does when it is run.
+    assert both.peak_bytes <= second.peak_bytes < of(rows, rows).peak_bytes / 4
 
 
 def test_a_loop_that_stops_is_planned_for_one_device():
