@@ -73,6 +73,7 @@ from ..._programs import (
     Static,
     behind,
     joined,
+    makes_refs,
     mapped,
     reached,
     recall,
@@ -483,6 +484,10 @@ class PlannedLoop(Formula):
             layout = bare.layout(active)
             # JAX's own derivative of a scan has rows of all steps, or of none.
             layout = layout if bare is problem else layout.by_carries()
+            # A reference that a step makes cannot be handed from the way there to the
+            # way back.
+            if layout.steps_with_residuals and makes_refs(problem.step.jaxpr):
+                layout = layout.by_carries()
         layout = listed(layout, active, problem.undifferentiated)
         if layout.stores_residuals:
             return Saves(layout, Needs((), ()))
