@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 
 from .._compat import form_of
 from .._types import AnyJaxpr, PyTree
-from ._equations import equations
+from ._equations import aval_of, equations
 
 # Compared by name, since JAX does not export these classes; see `_assumptions.py`.
 _OF_CALLBACKS = ("IOEffect", "OrderedIOEffect")
@@ -25,6 +25,12 @@ _OF_CHECKS = ("ErrorEffect",)
 _OF_AXES = "NamedAxisEffect"
 # These say what a value depends on, and not that something happens.
 _OF_VALUES = (_OF_AXES, "InternalMutableArrayEffect")
+
+
+def makes_refs(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program, or one inside it, has references of its own."""
+    outs = (var for eqn in equations(program) for var in eqn.outvars)
+    return any(is_ref(aval_of(var)) for var in outs)
 
 
 def is_ref(x: object) -> bool:

@@ -73,6 +73,7 @@ from ..._programs import (
     Static,
     behind,
     joined,
+    makes_refs,
     mapped,
     reached,
     recall,
@@ -105,6 +106,7 @@ from ._problem import (
     settled_problem,
     tangent_problem,
     with_cotangents,
+    without_stored,
 )
 from ._step import NoWayBackError, Step, reaching, without_outputs
 from ._stored_rows import (
@@ -507,9 +509,17 @@ class PlannedLoop(Formula):
         If this loop already stores carries for another way back, the two share a
         layout, and the slots hold the leaves that either of them reads.
         """
-        layout = self.saves.layout if self.saves else problem.layout(active)
-        if problem.loop.stored[1] and self.saves is None:
-            layout = layout.by_carries()
+        if self.saves is not None:
+            layout = self.saves.layout
+        else:
+            bare = without_stored(problem)
+            layout = bare.layout(active)
+            # JAX's own derivative of a scan has rows of all steps, or of none.
+            layout = layout if bare is problem else layout.by_carries()
+            # A reference that a step makes cannot be handed from the way there to the
+            # way back.
+            if layout.steps_with_residuals and makes_refs(problem.step.jaxpr):
+                layout = layout.by_carries()
         layout = listed(layout, active, problem.undifferentiated)
         if layout.stores_residuals:
             return Saves(layout, Needs((), ()))
@@ -561,7 +571,7 @@ class PlannedLoop(Formula):
         primal = settled_problem(problem, active, reverse=True)
         back = gradient_back(problem, needed, wanted)
         args = (inputs, stored, *ends)
-        settings = primal, back, layout, saves.given, args, more
+        settings = without_stored(primal), back, layout, saves.given, args, more
         # It is called, and so becomes an equation. For a second derivative JAX finds a
         # primitive here, and no loops whose every step it would store.
         return Reverse(*settings).checked()(*args)

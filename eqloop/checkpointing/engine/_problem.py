@@ -371,6 +371,19 @@ def settled_problem(problem: Problem, active: Active, reverse: bool) -> Problem:
     return problem if step is problem.step else dataclasses.replace(problem, step=step)
 
 
+def without_stored(problem: Problem) -> Problem:
+    """The loop without what it stores for the way back of a gradient.
+
+    Those are outputs of its step, see `Loop.stored`.
+    """
+    step, (_, leaves) = problem.step, problem.loop.stored
+    if not leaves:
+        return problem
+    dropped = [i < leaves for i in range(len(step.y_types))]
+    loop = dataclasses.replace(problem.loop, stored=(0, 0))
+    return dataclasses.replace(problem, step=without_outputs(step, dropped), loop=loop)
+
+
 def again(problem: Problem) -> Step:
     """The step that the way back runs again to get from a stored carry to later ones.
 
