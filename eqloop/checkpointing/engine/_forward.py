@@ -31,8 +31,10 @@ from ._loop import Loop, element, opaque, store, zero
 from ._step import Step
 
 # How often the step may be in the program, for loops with static trip counts. With more
-# groups one loop with a dynamic trip count runs all segments: it compiles faster.
-_MOST_GROUPS = 2
+# groups one loop with a dynamic trip count runs all segments: it compiles faster, and a
+# GPU waits for the host at each of its steps. Nested levels have as few groups as nests,
+# and so up to five.
+_MOST_GROUPS = 5
 
 # A policy, as `jax.checkpoint` takes it. With `None` there is no `jax.checkpoint`, and
 # a block stores all of its residuals.
@@ -181,6 +183,7 @@ class BySegments:
         loop: The loop.
         starts: The positions at which segments start, whose carries are stored.
         keeps_last: Whether the last carry is stored as well.
+        needs_spare: Whether the order needs one more row than starts.
         consts: The consts of the step.
         xs: The `xs` of the loop.
     """
@@ -189,6 +192,7 @@ class BySegments:
     loop: Loop
     starts: tuple[int, ...]
     keeps_last: bool
+    needs_spare: bool
     consts: Arrays
     xs: Arrays
 
@@ -255,6 +259,10 @@ class BySegments:
         if stride is None:
             ends = constant([*self.starts[1:], self.loop.length])
             return self.run_to(reached, element(ends, segment))
+        return self.run_equal(reached, stride)
+
+    def run_equal(self, reached: Reached, stride: int) -> Reached:
+        """Runs so many steps, of a loop that cannot end within them."""
         if stride == 1:
             return self._move(reached)
         unroll = min(self.loop.unroll, stride)

@@ -235,6 +235,11 @@ class AbstractSlotOrder(AbstractOrder):
         """Whether the row after those of the starts holds the last carry."""
         return False
 
+    @property
+    def needs_spare(self) -> bool:
+        """Whether it cannot do without that row, whatever is in it."""
+        return True
+
     def checked(
         self, step: Step, loop: Loop, held: Flags, inputs: PyTree
     ) -> tuple[Arrays, Arrays, Arrays]:
@@ -262,7 +267,8 @@ class AbstractSlotOrder(AbstractOrder):
         self, step: Step, loop: Loop, consts: Arrays, xs: Arrays
     ) -> BySegments:
         """The loop in segments, which begin at the starts."""
-        return BySegments(step, loop, tuple(self.starts), self.keeps_last, consts, xs)
+        spare = self.keeps_last, self.needs_spare
+        return BySegments(step, loop, tuple(self.starts), *spare, consts, xs)
 
     @property
     def is_flat(self) -> bool:
